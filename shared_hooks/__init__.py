@@ -1,0 +1,31 @@
+"""Isthmus' engine: walk any ``torch.nn.Module``, stop it after any layer, resume it there in another process.
+
+    wrapped = WrappedModel(model)
+    early = wrapped.forward(x, end="layer3.0.conv1")
+    data = early.to_bytes()
+    ...
+    output = other.forward(EarlyOutput.from_bytes(data), start="layer3.0.conv1")
+"""
+
+from shared_hooks import errors
+from shared_hooks.early import EarlyOutput
+from shared_hooks.metrics import LayerMetrics
+from shared_hooks.parcel import Parcel
+from shared_hooks.plan import LayerInfo, Plan
+from shared_hooks.recipe import Recipe
+from shared_hooks.report import Report
+from shared_hooks.session import HookExitException
+from shared_hooks.wrapped import WrappedModel
+
+__all__ = [
+    "EarlyOutput",
+    "HookExitException",
+    "LayerInfo",
+    "LayerMetrics",
+    "Parcel",
+    "Plan",
+    "Recipe",
+    "Report",
+    "WrappedModel",
+    "errors",
+]

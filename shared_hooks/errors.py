@@ -1,0 +1,128 @@
+"""Every error Isthmus raises on purpose.
+
+    IsthmusError
+    ├── UnknownLayer          no such layer id or name, or it did not run for this input
+    ├── UnknownModel          no such model on this side
+    ├── SpecError             a model spec, configuration or command line that cannot be used
+    ├── InputMismatch         inputs of another structure, shape or dtype than the model or the plan takes
+    ├── CutRefused            the plan cannot vouch for this cut; says why
+    ├── BadFrame              bytes that are truncated, altered or malformed
+    │   └── TooLarge          bytes, ranks or counts beyond a limit; raised before anything is allocated
+    ├── Disagreement          the two sides differ in protocol, model, weights, code or settings; names what
+    ├── PlanMismatch          while resuming, the model's code did something the plan does not hold
+    │   └── PlaceholderRead   ... it read a value that was not sent
+    ├── ModelFailed           the model itself raised; the original is the cause
+    ├── ServerUnavailable     no server, it went away, or it is draining
+    ├── DeadlineExceeded      no answer in time
+    ├── Cancelled             somebody cancelled the request
+    └── RemoteError           an error of the other side that has no class here
+
+`status` is the gRPC status code (by name) with which a server reports the error: the only such table in the project.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class IsthmusError(Exception):
+    """Base of all errors raised on purpose; ``status`` names the gRPC status code that reports it."""
+
+    status: ClassVar[str] = "INTERNAL"
+
+
+class UnknownLayer(IsthmusError):
+    """No such layer id or name, or the layer did not run for this input."""
+
+    status = "NOT_FOUND"
+
+
+class UnknownModel(IsthmusError):
+    """No such model on this side."""
+
+    status = "NOT_FOUND"
+
+
+class SpecError(IsthmusError):
+    """A model spec, configuration or command line that cannot be used."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class InputMismatch(IsthmusError):
+    """Inputs of another structure, shape or dtype than the model or the plan takes."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class CutRefused(IsthmusError):
+    """The plan cannot vouch for this cut; the message says why."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class BadFrame(IsthmusError):
+    """Bytes that are truncated, altered or malformed."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class TooLarge(BadFrame):
+    """Bytes, ranks or counts beyond a limit; raised before anything of that size is allocated."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+
+class Disagreement(IsthmusError):
+    """The two sides differ in protocol, model, weights, code or settings; the message names what."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class PlanMismatch(IsthmusError):
+    """While resuming, the model's code did something the plan does not hold."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class PlaceholderRead(PlanMismatch):
+    """The model read a value of the prefix that was not sent."""
+
+
+class ModelFailed(IsthmusError):
+    """The model itself raised; the original is the cause."""
+
+    status = "INTERNAL"
+
+
+class ServerUnavailable(IsthmusError):
+    """No server, it went away, or it is draining."""
+
+    status = "UNAVAILABLE"
+
+
+class DeadlineExceeded(IsthmusError):
+    """No answer in time."""
+
+    status = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(IsthmusError):
+    """Somebody cancelled the request."""
+
+    status = "CANCELLED"
+
+
+class RemoteError(IsthmusError):
+    """An error of the other side that has no class here."""
+
+    status = "UNKNOWN"
+
+
+def _descendants(base: type[IsthmusError]) -> list[type[IsthmusError]]:
+    return [base, *(found for child in base.__subclasses__() for found in _descendants(child))]
+
+
+def by_name(name: str) -> type[IsthmusError]:
+    """The class of this tree called ``name``; `RemoteError` when there is none."""
+    return {error.__name__: error for error in _descendants(IsthmusError)}.get(name, RemoteError)

@@ -1,0 +1,36 @@
+"""Keep PyTorch's MultiheadAttention fast path off while Isthmus runs a model.
+
+The fast path fuses a whole encoder layer into one kernel and so skips the modules inside; with another kernel the last
+bits differ. The switch is global to the process, so it is counted: off while any forward of ours runs, in any thread,
+and back to what it was afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_lock = threading.Lock()
+_running = 0
+_before = True
+
+
+@contextmanager
+def fast_path_off() -> Iterator[None]:
+    """Switch the fast path off for the duration; nests, and counts over threads."""
+    global _running, _before
+    with _lock:
+        if _running == 0:
+            _before = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+        _running += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _running -= 1
+            if _running == 0:
+                torch.backends.mha.set_fastpath_enabled(_before)

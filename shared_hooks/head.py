@@ -1,0 +1,153 @@
+"""The head: run the model up to the cut, keep what crosses, leave.
+
+Where every value that crosses is an input or the result of some module, and nothing before the cut depends on data in
+Python, the modules' shims see enough. Elsewhere a function mode counts the operations, checks them against the plan,
+and banks the values Python reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from shared_hooks.cutting import Capture, Cutting
+from shared_hooks.early import EarlyOutput
+from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.metrics import HostClock, StreamClock
+from shared_hooks.operations import Kind, arguments_of, kind_of, name_of
+from shared_hooks.plan import Plan
+from shared_hooks.recipe import Recipe
+from shared_hooks.session import Frame, HookExitException, Session
+from shared_hooks.trees import Structure, flatten, leaves_of
+
+
+class Diverged(BaseException):
+    """The run left the plan's path; not an Exception, so that the model does not catch it."""
+
+
+class HeadSession(Session):
+    """Runs up to one layer and captures a tensor on the storage of every slot."""
+
+    def __init__(
+        self,
+        modules: dict[nn.Module, ModuleInfo],
+        clock: HostClock | StreamClock | None,
+        save: set[int | str],
+        plan: Plan,
+        cutting: Cutting,
+        recipe: Recipe,
+        inputs: list[torch.Tensor],
+    ) -> None:
+        super().__init__(modules, clock, save)
+        self.plan = plan
+        self.cutting = cutting
+        self.recipe = recipe
+        self.exit = HookExitException(f"cut after layer {recipe.layer_id}")
+        self.stopped = False
+        self.in_opaque = 0
+        self.values: dict[int, Structure] = {}
+        self.found: dict[int, torch.Tensor] = {}
+        self.wanted: dict[Any, list[tuple[int, Capture]]] = {}
+        for slot, capture in enumerate(cutting.captures):
+            if capture.kind == "input":
+                self.found[slot] = inputs[capture.leaf]
+            else:
+                self.wanted.setdefault(capture.where, []).append((slot, capture))
+
+    def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.stopped:
+            # the model swallowed the exit and went on
+            raise self.exit
+        if not info.opaque:
+            return super().run(info, forward, args, kwargs)
+        self.in_opaque += 1
+        try:
+            return super().run(info, forward, args, kwargs)
+        finally:
+            self.in_opaque -= 1
+
+    def module_done(self, frame: Frame, output: Any) -> None:
+        wanted = self.wanted.get((frame.info.path, frame.number))
+        if wanted:
+            self.capture(wanted, leaves_of(output))
+
+    def layer_done(self, frame: Frame, output: Any) -> None:
+        super().layer_done(frame, output)
+        number = self.next_layer
+        paths = self.plan.paths
+        if number >= len(paths) or paths[number] != frame.info.path:
+            raise Diverged
+        if number == self.recipe.layer_id:
+            self.stopped = True
+            raise self.exit
+
+    def capture(self, wanted: list[tuple[int, Capture]], leaves: list[torch.Tensor]) -> None:
+        """Keep the tensors of one result that slots wait for."""
+        for slot, capture in wanted:
+            if capture.leaf >= len(leaves) or tuple(leaves[capture.leaf].shape) != capture.shape:
+                raise Diverged
+            self.found[slot] = leaves[capture.leaf]
+
+    def early(self) -> EarlyOutput:
+        """Cut the pieces out of the captured storages, as they are now."""
+        pieces: list[torch.Tensor] = []
+        for number, (slot, capture) in enumerate(zip(self.recipe.slots, self.cutting.captures, strict=True)):
+            if number not in self.found:
+                raise Diverged
+            tensor = self.found[number].detach()
+            origin = tensor.storage_offset() - capture.base
+            storage = tensor.untyped_storage()
+            if (origin + slot.elements) * slot.dtype.itemsize > storage.nbytes():
+                raise Diverged
+            whole = torch.empty(0, dtype=slot.dtype, device=tensor.device)
+            whole.set_(storage, origin, (slot.elements,), (1,))
+            for piece in slot.pieces:
+                view = whole.as_strided(piece.shape, piece.stride, origin + piece.offset)
+                pieces.append(view.clone() if capture.copy else view)
+        values = tuple(self.values[ordinal] for ordinal in self.cutting.banked)
+        return EarlyOutput(self.recipe, tuple(pieces), values)
+
+
+class Watch(TorchFunctionMode):
+    """Counts the operations of a head by the recorder's rule, and compares them with the plan."""
+
+    def __init__(self, session: HeadSession) -> None:
+        super().__init__()
+        self.session = session
+        self.count = 0
+        self.names = session.plan.names
+        self.ops = session.plan.trace.ops
+        self.banked = set(session.cutting.banked)
+        self.dynamic = bool(session.plan.trace.dynamic)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        session = self.session
+        if session.stopped or session.in_opaque:
+            return result
+        name = name_of(func)
+        kind = kind_of(name, bool(arguments_of(args, kwargs)), result)
+        if kind is Kind.FORM:
+            return result
+        number = self.count
+        self.count += 1
+        if number >= len(self.names) or self.names[number] != name:
+            raise Diverged
+        if self.dynamic and kind is Kind.TENSOR:
+            planned = self.ops[number].results
+            leaves = leaves_of(result)
+            if len(leaves) != len(planned) or any(
+                tuple(leaf.shape) != value.shape for leaf, value in zip(leaves, planned, strict=True)
+            ):
+                raise Diverged
+        if number in self.banked:
+            session.values[number] = flatten(result, plain=True)[0]
+        wanted = session.wanted.get(number)
+        if wanted:
+            session.capture(wanted, leaves_of(result))
+        return result

@@ -1,0 +1,104 @@
+"""The static module tree: which modules are walked, by which names, and a digest of it."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from shared_hooks.trees import dtype_name
+
+ROOT = "(model)"
+
+
+@dataclass(frozen=True)
+class ModuleInfo:
+    """One module of the tree. ``path`` is its first name; ``(model)`` for the model itself."""
+
+    path: str
+    module_type: str
+    opaque: bool
+
+
+def is_opaque(module: nn.Module) -> bool:
+    """Scripted and compiled modules run outside Python's sight: one layer, nothing inside."""
+    return isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
+
+
+def walk(model: nn.Module, depth: int | None) -> dict[nn.Module, ModuleInfo]:
+    """Every module down to ``depth`` (0 = the model alone, None = all), under its first name, in definition order."""
+    found: dict[nn.Module, ModuleInfo] = {}
+
+    def down(module: nn.Module, path: str, level: int) -> None:
+        if module in found:
+            return
+        opaque = is_opaque(module)
+        found[module] = ModuleInfo(path or ROOT, type(module).__name__, opaque)
+        if opaque or (depth is not None and level >= depth):
+            return
+        for name, child in module.named_children():
+            down(child, f"{path}.{name}" if path else name, level + 1)
+
+    down(model, "", 0)
+    return found
+
+
+def aliases(model: nn.Module) -> dict[str, str]:
+    """Second and further names of a module -> its first name."""
+    first: dict[nn.Module, str] = {}
+    found: dict[str, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        kept = first.setdefault(module, name or ROOT)
+        if kept != (name or ROOT):
+            found[name] = kept
+    return found
+
+
+def structure_digest(model: nn.Module, depth: int | None) -> str:
+    """Hexadecimal digest of paths, classes, and the names, shapes and dtypes of parameters and buffers."""
+    modules = [[name, type(module).__name__] for name, module in model.named_modules(remove_duplicate=False)]
+    tensors = [[name, dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in model.state_dict().items()]
+    text = json.dumps([modules, tensors, depth], separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Hexadecimal digest of the state dictionary: names, shapes, dtypes and bytes, whatever device they are on."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(json.dumps([name, dtype_name(tensor.dtype), list(tensor.shape)]).encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(memoryview(flat.view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def holder_modules(model: nn.Module) -> set[str]:
+    """Python modules whose dataclasses and named tuples this model may take or return: those its own classes live in."""
+    found = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}
+    if any(name.startswith("transformers.") for name in found):
+        found.add("transformers.modeling_outputs")
+    return found | {"torch.nn.utils.rnn"}
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """``" Did you mean a, b?"`` or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f" Did you mean {', '.join(close)}?" if close else ""
+
+
+__all__ = [
+    "ROOT",
+    "ModuleInfo",
+    "aliases",
+    "holder_modules",
+    "is_opaque",
+    "near",
+    "structure_digest",
+    "walk",
+    "weights_hash",
+]

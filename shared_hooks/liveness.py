@@ -1,0 +1,51 @@
+"""Which elements of which storages are alive across each cut: the frontier."""
+
+from __future__ import annotations
+
+from shared_hooks.trace import Storage, Trace
+from shared_hooks.views import LiveSet
+
+Frontier = dict[Storage, LiveSet]
+
+
+def frontiers(trace: Trace, cuts: list[int]) -> list[Frontier]:
+    """For every position (a seq; 0 = before anything ran): what is read later of what depends on the inputs by then.
+
+    One pass backwards over the data events: a read makes elements live, an overwrite kills them. Values that do not
+    depend on the inputs are left out; the cloud computes them itself.
+    """
+    found: dict[int, Frontier] = {}
+    live: Frontier = {}
+    waiting = sorted(set(cuts))
+    events = sorted(trace.events, key=lambda event: event.seq)
+    last_dynamic = max(trace.dynamic, default=-1)
+
+    def close(until: int) -> None:
+        while waiting and waiting[-1] > until:
+            cut = waiting.pop()
+            found[cut] = _at(live, cut, last_dynamic)
+
+    for event in reversed(events):
+        close(event.seq - 1)
+        for storage, view in event.overwrites:
+            if storage in live:
+                live[storage] = live[storage].remove(view)
+        for storage, view in event.reads:
+            if storage.created < event.seq:
+                live[storage] = live.get(storage, LiveSet.empty(storage.elements)).add(view)
+    close(-1)
+    return [found[cut] for cut in cuts]
+
+
+def _at(live: Frontier, cut: int, last_dynamic: int) -> Frontier:
+    frontier: Frontier = {}
+    for storage, elements in live.items():
+        if storage.tainted < cut and storage.created < cut and elements:
+            # what the tail reads may hang on the data: then a part is not enough to be safe
+            frontier[storage] = LiveSet.full(storage.elements) if last_dynamic > cut else elements
+    return dict(sorted(frontier.items(), key=lambda entry: entry[0].index))
+
+
+def frontier_bytes(frontier: Frontier) -> int:
+    """Bytes that cross, raw."""
+    return sum(view.numel * storage.itemsize for storage, live in frontier.items() for view in live.pieces)

@@ -1,0 +1,102 @@
+"""What counts as an operation at the level of torch functions, and what at the level below reads or writes data.
+
+Recording, the head and the tail number operations by the same rule, so the rule lives here: it may depend only on the
+function's name, its arguments and its result.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+# Non-tensor results that say something about a tensor's form, never about its values.
+_FORM_TYPES = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_FORM_NAMES = frozenset(
+    """size dim ndim stride numel nelement ndimension dim_order element_size itemsize nbytes is_contiguous is_floating_point
+    is_complex is_signed is_inference is_conj is_neg is_pinned is_set_to is_same_size is_coalesced is_sparse is_quantized
+    is_nested is_distributed is_tensor is_shared storage_offset get_device type has_names names requires_grad is_leaf
+    output_nr _version _is_view _is_zerotensor __len__ __hash__ sparse_dim dense_dim layout device shape dtype grad
+    grad_fn can_cast result_type is_cuda is_cpu is_mps is_meta is_xpu is_mkldnn is_vulkan retains_grad volatile
+    broadcast_tensors_shape __instancecheck__ has_torch_function""".split()
+)
+# Functions that hand the bytes to code torch cannot see.
+_ESCAPES = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "__array__", "__dlpack__", "to_dlpack"})
+
+# Below the function level: the result depends on the argument's form alone.
+FORM_ONLY = frozenset(
+    "aten::" + name
+    for name in """zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full
+    new_empty new_empty_strided _sparse_coo_tensor_with_dims is_same_size sym_size sym_numel sym_stride""".split()
+)
+# ... the first argument is overwritten without being read.
+OVERWRITES = frozenset(
+    "aten::" + name
+    for name in "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_".split()
+)
+
+
+class Kind(enum.Enum):
+    """How one call of a torch function is treated."""
+
+    FORM = "reads no data: shapes, dtypes, devices"
+    TENSOR = "gives tensors"
+    VALUE = "gives a Python value read from data"
+    EFFECT = "gives nothing, writes in place"
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """A name for a torch function, the same in every process; property getters get the property's name."""
+    name = getattr(func, "__name__", "") or type(func).__name__
+    if name in ("__get__", "__set__"):
+        owner = getattr(func, "__self__", None)
+        return f"{getattr(owner, '__name__', '?')}.{name}"
+    return name
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments of a torch function, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif isinstance(value, slice):
+        yield from tensors_of((value.start, value.stop, value.step))
+
+
+def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors in positional and keyword arguments, in order."""
+    found = [tensor for value in args for tensor in tensors_of(value)]
+    if kwargs:
+        found += [tensor for value in kwargs.values() for tensor in tensors_of(value)]
+    return found
+
+
+def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
+    """The treatment of a call with this result; ``has_tensors``: whether a tensor was among its arguments."""
+    if isinstance(result, torch.Tensor):
+        return Kind.TENSOR
+    if result is None:
+        writes = has_tensors and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__")))
+        return Kind.EFFECT if writes or name.endswith(".__set__") else Kind.FORM
+    if isinstance(result, (list, tuple)) and not isinstance(result, torch.Size) and next(tensors_of(result), None) is not None:
+        return Kind.TENSOR
+    if not has_tensors or isinstance(result, _FORM_TYPES) or is_form(name):
+        return Kind.FORM
+    return Kind.VALUE
+
+
+def is_form(name: str) -> bool:
+    """Whether the name alone tells that no data is read."""
+    return name.removesuffix(".__get__") in _FORM_NAMES
+
+
+def is_escape(name: str) -> bool:
+    """Whether the function hands a tensor's bytes to code that torch cannot see (NumPy, raw pointers)."""
+    return name.removesuffix(".__get__") in _ESCAPES

@@ -1,0 +1,201 @@
+"""A plan: what recording a model on one input signature yields. Layers, frontiers, cuts, and a digest to agree on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared_hooks.cutting import Cutting, cut_after
+from shared_hooks.errors import CutRefused, UnknownLayer
+from shared_hooks.hierarchy import near
+from shared_hooks.liveness import Frontier, frontier_bytes, frontiers
+from shared_hooks.recipe import Recipe
+from shared_hooks.trace import Call, Trace
+
+INPUT = "input"
+Cut = int | str
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """One layer call. Sizes in bytes, raw; ``frontier_bytes`` crosses when the model is cut after it."""
+
+    layer_id: int
+    name: str
+    layer_type: str
+    output_bytes: int
+    frontier_bytes: int
+    can_split: bool
+    reason: str = ""
+
+
+@dataclass(eq=False)
+class Plan:
+    """One path through the model. ``siblings`` are the plans of other paths that inputs of this signature take."""
+
+    trace: Trace
+    signature: str
+    depth: int | None
+    context: dict[str, Any]
+    aliases: dict[str, str]
+    siblings: list[Plan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._frontiers = self._compute_frontiers()
+        self._cuttings: dict[int, tuple[Cutting, Recipe] | CutRefused] = {}
+        self._refused: dict[int, str] = {}
+        self._layers: tuple[LayerInfo, ...] | None = None
+        self.names = [op.name for op in self.trace.ops]
+        self.paths = [call.path for call in self.trace.layers]
+        self._ids = {call.name: number for number, call in enumerate(self.trace.layers)}
+        self.digest = self._digest()
+
+    def _compute_frontiers(self) -> list[Frontier]:
+        return frontiers(self.trace, [0, *(call.exit for call in self.trace.layers)])
+
+    def _digest(self) -> str:
+        """Over operations, layers, shapes and dtypes; not over strides and devices, which may differ between the sides."""
+        trace = self.trace
+        layers = [[call.name, call.module_type, [trace.signature_of(v) for v in call.results]] for call in trace.layers]
+        text = json.dumps([self.signature, self.names, layers], separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    # -- cuts ---------------------------------------------------------------------------------------------------
+
+    def layer_id(self, cut: Cut) -> int:
+        """The id of a cut given by id or name; -1 for ``"input"``. Raises `UnknownLayer` with near names."""
+        count = len(self.paths)
+        if isinstance(cut, bool) or not isinstance(cut, (int, str)):
+            raise UnknownLayer(f"a cut is a layer id, a layer name or {INPUT!r}, not {cut!r:.60}")
+        if isinstance(cut, int):
+            if -1 <= cut < count:
+                return cut
+            raise UnknownLayer(f"no layer {cut}: this model ran layers 0 to {count - 1}")
+        if cut == INPUT:
+            return -1
+        if cut in self._ids:
+            return self._ids[cut]
+        path, mark, number = cut.partition("#")
+        alias = self.aliases.get(path, path) + mark + number
+        if alias in self._ids:
+            return self._ids[alias]
+        if cut.isdecimal():
+            return self.layer_id(int(cut))
+        raise UnknownLayer(f"no layer {cut!r} ran in this model.{near(cut, self._ids)}")
+
+    def resolve(self, cut: Cut) -> LayerInfo | None:
+        """The layer of a cut; None for ``"input"``."""
+        number = self.layer_id(cut)
+        return None if number < 0 else self.layers[number]
+
+    def frontier_bytes(self, cut: Cut) -> int:
+        """Raw bytes that cross at a cut."""
+        return frontier_bytes(self._merged(self.layer_id(cut)))
+
+    def cutting(self, cut: Cut) -> tuple[Cutting, Recipe]:
+        """What head and tail do for a cut. Raises `CutRefused`, with the layer's name and the reason."""
+        number = self.layer_id(cut)
+        if number in self._refused:
+            raise self._refusal(number, self._refused[number])
+        if number not in self._cuttings:
+            try:
+                self._cuttings[number] = self._cut(number)
+            except CutRefused as error:
+                self._cuttings[number] = self._refusal(number, str(error))
+        found = self._cuttings[number]
+        if isinstance(found, CutRefused):
+            raise found
+        return found
+
+    def _refusal(self, number: int, reason: str) -> CutRefused:
+        name = INPUT if number < 0 else f"layer {number} ({self.trace.layers[number].name})"
+        return CutRefused(f"cannot cut after {name}: {reason}")
+
+    def refuse(self, cut: Cut, reason: str) -> None:
+        """Mark a cut as one that must not be used: ``verify`` found it wrong."""
+        self._refused[self.layer_id(cut)] = reason
+        self._layers = None
+
+    def forget_cuts(self) -> None:
+        """Another path became known: what must cross may have grown."""
+        self._cuttings.clear()
+        self._layers = None
+
+    def _cut(self, number: int) -> tuple[Cutting, Recipe]:
+        layer = None if number < 0 else self.trace.layers[number]
+        cutting = cut_after(self.trace, layer, self._merged(number))
+        recipe = Recipe(
+            self.signature,
+            self.digest,
+            number,
+            INPUT if layer is None else layer.name,
+            self.depth,
+            self.context,
+            cutting.slots,
+            self.trace.input_structure,
+            cutting.inputs,
+            cutting.steps,
+            len(cutting.banked),
+            cutting.counts,
+        )
+        return cutting, recipe
+
+    def _merged(self, number: int) -> Frontier:
+        """The frontier of a cut, with what the other known paths that share this prefix read after it."""
+        merged = dict(self._frontiers[number + 1])
+        for sibling in self.siblings:
+            if sibling is not self and self._shares_prefix(sibling, number):
+                own = {storage.index: storage for storage in (*merged, *self._storages())}
+                for storage, live in sibling._frontiers[number + 1].items():
+                    mine = own.get(storage.index)
+                    if mine is not None:
+                        merged[mine] = merged[mine].join(live) if mine in merged else live
+        return dict(sorted(merged.items(), key=lambda entry: entry[0].index))
+
+    def _storages(self) -> list[Any]:
+        found = {value.storage for value in self.trace.inputs}
+        for op in self.trace.ops:
+            found.update(value.storage for value in op.results)
+        for call in self.trace.layers:
+            found.update(value.storage for value in call.results)
+        return list(found)
+
+    def _shares_prefix(self, other: Plan, number: int) -> bool:
+        if number < 0:
+            return True
+        if len(other.trace.layers) <= number:
+            return False
+        mine, theirs = self.trace.layers[number], other.trace.layers[number]
+        count = sum(op.seq < mine.exit for op in self.trace.ops)
+        same_calls = self.paths[: number + 1] == other.paths[: number + 1] and mine.exit == theirs.exit
+        return same_calls and self.names[:count] == other.names[:count]
+
+    def called_paths(self) -> set[str]:
+        """Paths of the modules, layers or not, that ran."""
+        found: set[str] = set()
+        waiting = [self.trace.root]
+        while waiting:
+            call = waiting.pop()
+            found.add(call.path)
+            waiting += [item for item in call.items if isinstance(item, Call)]
+        return found
+
+    # -- layers -------------------------------------------------------------------------------------------------
+
+    @property
+    def layers(self) -> tuple[LayerInfo, ...]:
+        """Every layer call in execution order."""
+        if self._layers is None:
+            self._layers = tuple(self._info(number, call) for number, call in enumerate(self.trace.layers))
+        return self._layers
+
+    def _info(self, number: int, call: Call) -> LayerInfo:
+        reason = ""
+        try:
+            self.cutting(number)
+        except CutRefused as error:
+            reason = str(error).partition(": ")[2]
+        crossing = frontier_bytes(self._merged(number))
+        return LayerInfo(number, call.name, call.module_type, call.output_bytes, crossing, not reason, reason)

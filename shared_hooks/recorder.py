@@ -1,0 +1,446 @@
+"""Record one forward of a model into a `Trace`.
+
+Two modes look at the same run. `TorchFunctionMode` sees the calls the model's Python makes: their order is what the
+tail will meet again, so operations are numbered there. `TorchDispatchMode` sees what the kernels below read and write,
+element by element, and anything that runs out of the function mode's sight. Both are used for planning only.
+
+Tensors and storages are remembered by weak references: planning needs the memory of a plain forward.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shared_hooks.attach import running
+from shared_hooks.fastpath import fast_path_off
+from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, is_escape, kind_of, name_of
+from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
+from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
+from shared_hooks.views import View
+
+_POINT = View((1,), (1,), 0)
+
+
+def record(
+    model: nn.Module, modules: dict[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Trace:
+    """Run ``model(*args, **kwargs)`` once and return what it did. The model's own exceptions pass through."""
+    recorder = Recorder(model, modules)
+    with torch.no_grad():
+        recorder.enter_inputs((args, kwargs))
+    token = running.set(recorder)
+    try:
+        with torch.no_grad(), fast_path_off(), _Functions(recorder), _Kernels(recorder):
+            output = model(*args, **kwargs)
+    finally:
+        running.reset(token)
+    return recorder.finish(output)
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        recorder = self.recorder
+        if recorder.muted or recorder.op is not None or recorder.in_opaque:
+            return func(*args, **(kwargs or {}))
+        return recorder.operation(func, args, kwargs or {})
+
+
+class _Kernels(TorchDispatchMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        recorder = self.recorder
+        if recorder.muted:
+            return func(*args, **(kwargs or {}))
+        # our own look at tensors, and the call below, come back through the function mode
+        recorder.muted = True
+        try:
+            return recorder.kernel(func, args, kwargs or {})
+        finally:
+            recorder.muted = False
+
+
+class Recorder:
+    """The session that builds a `Trace`; one run, one thread."""
+
+    def __init__(self, model: nn.Module, modules: dict[nn.Module, ModuleInfo]) -> None:
+        self.modules = modules
+        self.seq = 0
+        self.muted = False
+        self.in_opaque = 0
+        self.op: Op | None = None
+        self.counts: dict[str, int] = {}
+        # what runs around the model's own forward (hooks on the model itself) belongs to a call of its own
+        self.root = Call("", 1, "", False, None, 0)
+        self.stack: list[Call] = [self.root]
+        self.started = False
+        self.layers: list[Call] = []
+        self.events: list[Event] = []
+        self.ops: list[Op] = []
+        self.dynamic: list[int] = []
+        self.escaped = False
+        self.storages: dict[int, Storage] = {}
+        self.opaque: dict[int, tuple[Any, Storage]] = {}
+        self.alive: list[StorageWeakRef] = []
+        self.fresh: list[Storage] = []
+        self.values: list[Value] = []
+        self.value_by_id: dict[int, tuple[Any, Value]] = {}
+        for tensor in _tensors_that_exist(model):
+            self.storage_of(tensor)
+
+    def tick(self) -> int:
+        self.seq += 1
+        return self.seq
+
+    # -- storages and values ------------------------------------------------------------------------------------
+
+    def storage_of(self, tensor: torch.Tensor, created: int | None = None, *, is_input: bool = False) -> Storage:
+        """The storage of a tensor; one never seen existed before the forward unless ``created`` says otherwise."""
+        index = len(self.storages) + len(self.opaque)
+        try:
+            untyped = tensor.untyped_storage()
+            key, size = untyped._cdata, untyped.nbytes()
+        except (RuntimeError, NotImplementedError, ValueError):
+            known = self.opaque.get(id(tensor))
+            if known is not None and known[0]() is tensor:
+                return known[1]
+            storage = Storage(index, 1, tensor.dtype, str(tensor.device), created or -1, opaque=True, outside=created is None)
+            self.opaque[id(tensor)] = (weakref.ref(tensor), storage)
+            return self._mark(storage, is_input)
+        if key in self.storages:
+            return self.storages[key]
+        # a weak reference keeps the address from being used again, not the memory
+        self.alive.append(StorageWeakRef(untyped))
+        elements = size // tensor.dtype.itemsize
+        storage = Storage(index, elements, tensor.dtype, tensor.device.type, -1 if created is None else created)
+        storage.outside = created is None
+        self.storages[key] = storage
+        self.fresh.append(storage)
+        return self._mark(storage, is_input)
+
+    def _mark(self, storage: Storage, is_input: bool) -> Storage:
+        if is_input:
+            storage.created = storage.tainted = -1
+            storage.outside, storage.born_tainted = False, True
+        elif storage.outside and self.started and (self.escaped or self.op is None):
+            # it did not exist before the forward and no operation made it: code out of torch's sight did, from whatever
+            storage.tainted = self.seq
+        return storage
+
+    def span(self, tensor: torch.Tensor) -> tuple[Storage, View]:
+        storage = self.storage_of(tensor)
+        return storage, self.view(tensor, storage)
+
+    @staticmethod
+    def view(tensor: torch.Tensor, storage: Storage) -> View:
+        if storage.opaque:
+            return _POINT
+        if tensor.dtype.itemsize != storage.itemsize:
+            return View((storage.elements,), (1,), 0)
+        return View.of(tensor, storage.base)
+
+    def value_of(self, tensor: torch.Tensor, *, hidden: bool = False) -> Value:
+        """The value a tensor object is; objects are told apart by identity."""
+        known = self.value_by_id.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        storage = self.storage_of(tensor)
+        view = View.of(tensor, storage.base) if not storage.opaque else View(tuple(tensor.shape), (), 0)
+        flags = ("c" if tensor.is_conj() else "") + ("n" if tensor.is_neg() else "")
+        made_in = self.stack[-1] if self.started else None
+        value = Value(len(self.values), storage, view, tensor.dtype, flags, self.seq if self.started else -1, made_in, hidden)
+        self.values.append(value)
+        self.value_by_id[id(tensor)] = (weakref.ref(tensor), value)
+        return value
+
+    # -- the run ------------------------------------------------------------------------------------------------
+
+    def failed(self, error: BaseException) -> None:
+        raise error
+
+    def enter_inputs(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        self.input_structure, tensors = flatten(inputs)
+        for tensor in tensors:
+            storage = self.storage_of(tensor, is_input=True)
+            if storage.outside:
+                # an input that is also a parameter: treat it as an input, it may be another one next time
+                self._mark(storage, is_input=True)
+        starts: dict[int, int] = {}
+        ends: dict[int, int] = {}
+        for tensor in tensors:
+            storage = self.storage_of(tensor)
+            if not storage.opaque:
+                view = View.of(tensor)
+                starts[storage.index] = min(starts.get(storage.index, view.offset), view.offset)
+                ends[storage.index] = max(ends.get(storage.index, view.end), view.end)
+        for tensor in tensors:
+            storage = self.storage_of(tensor)
+            if not storage.opaque and tensor.dtype.itemsize == storage.itemsize:
+                # offsets of inputs count from the first element they use: a slice of a data set is not the data set
+                storage.base = starts[storage.index]
+                storage.elements = ends[storage.index] - starts[storage.index]
+        self.inputs = [self.value_of(tensor) for tensor in tensors]
+        self.started = True
+
+    def call(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        info = self.modules.get(module)
+        if info is None or self.muted or self.op is not None or self.in_opaque:
+            return forward(*args, **kwargs)
+        self.muted = True
+        parent = self.stack[-1]
+        number = self.counts[info.path] = self.counts.get(info.path, 0) + 1
+        call = Call(info.path, number, info.module_type, info.opaque, parent, self.tick())
+        call.args = [self.value_of(tensor) for tensor in tensors_in((args, kwargs))]
+        for value in call.args:
+            value.last_use = call.enter
+        call.args_tainted = any(value.storage.tainted <= self.seq for value in call.args)
+        parent.has_child = True
+        parent.items.append(call)
+        before = _attributes(module)
+        storages = len(self.storages)
+        self.stack.append(call)
+        self.in_opaque += info.opaque
+        self.muted = False
+        try:
+            output = forward(*args, **kwargs)
+        finally:
+            self.muted = True
+            self.in_opaque -= info.opaque
+            call.exit = self.tick()
+            self.stack.pop()
+            self.muted = False
+        self.muted = True
+        if _changed(before, _attributes(module)):
+            call.keep = "its Python attributes change when it runs"
+        try:
+            call.structure, tensors = flatten(output, plain=True)
+        except UnknownHolder:
+            tensors = list(tensors_in(output))
+        self.stack.append(call)
+        if info.opaque:
+            self._opaque_effects(call, list(tensors_in((args, kwargs))), tensors, storages)
+        call.results = [self.value_of(tensor, hidden=info.opaque) for tensor in tensors]
+        self.stack.pop()
+        call.output_bytes = sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
+        if not call.has_child:
+            call.layer_id = len(self.layers)
+            self.layers.append(call)
+        self.muted = False
+        return output
+
+    def _opaque_effects(self, call: Call, args: list[torch.Tensor], results: list[torch.Tensor], known: int) -> None:
+        """A scripted or compiled module may run fused kernels that nobody sees: take its arguments as read."""
+        self.events.append(Event(call.exit, [self.span(tensor) for tensor in args], [], []))
+        for storage in [self.storage_of(tensor, created=call.exit) for tensor in results]:
+            if storage.index >= known and call.args_tainted:
+                storage.tainted = min(storage.tainted, call.exit)
+                storage.born_tainted, storage.outside = True, False
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of a torch function; the function mode is off while it runs."""
+        name = name_of(func)
+        tensors = arguments_of(args, kwargs)
+        arguments = [self.value_of(tensor) for tensor in tensors]
+        op = Op(self.tick(), name, arguments)
+        op.args_tainted = any(value.storage.tainted <= op.seq for value in arguments)
+        first_event = len(self.events)
+        self.fresh.clear()
+        self.op = op
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.op = None
+        for value in arguments:
+            value.last_use = op.seq
+        op.kind = kind_of(name, bool(tensors), result)
+        op.end = self.seq
+        if op.kind is Kind.FORM:
+            return result
+        if op.kind is Kind.VALUE:
+            self._value_read(op, tensors, result, first_event)
+        elif op.kind is Kind.TENSOR:
+            for storage in self.fresh:
+                # made empty and filled within one function: it never held anything else
+                storage.born_tainted |= storage.tainted < NEVER and not storage.outside
+            self._results(op, tensors, result)
+        elif name.endswith(".__set__"):
+            op.trouble = f"it assigns {name.removesuffix('.__set__')} of a tensor"
+        self.ops.append(op)
+        self.stack[-1].items.append(op)
+        return result
+
+    def _results(self, op: Op, tensors: list[torch.Tensor], result: Any) -> None:
+        known = {id(tensor): value for tensor, value in zip(tensors, op.args, strict=True)}
+        try:
+            op.structure, results = flatten(result, plain=True)
+        except UnknownHolder as error:
+            op.trouble = str(error)
+            results = list(tensors_in(result))
+        for tensor in results:
+            value = known.get(id(tensor)) or self.value_of(tensor)
+            if id(tensor) in known and not value.storage.opaque and value.view != View.of(tensor, value.storage.base):
+                op.trouble = "it changes the shape of a tensor in place"
+            op.results.append(value)
+
+    def _value_read(self, op: Op, tensors: list[torch.Tensor], result: Any, first_event: int) -> None:
+        if not any(event.reads for event in self.events[first_event:]):
+            # tolist() and numpy() read behind the dispatcher's back
+            self.muted = True
+            self.events.append(Event(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
+            self.muted = False
+        op.reads_tainted = any(storage.tainted <= op.seq for event in self.events[first_event:] for storage, _ in event.reads)
+        try:
+            op.structure = flatten(result, plain=True)[0]
+        except UnknownHolder:
+            op.trouble = f"{op.name}() hands the bytes to code outside torch"
+        if op.reads_tainted:
+            if is_escape(op.name):
+                self.escaped = True
+            op.dynamic = True
+            self.dynamic.append(op.seq)
+            for call in self.stack:
+                call.reads_values = True
+
+    def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One operation of the dispatcher: which storages it reads and writes."""
+        seq = self.tick()
+        inputs = arguments_of(args, kwargs)
+        spans = [self.span(tensor) for tensor in inputs]
+        known = {storage.index for storage, _ in spans}
+        result = func(*args, **kwargs)
+        outputs = list(arguments_of((result,), {}))
+        written, unread = _written(func, args, kwargs)
+        made = [self.storage_of(tensor, created=seq) for tensor in outputs]
+        is_view = bool(made) and not written and all(storage.index in known for storage in made)
+        reads = []
+        if not is_view and func._schema.name not in FORM_ONLY:
+            reads = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        reads_tainted = any(storage.tainted <= seq for storage, _ in reads)
+        writes = [span[0] for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in written]
+        if reads_tainted or draws:
+            for storage in [*writes, *(storage for storage in made if storage.created == seq)]:
+                storage.tainted = min(storage.tainted, seq)
+                storage.born_tainted |= storage.created == seq
+        overwrites = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in unread]
+        self.events.append(Event(seq, reads, overwrites, writes))
+        op = self.op or self._unseen(func, inputs)
+        if op is not None:
+            op.reads_tainted |= reads_tainted
+            op.draws |= draws
+            op.writes += writes
+            if op.hidden:
+                op.results += [self.value_of(tensor, hidden=True) for tensor in outputs]
+        shape_from_data = torch.Tag.dynamic_output_shape in func.tags or func._schema.name == "aten::_local_scalar_dense"
+        if reads_tainted and shape_from_data:
+            self.dynamic.append(seq)
+            if op is not None:
+                op.dynamic = True
+            for call in self.stack:
+                call.reads_values = True
+        self._note_writes(writes)
+        return result
+
+    def _unseen(self, func: Any, inputs: list[torch.Tensor]) -> Op | None:
+        """An operation that no torch function call of the model's Python stands for."""
+        if self.in_opaque:
+            return None
+        op = Op(self.seq, str(func), [self.value_of(tensor) for tensor in inputs], hidden=True, end=self.seq)
+        for value in op.args:
+            value.last_use = op.seq
+        self.stack[-1].items.append(op)
+        return op
+
+    def _note_writes(self, writes: list[Storage]) -> None:
+        for storage in writes:
+            if storage.born_tainted:
+                continue
+            for call in self.stack:
+                if storage.created < call.enter:
+                    call.keep = call.keep or "it writes in place to a value made outside it"
+
+    def finish(self, output: Any) -> Trace:
+        """Close the trace: the output is read at the end."""
+        end = self.tick()
+        tensors = list(tensors_in(output))
+        outputs = [self.value_of(tensor) for tensor in tensors]
+        for value in outputs:
+            value.last_use = end
+        reads = [self.span(tensor) for tensor in tensors]
+        self.events.append(Event(end, reads, [], []))
+        _mark_escapes(self.root, self.values)
+        return Trace(
+            self.root,
+            self.layers,
+            self.events,
+            self.ops,
+            self.input_structure,
+            self.inputs,
+            outputs,
+            class_name(type(output)),
+            end,
+            self.dynamic,
+        )
+
+
+def _mark_escapes(root: Call, values: list[Value]) -> None:
+    """Find the calls that cannot be skipped because something made inside is used outside and is not their result."""
+    for value in values:
+        call = value.made_in
+        while call is not None and call is not root:
+            if call.enter < value.made and value.last_use > call.exit and value not in call.results:
+                call.keep = call.keep or "a value made inside it is used elsewhere without being its result"
+            if call.enter < value.made and value.last_use > call.exit and not value.storage.born_tainted:
+                call.keep = call.keep or "it gives a value that does not depend on the inputs"
+            call = call.parent
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[set[int], set[int]]:
+    """Identities of the tensors an operation writes, and of those among them that it does not read."""
+    written: set[int] = set()
+    unread: set[int] = set()
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[number] if number < len(args) else kwargs.get(argument.name)
+        found = {id(tensor) for tensor in arguments_of((value,), {})}
+        written |= found
+        if func._schema.name in OVERWRITES or argument.kwarg_only:
+            unread |= found
+    return written, unread
+
+
+_MODULE_OWN = frozenset(vars(nn.Module()))
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """A module's plain attributes: what its Python may change while it runs."""
+    if type(module).__module__.startswith("torch.nn."):
+        return {}
+    return {name: value for name, value in vars(module).items() if name not in _MODULE_OWN}
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    return before.keys() != after.keys() or any(before[name] is not after[name] for name in before)
+
+
+def _tensors_that_exist(model: nn.Module) -> list[torch.Tensor]:
+    """Parameters, buffers, and every other tensor of the process: constants may live in attributes and globals."""
+    others = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    return [*model.parameters(), *model.buffers(), *others]

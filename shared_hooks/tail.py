@@ -1,0 +1,249 @@
+"""The tail: the model's own Python runs again, the prefix is answered from the recipe, the rest runs at native speed.
+
+Until the cut, every module call that lies wholly before it is answered at once (a *stub*), and every operation between
+modules is *replayed*: it yields injected values and placeholders. What does not depend on the inputs simply runs. Right
+after the cut the function mode is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from shared_hooks.early import EarlyOutput
+from shared_hooks.errors import PlanMismatch
+from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.metrics import HostClock, StreamClock
+from shared_hooks.operations import Kind, arguments_of, is_form, kind_of, name_of
+from shared_hooks.placeholder import Placeholder
+from shared_hooks.recipe import Slot
+from shared_hooks.session import Frame, Session
+from shared_hooks.trees import dtype_named, no_class, tensors_in, unflatten
+
+
+class TailSession(Session):
+    """Replays the prefix of one recipe and then runs the rest as any session does."""
+
+    def __init__(
+        self,
+        modules: dict[nn.Module, ModuleInfo],
+        clock: HostClock | StreamClock | None,
+        save: set[int | str],
+        early: EarlyOutput,
+        device: torch.device,
+    ) -> None:
+        super().__init__(modules, clock, save)
+        self.recipe = early.recipe
+        self.steps = early.recipe.steps
+        self.device = device
+        self.position = 0
+        self.in_opaque = 0
+        self.resumed = False
+        self.resumed_at = 0
+        self.values = iter(early.values)
+        self.slots = _storages(early, device)
+        self.tainted = {slot.untyped_storage()._cdata for slot in self.slots}
+        self.mode = Replay(self)
+
+    def inputs(self, find: Callable[[str], type | None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The model's (args, kwargs): injected where they are read after the cut, placeholders elsewhere."""
+        tensors = [self.build(source, []) for source in self.recipe.inputs]
+        value = unflatten(self.recipe.input_structure, tensors, find)
+        if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)):
+            raise PlanMismatch("the recipe's inputs are not positional and keyword arguments")
+        return value
+
+    # -- the replay ---------------------------------------------------------------------------------------------
+
+    def next_step(self) -> Sequence[Any]:
+        """The step that is due."""
+        return self.steps[self.position] if self.position < len(self.steps) else ("nothing", "nothing")
+
+    def advance(self) -> None:
+        """One step is done; after the last the cut is reached."""
+        self.position += 1
+        if self.position == len(self.steps):
+            self.resume()
+
+    def resume(self) -> None:
+        """The cut is reached: number layers from here, leave the function mode."""
+        self.resumed = True
+        self.next_layer = self.recipe.layer_id + 1
+        self.counts = dict(self.recipe.counts)
+        stack = _get_current_function_mode_stack()
+        if stack and stack[-1] is self.mode:
+            self.mode.leave()
+        self.resumed_at = time.perf_counter_ns()
+
+    def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.resumed:
+            return super().run(info, forward, args, kwargs)
+        path = info.path
+        if self.stack:
+            self.stack[-1].has_child = True
+        step = self.next_step()
+        if step[0] == "skip" and step[1] == path:
+            with torch._C.DisableTorchFunction():
+                output = self.answer(step[2], step[3], list(tensors_in((args, kwargs))))
+            self.advance()
+            return output
+        if step[0] == "enter" and step[1] == path:
+            self.advance()
+        frame = Frame(info, 0)
+        self.stack.append(frame)
+        self.in_opaque += info.opaque
+        try:
+            output = forward(*args, **kwargs)
+        finally:
+            self.stack.pop()
+            self.in_opaque -= info.opaque
+        if not self.resumed and self.next_step()[0] == "end" and self.next_step()[1] == path:
+            self.advance()
+        return output
+
+    def answer(self, structure: Any, sources: Sequence[Any], arguments: list[torch.Tensor]) -> Any:
+        """The result of a module or operation of the prefix."""
+        return unflatten(structure, [self.build(source, arguments) for source in sources], no_class)
+
+    def build(self, source: Sequence[Any], arguments: list[torch.Tensor]) -> torch.Tensor:
+        """One tensor of the prefix; the forms of ``source`` are in `recipe`."""
+        kind = source[0]
+        if kind == "slot":
+            _, number, shape, stride, offset, dtype_name, flags = source
+            whole, dtype = self.slots[number], dtype_named(dtype_name)
+            if dtype is not whole.dtype:
+                whole = whole.view(dtype)
+            tensor = whole.as_strided(shape, stride, whole.storage_offset() + offset)
+            if "c" in flags:
+                tensor = tensor.conj()
+            return torch._neg_view(tensor) if "n" in flags else tensor
+        if kind == "hole":
+            key = (str(self.device), repr(source))
+            hole = self.recipe.cache.get(key)
+            if hole is None:
+                _, shape, stride, dtype_name = source
+                hole = self.recipe.cache[key] = Placeholder(shape, stride, dtype_named(dtype_name), self.device)
+            assert isinstance(hole, Placeholder)
+            return hole
+        try:
+            argument = arguments[source[1]]
+        except IndexError as error:
+            raise self.mismatch("an argument is missing") from error
+        if kind == "arg":
+            return argument
+        _, _, shape, stride, offset, dtype_name = source
+        return _whole(argument, dtype_named(dtype_name)).as_strided(shape, stride, offset)
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One torch function called in the prefix; the function mode is off while this runs."""
+        name = name_of(func)
+        arguments = arguments_of(args, kwargs)
+        step = self.next_step()
+        matches = step[1] == name and step[0] in ("give", "value", "run", "draw")
+        if not any(self.is_tainted(tensor) for tensor in arguments):
+            if not (matches and step[0] == "draw"):
+                return func(*args, **kwargs)
+        elif not matches:
+            if is_form(name):
+                return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if kind_of(name, bool(arguments), result) is Kind.FORM:
+                return result
+            raise self.mismatch(f"{name}() ran")
+        if step[0] == "run":
+            result = func(*args, **kwargs)
+        elif step[0] == "value":
+            result = unflatten(next(self.values), [], no_class)
+        else:
+            result = self.answer(step[2], step[3], arguments)
+            if step[0] == "give":
+                self.fill(step[4], arguments)
+        self.advance()
+        return result
+
+    def mismatch(self, what: str) -> PlanMismatch:
+        """An error that says where the replay left the plan; kept, in case the model catches it."""
+        kind, name = self.next_step()[0], self.next_step()[1]
+        layer = f"the cut after layer {self.recipe.layer_id} ({self.recipe.layer_name})"
+        error = PlanMismatch(f"resuming at {layer}: {what} where the plan has {kind} {name}; the code or its state differs")
+        self.failed(error)
+        return error
+
+    def is_tainted(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of the prefix depends on the inputs."""
+        if type(tensor) is Placeholder:
+            return True
+        try:
+            return tensor.untyped_storage()._cdata in self.tainted
+        except (RuntimeError, NotImplementedError):
+            return False
+
+    def fill(self, fills: Sequence[Any], arguments: list[torch.Tensor]) -> None:
+        """A storage that began as a constant has been written: it depends on the inputs now, and may get its content."""
+        for number, slot in fills:
+            argument = arguments[number]
+            if type(argument) is Placeholder:
+                continue
+            self.tainted.add(argument.untyped_storage()._cdata)
+            if slot >= 0:
+                source = self.slots[slot]
+                whole = _whole(argument, source.dtype)
+                for piece in self.recipe.slots[slot].pieces:
+                    target = whole.as_strided(piece.shape, piece.stride, piece.offset)
+                    target.copy_(source.as_strided(piece.shape, piece.stride, source.storage_offset() + piece.offset))
+
+
+class Replay(TorchFunctionMode):
+    """Hands the prefix's operations to the session; entered and left by hand, because it ends inside the model."""
+
+    def __init__(self, session: TailSession) -> None:
+        super().__init__()
+        self.session = session
+        self.active = False
+
+    def enter(self) -> None:
+        self.active = True
+        super().__enter__()
+
+    def leave(self) -> None:
+        if self.active:
+            self.active = False
+            super().__exit__(None, None, None)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.session.resumed or self.session.in_opaque:
+            return func(*args, **(kwargs or {}))
+        return self.session.operation(func, args, kwargs or {})
+
+
+def _storages(early: EarlyOutput, device: torch.device) -> list[torch.Tensor]:
+    """One flat tensor a slot, on the tail's device."""
+    found: list[torch.Tensor] = []
+    pieces = iter(early.pieces)
+    for slot in early.recipe.slots:
+        own = [next(pieces) for _ in slot.pieces]
+        found.append(_storage(slot, own, device, may_use=early.disposable or not slot.written))
+    return found
+
+
+def _storage(slot: Slot, pieces: list[torch.Tensor], device: torch.device, *, may_use: bool) -> torch.Tensor:
+    if len(pieces) == 1 and slot.pieces[0].offset == 0 and slot.pieces[0].numel == slot.elements:
+        piece = pieces[0].reshape(-1)
+        moved = piece.to(device)
+        return moved if may_use or moved is not piece else moved.clone()
+    whole = torch.empty(slot.elements, dtype=slot.dtype, device=device)
+    for view, piece in zip(slot.pieces, pieces, strict=True):
+        whole.as_strided(view.shape, view.stride, view.offset).copy_(piece)
+    return whole
+
+
+def _whole(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The storage of a tensor as one flat tensor."""
+    storage = tensor.untyped_storage()
+    whole = torch.empty(0, dtype=dtype, device=tensor.device)
+    return whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))

@@ -1,0 +1,144 @@
+"""What one forward did: the facts a plan is made from.
+
+A trace holds, in order of a running number ``seq``: module calls (a tree), operations at the level of torch functions,
+and data events at the level below (which elements of which storage were read, overwritten or written). Nothing here
+refers to a live tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shared_hooks.operations import Kind
+from shared_hooks.trees import Structure
+from shared_hooks.views import View
+
+NEVER = 1 << 62
+
+
+@dataclass(eq=False)
+class Storage:
+    """One allocation, numbered in order of appearance.
+
+    ``created`` and ``tainted`` are the seq at which it came to be and first held a value that depends on the inputs.
+    Inputs are created and tainted at -1. ``outside``: it existed before the forward and is no input (a parameter, say).
+    ``opaque``: its elements cannot be addressed (sparse, nested).
+    """
+
+    index: int
+    elements: int
+    dtype: torch.dtype
+    device: str
+    created: int
+    tainted: int = NEVER
+    outside: bool = False
+    opaque: bool = False
+    base: int = 0
+    born_tainted: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+
+@dataclass(eq=False)
+class Value:
+    """One tensor object: a view of a storage. ``made`` is the seq at which it appeared, ``last_use`` of its last use."""
+
+    index: int
+    storage: Storage
+    view: View
+    dtype: torch.dtype
+    flags: str = ""
+    made: int = -1
+    made_in: Call | None = None
+    hidden: bool = False
+    last_use: int = -1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.view.shape
+
+
+Span = tuple[Storage, View]
+
+
+@dataclass(eq=False)
+class Event:
+    """Data read, overwritten unread, or written by one operation of the dispatcher."""
+
+    seq: int
+    reads: list[Span]
+    overwrites: list[Span]
+    writes: list[Storage]
+
+
+@dataclass(eq=False)
+class Op:
+    """One call of a torch function made from Python while no other was running; ``hidden``: made from elsewhere."""
+
+    seq: int
+    name: str
+    args: list[Value]
+    kind: Kind = Kind.FORM
+    structure: Structure | None = None
+    results: list[Value] = field(default_factory=list)
+    args_tainted: bool = False
+    reads_tainted: bool = False
+    draws: bool = False
+    dynamic: bool = False
+    writes: list[Storage] = field(default_factory=list)
+    hidden: bool = False
+    trouble: str = ""
+    end: int = -1
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a hooked module. ``items``: the operations and calls inside, in order."""
+
+    path: str
+    number: int
+    module_type: str
+    opaque: bool
+    parent: Call | None
+    enter: int
+    exit: int = NEVER
+    items: list[Op | Call] = field(default_factory=list)
+    args: list[Value] = field(default_factory=list)
+    structure: Structure | None = None
+    results: list[Value] = field(default_factory=list)
+    has_child: bool = False
+    layer_id: int | None = None
+    output_bytes: int = 0
+    keep: str = ""
+    args_tainted: bool = False
+    reads_values: bool = False
+
+    @property
+    def name(self) -> str:
+        """The module path, with ``#n`` from the second call on."""
+        return self.path if self.number == 1 else f"{self.path}#{self.number}"
+
+
+@dataclass(eq=False)
+class Trace:
+    """The record of one forward. ``inputs``: the structure of (args, kwargs) and the values in it; ``end``: last seq."""
+
+    root: Call
+    layers: list[Call]
+    events: list[Event]
+    ops: list[Op]
+    input_structure: Structure
+    inputs: list[Value]
+    outputs: list[Value]
+    output_type: str
+    end: int
+    dynamic: list[int]
+
+    def signature_of(self, value: Value) -> list[Any]:
+        """Shape and dtype, for digests and messages."""
+        return [list(value.shape), str(value.dtype).removeprefix("torch.")]

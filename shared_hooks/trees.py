@@ -1,0 +1,250 @@
+"""Nested values: tensors inside tuples, lists, dictionaries, named tuples, dataclasses and ``ModelOutput``s.
+
+A *structure* is the JSON-able shape of such a value, with a number in place of every tensor:
+
+    ["t", 3]                                 tensor number 3
+    ["v", null | true | 7 | 0.5 | "text"]    a literal
+    ["x", kind, text]                        a literal JSON cannot say: dtype, device, size, complex, slice, ellipsis
+    ["list", [...]]  ["tuple", [...]]        sequences
+    ["dict", [[key, structure], ...]]        keys are literals
+    ["named", class, [...]]                  named tuple, fields in order
+    ["data", class, [[field, ...], ...]]     dataclass
+    ["map", class, [[key, ...], ...]]        ModelOutput and other dictionaries that are built from keywords
+
+Classes travel as ``module:qualname`` and are looked up by the receiver among classes it already has; nothing is imported.
+An object of any other type is an error (`UnknownHolder`), never a leaf: a tensor hidden in it would be lost in silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from shared_hooks.errors import BadFrame, InputMismatch
+
+Structure = list[Any]
+MAX_DEPTH = 64
+
+_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+
+class UnknownHolder(InputMismatch):
+    """A value of a type that Isthmus cannot take apart and rebuild."""
+
+
+def class_name(cls: type) -> str:
+    """How a class is named on the wire."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.float32`` -> ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: Any) -> torch.dtype:
+    """``"float32"`` -> ``torch.float32``; `BadFrame` for anything else."""
+    if not isinstance(name, str) or name not in _DTYPES:
+        raise BadFrame(f"unknown dtype {name!r:.40}")
+    return _DTYPES[name]
+
+
+def is_namedtuple(value: Any) -> bool:
+    """Named tuples and torch's own structure sequences (``torch.return_types``)."""
+    return isinstance(value, tuple) and (hasattr(value, "_fields") or type(value).__module__ == "torch.return_types")
+
+
+def _is_keyword_map(value: Any) -> bool:
+    """Dictionary subclasses whose entries are also attributes, built from keywords: ModelOutput."""
+    return isinstance(value, dict) and dataclasses.is_dataclass(value)
+
+
+def _literal(value: Any) -> Structure | None:
+    if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
+        return ["v", value]
+    if isinstance(value, torch.dtype):
+        return ["x", "dtype", dtype_name(value)]
+    if isinstance(value, torch.device):
+        return ["x", "device", str(value)]
+    if isinstance(value, torch.Size):
+        return ["x", "size", list(value)]
+    if isinstance(value, complex):
+        return ["x", "complex", [value.real, value.imag]]
+    if value is Ellipsis:
+        return ["x", "ellipsis", None]
+    if isinstance(value, slice) and all(part is None or type(part) is int for part in _slice_parts(value)):
+        return ["x", "slice", _slice_parts(value)]
+    return None
+
+
+def _slice_parts(value: slice) -> list[Any]:
+    return [value.start, value.stop, value.step]
+
+
+def _literal_from(kind: Any, data: Any) -> Any:
+    try:
+        if kind == "dtype":
+            return dtype_named(data)
+        if kind == "device":
+            return torch.device(data)
+        if kind == "size":
+            return torch.Size(data)
+        if kind == "complex":
+            return complex(*data)
+        if kind == "ellipsis":
+            return Ellipsis
+        if kind == "slice":
+            return slice(*data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadFrame(f"malformed literal of kind {kind!r:.20}") from error
+    raise BadFrame(f"unknown literal kind {kind!r:.20}")
+
+
+def flatten(value: Any, *, plain: bool = False) -> tuple[Structure, list[torch.Tensor]]:
+    """Take a nested value apart into its structure and its tensors, depth first.
+
+    With ``plain`` only built-in containers and ``torch.return_types`` are accepted, so that rebuilding needs no class.
+    The same tensor object in two places keeps one number. Raises `UnknownHolder` naming the offending type.
+    """
+    tensors: list[torch.Tensor] = []
+    numbers: dict[int, int] = {}
+
+    def down(value: Any, depth: int) -> Structure:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in numbers:
+                numbers[id(value)] = len(tensors)
+                tensors.append(value)
+            return ["t", numbers[id(value)]]
+        literal = _literal(value)
+        if literal is not None:
+            return literal
+        if depth >= MAX_DEPTH:
+            raise UnknownHolder(f"a value nested deeper than {MAX_DEPTH} levels")
+        kind = type(value)
+        if kind is list:
+            return ["list", [down(item, depth + 1) for item in value]]
+        if kind is tuple:
+            return ["tuple", [down(item, depth + 1) for item in value]]
+        if is_namedtuple(value) and (not plain or kind.__module__ == "torch.return_types"):
+            return ["named", class_name(kind), [down(item, depth + 1) for item in value]]
+        if not plain and _is_keyword_map(value):
+            return ["map", class_name(kind), [[key, down(item, depth + 1)] for key, item in value.items()]]
+        if kind.__name__ in ("dict", "OrderedDict") or (not plain and isinstance(value, dict) and _dict_like(kind)):
+            return ["dict", [[_key(key), down(item, depth + 1)] for key, item in value.items()]]
+        if not plain and dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = [[field.name, down(getattr(value, field.name), depth + 1)] for field in dataclasses.fields(value)]
+            return ["data", class_name(kind), fields]
+        raise UnknownHolder(f"a value of type {class_name(kind)} cannot be taken apart: pass tensors in built-in containers")
+
+    return down(value, 0), tensors
+
+
+def leaves_of(value: Any) -> list[torch.Tensor]:
+    """The tensors of a module's result, in the order of `flatten`; through unknown holders where it must be."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    try:
+        return flatten(value, plain=True)[1]
+    except UnknownHolder:
+        return list(tensors_in(value))
+
+
+def _dict_like(kind: type) -> bool:
+    # transformers' BatchEncoding is a UserDict, defaultdict and friends behave as dictionaries when read
+    return kind.__init__ is dict.__init__ or kind.__module__ == "collections"
+
+
+def _key(key: Any) -> Structure:
+    literal = _literal(key)
+    if literal is None:
+        raise UnknownHolder(f"a dictionary key of type {type(key).__name__}: use text or numbers")
+    return literal
+
+
+ClassFinder = Callable[[str], "type | None"]
+
+
+def no_class(name: str) -> type | None:
+    """The finder that knows torch's own structure sequences and nothing else."""
+    module, _, qualname = name.partition(":")
+    found = getattr(torch.return_types, qualname, None) if module == "torch.return_types" else None
+    return found if isinstance(found, type) else None
+
+
+def classes_of(modules: set[str]) -> ClassFinder:
+    """Finds holder classes among *already imported* modules, and only those in ``modules``. Imports nothing."""
+
+    def find(name: str) -> type | None:
+        module, _, qualname = name.partition(":")
+        if module not in modules:
+            return no_class(name)
+        found: Any = sys.modules.get(module)
+        for part in qualname.split("."):
+            found = getattr(found, part, None)
+        holder = isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))
+        return found if holder else None
+
+    return find
+
+
+def unflatten(structure: Any, tensors: list[Any] | Mapping[int, Any], find: ClassFinder = no_class) -> Any:
+    """Rebuild the value; classes the finder does not know become plain tuples and dictionaries. `BadFrame` if malformed."""
+
+    def up(node: Any, depth: int) -> Any:
+        if not isinstance(node, list) or not node or not isinstance(node[0], str) or depth > MAX_DEPTH + 1:
+            raise BadFrame("malformed structure")
+        kind = node[0]
+        try:
+            if kind == "t":
+                return tensors[node[1]]
+            if kind == "v":
+                return node[1]
+            if kind == "x":
+                return _literal_from(node[1], node[2])
+            if kind in ("list", "tuple"):
+                items = [up(item, depth + 1) for item in node[1]]
+                return items if kind == "list" else tuple(items)
+            if kind == "dict":
+                return {up(key, depth + 1): up(item, depth + 1) for key, item in node[1]}
+            if kind == "named":
+                items = [up(item, depth + 1) for item in node[2]]
+                cls = find(node[1])
+                if cls is None:
+                    return tuple(items)
+                # named tuples may override __new__; structure sequences take one iterable
+                return tuple.__new__(cls, items) if hasattr(cls, "_fields") else cls(items)
+            if kind in ("data", "map"):
+                entries = {str(key): up(item, depth + 1) for key, item in node[2]}
+                cls = find(node[1])
+                return entries if cls is None else cls(**entries)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise BadFrame(f"malformed structure at {kind!r:.20}: {error}") from error
+        raise BadFrame(f"unknown structure {kind!r:.20}")
+
+    return up(structure, 0)
+
+
+def tensors_in(value: Any, _seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Every tensor reachable from a value, through containers and the attributes of unknown objects; each object once.
+
+    Only for reading: what a value holds decides what must be kept alive, whatever its type.
+    """
+    seen = set() if _seen is None else _seen
+    if value is None or isinstance(value, (bool, int, float, str, bytes, type, torch.nn.Module)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from tensors_in(item, seen)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item, seen)
+    elif hasattr(value, "__dict__"):
+        for item in list(vars(value).values()):
+            yield from tensors_in(item, seen)

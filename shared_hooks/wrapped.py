@@ -1,0 +1,345 @@
+"""`WrappedModel`: the one object people use. It walks a model, plans, cuts, resumes, measures, verifies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks import attach, hierarchy
+from shared_hooks.context import environment, restored, signature
+from shared_hooks.early import EarlyOutput
+from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, IsthmusError, PlanMismatch, UnknownLayer
+from shared_hooks.fastpath import fast_path_off
+from shared_hooks.head import Diverged, HeadSession, Watch
+from shared_hooks.metrics import LayerMetrics, clock_for
+from shared_hooks.plan import INPUT, Cut, LayerInfo, Plan
+from shared_hooks.recorder import record
+from shared_hooks.report import Report, identical
+from shared_hooks.session import HookExitException, Session
+from shared_hooks.tail import TailSession
+from shared_hooks.trees import classes_of, flatten, unflatten
+
+MAX_PLANS = 64
+MAX_PATHS = 16
+
+
+class WrappedModel:
+    """A model that can be stopped after any layer, and resumed there by another `WrappedModel` of the same model.
+
+    ``depth``: how far to descend into the module tree; None = down to the leaves, 1 = the model's children. The model is
+    not edited; `detach`, or leaving the ``with`` block, takes away exactly what was attached. Several threads may run
+    requests at once; results of the last forward (`get_layer_metrics`, `banked_output`, `durations`) are each thread's own.
+    """
+
+    def __init__(self, model: nn.Module, depth: int | None = None, *, metrics: bool = True) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputMismatch(f"WrappedModel takes a torch.nn.Module, not {type(model).__name__}")
+        if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
+            raise InputMismatch(f"depth is None or a number from 0 up, not {depth!r}")
+        self.model = model
+        self.depth = depth
+        self.metrics_enabled = metrics
+        self._modules = hierarchy.walk(model, depth)
+        self._aliases = hierarchy.aliases(model)
+        self._find = classes_of(hierarchy.holder_modules(model))
+        self._save: frozenset[int | str] = frozenset()
+        self._plans: OrderedDict[str, list[Plan]] = OrderedDict()
+        self._latest: Plan | None = None
+        self._planning = threading.RLock()
+        self._own = threading.local()
+        self._attached = True
+        for module in self._modules:
+            attach.attach(module)
+
+    def __enter__(self) -> WrappedModel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.detach()
+
+    def detach(self) -> None:
+        """Take away what was attached; the model is as it was. A second call does nothing."""
+        if self._attached:
+            self._attached = False
+            for module in self._modules:
+                attach.detach(module)
+
+    # -- planning -----------------------------------------------------------------------------------------------
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Record the model on these inputs (one whole forward, after one to let it settle), and remember the path taken.
+
+        `forward` plans by itself on a new input signature. An input that takes another path than those known adds it.
+        """
+        self._check_attached()
+        key, digest, context = signature(self.model, args, kwargs)
+        with self._planning:
+            paths = self._plans.setdefault(key, [])
+            self._plans.move_to_end(key)
+            if not paths:
+                # models that build caches on the first call do so now, so that the plan holds the steady state
+                with torch.no_grad():
+                    self._whole(Session({}, None), args, kwargs)
+            plan = Plan(record(self.model, self._modules, args, kwargs), digest, self.depth, context, self._aliases)
+            for known in paths:
+                if (known.digest, known.names, known.paths) == (plan.digest, plan.names, plan.paths):
+                    self._latest = known
+                    return known
+            paths.insert(0, plan)
+            del paths[MAX_PATHS:]
+            for known in paths:
+                known.siblings = paths
+                known.forget_cuts()
+            while len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+            self._latest = plan
+            return plan
+
+    def _plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
+        key = signature(self.model, args, kwargs)[0]
+        with self._planning:
+            known = list(self._plans.get(key, ()))
+            return known or [self.plan(*args, **kwargs)]
+
+    @property
+    def layers(self) -> tuple[LayerInfo, ...]:
+        """The layers of the latest plan, in execution order."""
+        if self._latest is None:
+            raise UnknownLayer("no plan yet: call plan() or forward() with example inputs first")
+        return self._latest.layers
+
+    @property
+    def never_called(self) -> tuple[str, ...]:
+        """Walked modules that the latest plan did not see running: used through their parameters only, or not at all."""
+        if self._latest is None:
+            raise UnknownLayer("no plan yet: call plan() or forward() with example inputs first")
+        called = self._latest.called_paths()
+        return tuple(info.path for info in self._modules.values() if info.path not in called)
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, end: Cut | None = None, start: Cut | None = None, **kwargs: Any) -> Any:
+        """Run the head (``end``), the tail (``start``) or the whole model (neither).
+
+        ``end=cut`` runs up to and including the cut layer and returns an `EarlyOutput`. ``start=cut`` takes that
+        `EarlyOutput` as its only argument and returns the model's own output. A cut is a layer id, a layer name, or
+        ``"input"``. Raises `UnknownLayer`, `CutRefused`, `PlanMismatch`, and whatever the model raises.
+        """
+        self._check_attached()
+        early = args[0] if len(args) == 1 and isinstance(args[0], EarlyOutput) else None
+        if start is None and early is not None:
+            start = early.layer_id
+        if start is not None:
+            if end is not None:
+                raise InputMismatch("start and end together (a middle part) are not supported")
+            if early is None or kwargs:
+                raise InputMismatch("forward(early, start=...) takes an EarlyOutput and nothing else")
+            return self._tail(early, start)
+        if end is not None:
+            return self._head(end, args, kwargs)
+        session = self._session(Session)
+        started = time.perf_counter_ns()
+        output = self._whole(session, args, kwargs)
+        self._finish(session, {"whole": time.perf_counter_ns() - started})
+        return output
+
+    __call__ = forward
+
+    def _session(self, kind: Callable[..., Any], *more: Any) -> Any:
+        clock = clock_for(self.device) if self.metrics_enabled else None
+        return kind(self._modules, clock, self._save, *more)
+
+    def _whole(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _running(session), fast_path_off():
+            return self.model(*args, **kwargs)
+
+    def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
+        for attempt in range(2):
+            plans = self._plans_for(args, kwargs) if attempt == 0 else [self.plan(*args, **kwargs)]
+            unknown: UnknownLayer | None = None
+            for plan in plans:
+                try:
+                    return self._head_on(plan, end, args, kwargs)
+                except Diverged:
+                    continue
+                except UnknownLayer as error:
+                    unknown = error
+            if unknown is not None and len(plans) == 1:
+                raise unknown
+        raise CutRefused("the model takes another path each time it runs on this input: its Python state differs")
+
+    def _head_on(self, plan: Plan, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
+        cutting, recipe = plan.cutting(end)
+        session: HeadSession = self._session(HeadSession, plan, cutting, recipe, flatten((args, kwargs))[1])
+        started = time.perf_counter_ns()
+        with torch.no_grad():
+            if recipe.layer_id >= 0:
+                with _running(session), fast_path_off():
+                    try:
+                        if cutting.watched:
+                            with Watch(session):
+                                self.model(*args, **kwargs)
+                        else:
+                            self.model(*args, **kwargs)
+                    except HookExitException as leaving:
+                        if leaving is not session.exit:
+                            raise
+                if not session.stopped:
+                    raise Diverged
+            early = session.early()
+        self._finish(session, {"head": time.perf_counter_ns() - started})
+        return early
+
+    def _tail(self, early: EarlyOutput, start: Cut) -> Any:
+        recipe = early.recipe
+        if start not in (recipe.layer_id, recipe.layer_name, str(recipe.layer_id)) and self._aliases.get(str(start)) != recipe.layer_name:
+            raise UnknownLayer(f"start={start!r}, but this EarlyOutput was cut at {recipe.layer_id} ({recipe.layer_name})")
+        if recipe.depth != self.depth:
+            raise Disagreement(f"the head was planned with depth={recipe.depth}, this side has depth={self.depth}")
+        if recipe.context.get("training") != self.model.training:
+            raise Disagreement("one side's model is in training mode, the other's is not")
+        started = time.perf_counter_ns()
+        session: TailSession = self._session(TailSession, early, self.device)
+        with torch.no_grad(), _running(session), fast_path_off(), restored(recipe.context):
+            args, kwargs = session.inputs(self._find)
+            if recipe.steps:
+                session.mode.enter()
+            else:
+                session.resume()
+            try:
+                output = self.model(*args, **kwargs)
+            finally:
+                session.mode.leave()
+        if session.failure is not None:
+            raise session.failure
+        if not session.resumed:
+            raise session.mismatch("the model returned")
+        ended = time.perf_counter_ns()
+        self._finish(session, {"inject": session.resumed_at - started, "compute": ended - session.resumed_at})
+        return output
+
+    def _finish(self, session: Session, durations: dict[str, int]) -> None:
+        self._own.session = session
+        self._own.durations = durations
+
+    # -- what the last forward left -----------------------------------------------------------------------------
+
+    @property
+    def save_layers(self) -> Set[int | str]:
+        """Ids or names of layers whose output every forward keeps in `banked_output`."""
+        return self._save
+
+    @save_layers.setter
+    def save_layers(self, layers: Iterable[int | str]) -> None:
+        self._save = frozenset(layers)
+
+    @property
+    def banked_output(self) -> Mapping[int | str, Any]:
+        """Copies of the saved layers' outputs in this thread's last forward, by id and by name."""
+        session: Session | None = getattr(self._own, "session", None)
+        return {} if session is None else session.banked
+
+    def get_layer_metrics(self) -> list[LayerMetrics]:
+        """One record per layer call of this thread's last forward."""
+        session: Session | None = getattr(self._own, "session", None)
+        return [] if session is None else session.metrics()
+
+    def durations(self) -> dict[str, int]:
+        """Nanoseconds of this thread's last forward: ``head``, or ``inject`` and ``compute``, or ``whole``."""
+        return dict(getattr(self._own, "durations", {}))
+
+    # -- agreement ----------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's first parameter or buffer; the CPU for a model without."""
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            return tensor.device
+        return torch.device("cpu")
+
+    def structure_digest(self) -> str:
+        """Hexadecimal; see `hierarchy.structure_digest`."""
+        return hierarchy.structure_digest(self.model, self.depth)
+
+    def weights_hash(self) -> str:
+        """Hexadecimal; see `hierarchy.weights_hash`."""
+        return hierarchy.weights_hash(self.model)
+
+    def environment(self) -> dict[str, str]:
+        """Settings that must be the same on both sides."""
+        return environment()
+
+    # -- verification -------------------------------------------------------------------------------------------
+
+    def verify(self, *args: Any, on_cut: Callable[[int, int], None] | None = None, **kwargs: Any) -> Report:
+        """Compare every cut, through bytes, with the whole model on these inputs; ``on_cut(done, total)`` shows progress.
+
+        A cut that differs is refused from then on.
+        """
+        plan = self.plan(*args, **kwargs)
+        # inputs may be written in place: every run gets its own
+        structure, tensors = flatten((args, kwargs))
+        random_state = torch.get_rng_state()
+
+        def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            torch.set_rng_state(random_state)
+            copies = [_clone(tensor) for tensor in tensors]
+            made = unflatten(structure, copies, self._find)
+            return made[0], made[1]
+
+        whole_args, whole_kwargs = fresh()
+        with torch.no_grad():
+            whole = self._whole(Session({}, None), whole_args, whole_kwargs)
+        exact: list[LayerInfo] = []
+        refused: list[LayerInfo] = []
+        differing: list[LayerInfo] = []
+        input_exact = False
+        for done, cut in enumerate([INPUT, *range(len(plan.layers))]):
+            info = plan.resolve(cut)
+            if info is not None and not info.can_split:
+                refused.append(info)
+            else:
+                same = self._cut_is_exact(cut, fresh(), whole)
+                if info is None:
+                    input_exact = same
+                elif same:
+                    exact.append(info)
+                else:
+                    plan.refuse(cut, "verify found that the tail differs from the whole model")
+                    differing.append(info)
+            if on_cut is not None:
+                on_cut(done + 1, len(plan.layers) + 1)
+        return Report(tuple(exact), tuple(refused), tuple(differing), input_exact)
+
+    def _cut_is_exact(self, cut: Cut, inputs: tuple[tuple[Any, ...], dict[str, Any]], whole: Any) -> bool:
+        try:
+            early = self._head(cut, *inputs)
+            output = self.forward(EarlyOutput.from_bytes(early.to_bytes(), max_bytes=1 << 40), start=cut)
+        except IsthmusError:
+            return False
+        return identical(whole, output)
+
+    def _check_attached(self) -> None:
+        if not self._attached:
+            raise PlanMismatch("this WrappedModel is detached; make a new one")
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone(memory_format=torch.preserve_format)
+
+
+@contextmanager
+def _running(session: Any) -> Iterator[None]:
+    token = attach.running.set(session)
+    try:
+        yield
+    finally:
+        attach.running.reset(token)
