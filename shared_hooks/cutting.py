@@ -49,6 +49,8 @@ def cut_after(trace: Trace, layer: Call | None, frontier: Frontier) -> Cutting:
 
 class _Cutter:
     def __init__(self, trace: Trace, layer: Call | None, frontier: Frontier) -> None:
+        # what began as a constant and is only overwritten needs no slot: the cloud has the storage
+        frontier = {storage: live for storage, live in frontier.items() if live or storage.born_tainted}
         self.trace = trace
         self.layer = layer
         self.position = 0 if layer is None else layer.exit
@@ -61,6 +63,8 @@ class _Cutter:
         self.last_write: dict[Storage, tuple[list[Any] | None, Op]] = {}
 
     def work(self) -> Cutting:
+        if self.layer is not None:
+            self._check_trace()
         for storage in self.frontier:
             if storage.opaque:
                 raise CutRefused("a sparse or nested tensor crosses")
@@ -93,6 +97,16 @@ class _Cutter:
             else:
                 before[call.path] = max(before.get(call.path, 0), call.number)
         return {path: before[path] for path in sorted(again) if path in before}
+
+    def _check_trace(self) -> None:
+        """Reasons to refuse that hold for the model rather than for one value."""
+        trace = self.trace
+        if trace.unsteady:
+            raise CutRefused(trace.unsteady)
+        if trace.seeded and min(trace.draws) < self.position < max(trace.draws):
+            raise CutRefused("random numbers are drawn on both sides from one generator that the model seeds itself")
+        if trace.foreign >= self.position:
+            raise CutRefused("code that torch does not see (threads, an extension) reads values after the cut")
 
     # -- the replay ---------------------------------------------------------------------------------------------
 
@@ -136,28 +150,30 @@ class _Cutter:
         return True
 
     def _operation(self, op: Op) -> None:
-        if op.hidden:
-            if op.reads_tainted:
-                raise CutRefused(f"{op.name} runs where torch functions are not seen, between layers before the cut")
-            return
+        if any(value.storage.foreign for value in op.args):
+            raise CutRefused(f"before the cut {op.name} takes a value that no operation made (threads, NumPy, an extension)")
         if not op.args_tainted and not op.draws:
             self.given.update(op.results)
             return
         if op.trouble:
             raise CutRefused(f"{op.name} before the cut cannot be replayed: {op.trouble}")
+        if op.hidden and op.kind is Kind.VALUE:
+            raise CutRefused(f"before the cut {op.name} reads a value where torch functions are not seen")
         if op.kind is Kind.VALUE:
             self.banked.append(self.ordinal[op])
             self.steps.append(["value", op.name])
             return
         touched = [value.storage for value in op.results] + op.writes
-        if op.kind is Kind.TENSOR and not (op.reads_tainted or op.draws or any(s.tainted <= op.end for s in touched)):
+        if op.kind is Kind.TENSOR and not op.hidden and not (op.reads_tainted or op.draws or any(s.tainted <= op.end for s in touched)):
             self.steps.append(["run", op.name])
             self.given.update(op.results)
             return
         sources = [self._source(value, op.args, op.end) for value in op.results]
         structure: Structure = op.structure or ["v", None]
         step: list[Any] = ["draw", op.name, structure, sources]
-        if op.args_tainted:
+        if op.hidden:
+            step = ["below", op.name, structure, sources, self._writes(op)]
+        elif op.args_tainted:
             step = ["give", op.name, structure, sources, self._writes(op)]
         self.steps.append(step)
         self.given.update(op.results)
@@ -193,7 +209,7 @@ class _Cutter:
     def _slot_source(self, value: Value) -> list[Any]:
         view = value.view
         slot = self.slot_of[value.storage]
-        return ["slot", slot, view.shape, view.stride, view.offset, dtype_name(value.dtype), value.flags]
+        return ["slot", slot, view.shape, view.stride, view.offset, dtype_name(value.dtype), value.flags.replace("g", "")]
 
     def _source_of_input(self, value: Value) -> list[Any]:
         if value.storage in self.slot_of:
@@ -218,6 +234,8 @@ class _Cutter:
         for value in self._touched_by_tail():
             if value.storage in self.slot_of and value not in self.given:
                 raise CutRefused("a value that crosses is made where torch functions are not seen")
+            if value.storage in self.slot_of and "g" in value.flags:
+                raise CutRefused("a gradient is taken across the cut")
 
     def _touched_by_tail(self) -> set[Value]:
         later = {value for op in self.trace.ops if op.seq > self.position for value in op.args}

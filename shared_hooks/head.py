@@ -18,7 +18,7 @@ from shared_hooks.cutting import Capture, Cutting
 from shared_hooks.early import EarlyOutput
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.metrics import HostClock, StreamClock
-from shared_hooks.operations import Kind, arguments_of, kind_of, name_of
+from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
 from shared_hooks.plan import Plan
 from shared_hooks.recipe import Recipe
 from shared_hooks.session import Frame, HookExitException, Session
@@ -131,8 +131,9 @@ class Watch(TorchFunctionMode):
         if session.stopped or session.in_opaque:
             return result
         name = name_of(func)
-        kind = kind_of(name, bool(arguments_of(args, kwargs)), result)
-        if kind is Kind.FORM:
+        arguments = arguments_of(args, kwargs)
+        kind = kind_of(name, bool(arguments), result)
+        if kind is Kind.FORM or is_mapped(arguments):
             return result
         number = self.count
         self.count += 1

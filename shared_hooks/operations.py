@@ -31,6 +31,10 @@ FORM_ONLY = frozenset(
     for name in """zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full
     new_empty new_empty_strided _sparse_coo_tensor_with_dims is_same_size sym_size sym_numel sym_stride""".split()
 )
+# Functions that want the form of an argument that they hand to no kernel.
+FORM_OF_OTHERS = frozenset(
+    "expand_as view_as reshape_as type_as to sum_to_size resize_as_ new_tensor unflatten broadcast_tensors meshgrid".split()
+)
 # ... the first argument is overwritten without being read.
 OVERWRITES = frozenset(
     "aten::" + name
@@ -76,6 +80,11 @@ def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Te
     if kwargs:
         found += [tensor for value in kwargs.values() for tensor in tensors_of(value)]
     return found
+
+
+def is_mapped(tensors: list[torch.Tensor]) -> bool:
+    """Whether a tensor is a wrapper of ``torch.func`` (vmap): such calls are looked through, to the kernels below."""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
 
 def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:

@@ -36,21 +36,30 @@ class Placeholder(torch.Tensor):
             return func(*_swap(args, _real), **_swap(kwargs, _real))
         writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
         views = bool(schema.returns) and all(result.alias_info is not None for result in schema.returns)
+        if not any(value.numel() for value in _placeholders((args, kwargs))):
+            return func(*_swap(args, _real), **_swap(kwargs, _real))  # an empty tensor has nothing to read
         if views and not writes:
             device = next(value.device for value in args if isinstance(value, Placeholder))
             return _wrap(func(*_swap(args, _meta), **_swap(kwargs, _meta)), device)
         _refuse(f"{schema.name.removeprefix('aten::')}()", next(_placeholders((args, kwargs))))
 
-    def tolist(self) -> NoReturn:
-        """Raises `PlaceholderRead`: torch would complain about subclasses."""
-        _refuse("tolist()", self)
+    def tolist(self) -> Any:
+        """Raises `PlaceholderRead`, where torch would complain about subclasses; a replay may answer it."""
+        return _replayed(torch.Tensor.tolist, self)
 
-    def numpy(self, *, force: bool = False) -> NoReturn:
-        """Raises `PlaceholderRead`: torch would complain about subclasses."""
-        _refuse("numpy()", self)
+    def numpy(self, *, force: bool = False) -> Any:
+        """As `tolist`."""
+        return _replayed(torch.Tensor.numpy, self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"Placeholder(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def _replayed(method: Any, value: Placeholder) -> Any:
+    try:
+        return method(value)  # a function mode sees this call and may answer it
+    except (RuntimeError, TypeError):
+        _refuse(f"{method.__name__}()", value)
 
 
 def _refuse(what: str, value: torch.Tensor) -> NoReturn:

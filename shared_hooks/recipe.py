@@ -22,6 +22,7 @@ A *step* is one of
     ["skip", path, structure, sources]         a stub: the call is answered at once
     ["give", name, structure, sources, fills]  a replayed operation that writes to the storages of arguments i:
                                                fills: [[i, k], ...] slot k goes there now; k = -1: not yet, or never
+    ["below", name, structure, sources, fills] the same for a kernel that no torch function stands for (scripted functions)
     ["draw", name, structure, sources]         the same for an operation on no tensor of the prefix (random numbers)
     ["value", name]                            a Python value that was read from data: the next of the banked values
     ["run", name]                              an operation that needs the form of its arguments only
@@ -253,11 +254,11 @@ def _check_step(step: Any, slots: tuple[Slot, ...]) -> None:
     kind = step[0] if isinstance(step, list) and step else None
     if kind in ("enter", "end", "value", "run") and len(step) == 2:
         _name(step[1])
-    elif kind in ("skip", "draw", "give") and len(step) == (5 if kind == "give" else 4):
+    elif kind in ("skip", "draw", "give", "below") and len(step) == (5 if kind in ("give", "below") else 4):
         _name(step[1])
         for source in _list(step[3], MAX_SLOTS):
             _check_source(source, slots)
-        for fill in _list(step[4], MAX_SLOTS) if kind == "give" else ():
+        for fill in _list(step[4], MAX_SLOTS) if len(step) == 5 else ():
             argument, slot = fill
             if not _is_count(argument) or type(slot) is not int or not -1 <= slot < len(slots):
                 raise BadFrame("malformed recipe: a fill")

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared_hooks.attach import running
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ModuleInfo
-from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, is_escape, kind_of, name_of
+from shared_hooks.operations import FORM_OF_OTHERS, FORM_ONLY, OVERWRITES, Kind, arguments_of, is_escape, is_mapped, kind_of, name_of
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
 from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
 from shared_hooks.views import View
@@ -33,8 +33,8 @@ _POINT = View((1,), (1,), 0)
 
 def record(
     model: nn.Module, modules: dict[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Trace:
-    """Run ``model(*args, **kwargs)`` once and return what it did. The model's own exceptions pass through."""
+) -> tuple[Trace, Any]:
+    """Run ``model(*args, **kwargs)`` once, writing to the inputs if the model does, and return what it did, and its output. The model's own exceptions pass through."""
     recorder = Recorder(model, modules)
     with torch.no_grad():
         recorder.enter_inputs((args, kwargs))
@@ -44,7 +44,7 @@ def record(
             output = model(*args, **kwargs)
     finally:
         running.reset(token)
-    return recorder.finish(output)
+    return recorder.finish(output), output
 
 
 class _Functions(TorchFunctionMode):
@@ -90,11 +90,14 @@ class Recorder:
         self.root = Call("", 1, "", False, None, 0)
         self.stack: list[Call] = [self.root]
         self.started = False
+        self.state = {module: _attributes(module) for module in modules if _is_custom(module)}
         self.layers: list[Call] = []
         self.events: list[Event] = []
         self.ops: list[Op] = []
         self.dynamic: list[int] = []
+        self.draws: list[int] = []
         self.escaped = False
+        self.foreign = -1
         self.storages: dict[int, Storage] = {}
         self.opaque: dict[int, tuple[Any, Storage]] = {}
         self.alive: list[StorageWeakRef] = []
@@ -120,7 +123,9 @@ class Recorder:
             known = self.opaque.get(id(tensor))
             if known is not None and known[0]() is tensor:
                 return known[1]
-            storage = Storage(index, 1, tensor.dtype, str(tensor.device), created or -1, opaque=True, outside=created is None)
+            mapped = is_mapped([tensor])
+            storage = Storage(index, 1, tensor.dtype, str(tensor.device), created or -1, opaque=True)
+            storage.outside = created is None and not mapped
             self.opaque[id(tensor)] = (weakref.ref(tensor), storage)
             return self._mark(storage, is_input)
         if key in self.storages:
@@ -141,6 +146,9 @@ class Recorder:
         elif storage.outside and self.started and (self.escaped or self.op is None):
             # it did not exist before the forward and no operation made it: code out of torch's sight did, from whatever
             storage.tainted = self.seq
+            storage.foreign = True
+            if not self.escaped:
+                self.foreign = self.seq
         return storage
 
     def span(self, tensor: torch.Tensor) -> tuple[Storage, View]:
@@ -164,6 +172,8 @@ class Recorder:
         view = View.of(tensor, storage.base) if not storage.opaque else View(tuple(tensor.shape), (), 0)
         flags = ("c" if tensor.is_conj() else "") + ("n" if tensor.is_neg() else "")
         made_in = self.stack[-1] if self.started else None
+        if storage.tainted <= self.seq and tensor.requires_grad and self.started:
+            flags += "g"
         value = Value(len(self.values), storage, view, tensor.dtype, flags, self.seq if self.started else -1, made_in, hidden)
         self.values.append(value)
         self.value_by_id[id(tensor)] = (weakref.ref(tensor), value)
@@ -212,8 +222,13 @@ class Recorder:
         call.args_tainted = any(value.storage.tainted <= self.seq for value in call.args)
         parent.has_child = True
         parent.items.append(call)
-        before = _attributes(module)
+        if module._forward_hooks or module._forward_pre_hooks:
+            for outer in self.stack:
+                outer.keep = outer.keep or "a module inside it has hooks of somebody else's"
         storages = len(self.storages)
+        custom = _is_custom(module)
+        if custom:
+            self._note_state()
         self.stack.append(call)
         self.in_opaque += info.opaque
         self.muted = False
@@ -222,12 +237,12 @@ class Recorder:
         finally:
             self.muted = True
             self.in_opaque -= info.opaque
+            if custom:
+                self._note_state()
             call.exit = self.tick()
             self.stack.pop()
             self.muted = False
         self.muted = True
-        if _changed(before, _attributes(module)):
-            call.keep = "its Python attributes change when it runs"
         try:
             call.structure, tensors = flatten(output, plain=True)
         except UnknownHolder:
@@ -244,6 +259,18 @@ class Recorder:
         self.muted = False
         return output
 
+    def _note_state(self) -> None:
+        """Modules whose plain attributes changed since the last look: the calls that are running did it."""
+        changed = False
+        for module, before in self.state.items():
+            after = _attributes(module)
+            if before.keys() != after.keys() or any(before[name] is not after[name] for name in before):
+                self.state[module] = after
+                changed = True
+        if changed:
+            for call in self.stack:
+                call.keep = call.keep or "it changes Python attributes of a module"
+
     def _opaque_effects(self, call: Call, args: list[torch.Tensor], results: list[torch.Tensor], known: int) -> None:
         """A scripted or compiled module may run fused kernels that nobody sees: take its arguments as read."""
         self.events.append(Event(call.exit, [self.span(tensor) for tensor in args], [], []))
@@ -256,6 +283,8 @@ class Recorder:
         """One call of a torch function; the function mode is off while it runs."""
         name = name_of(func)
         tensors = arguments_of(args, kwargs)
+        if is_mapped(tensors):
+            return func(*args, **kwargs)
         arguments = [self.value_of(tensor) for tensor in tensors]
         op = Op(self.tick(), name, arguments)
         op.args_tainted = any(value.storage.tainted <= op.seq for value in arguments)
@@ -268,6 +297,7 @@ class Recorder:
             self.op = None
         for value in arguments:
             value.last_use = op.seq
+        self._read_unseen(op, tensors, first_event)
         op.kind = kind_of(name, bool(tensors), result)
         op.end = self.seq
         if op.kind is Kind.FORM:
@@ -276,14 +306,25 @@ class Recorder:
             self._value_read(op, tensors, result, first_event)
         elif op.kind is Kind.TENSOR:
             for storage in self.fresh:
-                # made empty and filled within one function: it never held anything else
-                storage.born_tainted |= storage.tainted < NEVER and not storage.outside
+                # made and filled within one function: it never held anything else, and raw pointers leave no events
+                if not storage.outside and (op.reads_tainted or storage.tainted < NEVER):
+                    storage.tainted, storage.born_tainted = min(storage.tainted, op.seq), True
             self._results(op, tensors, result)
         elif name.endswith(".__set__"):
             op.trouble = f"it assigns {name.removesuffix('.__set__')} of a tensor"
         self.ops.append(op)
         self.stack[-1].items.append(op)
         return result
+
+    def _read_unseen(self, op: Op, tensors: list[torch.Tensor], first_event: int) -> None:
+        """Arguments that no kernel was handed are read by raw pointer, unless the function is known to want their form."""
+        if len(self.events) == first_event or op.name in FORM_OF_OTHERS:
+            return
+        seen = {storage for event in self.events[first_event:] for storage in event.handed}
+        reads = [self.span(tensor) for tensor in tensors if self.storage_of(tensor) not in seen]
+        if reads:
+            self.events.append(Event(self.tick(), reads, [], []))
+            op.reads_tainted |= any(storage.tainted <= op.seq for storage, _ in reads)
 
     def _results(self, op: Op, tensors: list[torch.Tensor], result: Any) -> None:
         known = {id(tensor): value for tensor, value in zip(tensors, op.args, strict=True)}
@@ -323,15 +364,17 @@ class Recorder:
         inputs = arguments_of(args, kwargs)
         spans = [self.span(tensor) for tensor in inputs]
         known = {storage.index for storage, _ in spans}
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags
+        before = _random_state(func, kwargs, inputs) if may_draw else None
         result = func(*args, **kwargs)
-        outputs = list(arguments_of((result,), {}))
+        outputs = arguments_of((result,), {})
         written, unread = _written(func, args, kwargs)
         made = [self.storage_of(tensor, created=seq) for tensor in outputs]
         is_view = bool(made) and not written and all(storage.index in known for storage in made)
         reads = []
         if not is_view and func._schema.name not in FORM_ONLY:
             reads = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
-        draws = torch.Tag.nondeterministic_seeded in func.tags
+        draws = before is not None and not torch.equal(before, _random_state(func, kwargs, result))
         reads_tainted = any(storage.tainted <= seq for storage, _ in reads)
         writes = [span[0] for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in written]
         if reads_tainted or draws:
@@ -339,14 +382,15 @@ class Recorder:
                 storage.tainted = min(storage.tainted, seq)
                 storage.born_tainted |= storage.created == seq
         overwrites = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in unread]
-        self.events.append(Event(seq, reads, overwrites, writes))
-        op = self.op or self._unseen(func, inputs)
+        self.events.append(Event(seq, reads, overwrites, writes, [storage for storage, _ in spans]))
+        op = self.op or self._unseen(func, inputs, result)
         if op is not None:
             op.reads_tainted |= reads_tainted
             op.draws |= draws
+        if draws:
+            self.draws.append(seq)
+        if op is not None:
             op.writes += writes
-            if op.hidden:
-                op.results += [self.value_of(tensor, hidden=True) for tensor in outputs]
         shape_from_data = torch.Tag.dynamic_output_shape in func.tags or func._schema.name == "aten::_local_scalar_dense"
         if reads_tainted and shape_from_data:
             self.dynamic.append(seq)
@@ -357,13 +401,21 @@ class Recorder:
         self._note_writes(writes)
         return result
 
-    def _unseen(self, func: Any, inputs: list[torch.Tensor]) -> Op | None:
+    def _unseen(self, func: Any, inputs: list[torch.Tensor], result: Any) -> Op | None:
         """An operation that no torch function call of the model's Python stands for."""
         if self.in_opaque:
             return None
         op = Op(self.seq, str(func), [self.value_of(tensor) for tensor in inputs], hidden=True, end=self.seq)
+        op.args_tainted = any(value.storage.tainted <= op.seq for value in op.args)
         for value in op.args:
             value.last_use = op.seq
+        known = {id(tensor): value for tensor, value in zip(inputs, op.args, strict=True)}
+        try:
+            op.structure, outputs = flatten(result, plain=True)
+            op.results = [known.get(id(tensor)) or self.value_of(tensor, hidden=True) for tensor in outputs]
+            op.kind = Kind.TENSOR if outputs else Kind.VALUE
+        except UnknownHolder as error:
+            op.trouble = str(error)
         self.stack[-1].items.append(op)
         return op
 
@@ -396,6 +448,8 @@ class Recorder:
             class_name(type(output)),
             end,
             self.dynamic,
+            self.foreign,
+            self.draws,
         )
 
 
@@ -415,15 +469,18 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     """Identities of the tensors an operation writes, and of those among them that it does not read."""
     written: set[int] = set()
     unread: set[int] = set()
-    for number, argument in enumerate(func._schema.arguments):
+    arguments = func._schema.arguments
+    values = [args[i] if i < len(args) else kwargs.get(argument.name) for i, argument in enumerate(arguments)]
+    for number, argument in enumerate(arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
-        value = args[number] if number < len(args) else kwargs.get(argument.name)
-        found = {id(tensor) for tensor in arguments_of((value,), {})}
+        found = {id(tensor) for tensor in arguments_of((values[number],), {})}
         written |= found
         if func._schema.name in OVERWRITES or argument.kwarg_only:
             unread |= found
-    return written, unread
+            values[number] = None
+    # out= may name a tensor that is an argument, too
+    return written, unread - {id(tensor) for tensor in arguments_of(tuple(values), {})}
 
 
 _MODULE_OWN = frozenset(vars(nn.Module()))
@@ -431,13 +488,22 @@ _MODULE_OWN = frozenset(vars(nn.Module()))
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """A module's plain attributes: what its Python may change while it runs."""
-    if type(module).__module__.startswith("torch.nn."):
-        return {}
     return {name: value for name, value in vars(module).items() if name not in _MODULE_OWN}
 
 
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    return before.keys() != after.keys() or any(before[name] is not after[name] for name in before)
+def _random_state(func: Any, kwargs: dict[str, Any], tensors: Any) -> torch.Tensor:
+    """The state of the generator an operation would draw from: the one it is given, or its device's."""
+    generator = kwargs.get("generator")
+    if generator is not None:
+        return generator.get_state().clone()  # type: ignore[no-any-return]
+    if any(tensor.is_cuda for tensor in arguments_of((tensors,), {})):
+        return torch.cuda.get_rng_state()
+    return torch.get_rng_state()
+
+
+def _is_custom(module: nn.Module) -> bool:
+    """Whether a module's Python may change attributes, its own or others'; torch's own modules do not."""
+    return not type(module).__module__.startswith("torch.nn.")
 
 
 def _tensors_that_exist(model: nn.Module) -> list[torch.Tensor]:

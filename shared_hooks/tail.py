@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import PlanMismatch
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.metrics import HostClock, StreamClock
-from shared_hooks.operations import Kind, arguments_of, is_form, kind_of, name_of
+from shared_hooks.operations import Kind, arguments_of, is_form, is_mapped, kind_of, name_of
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.recipe import Slot
 from shared_hooks.session import Frame, Session
@@ -48,6 +49,9 @@ class TailSession(Session):
         self.values = iter(early.values)
         self.slots = _storages(early, device)
         self.tainted = {slot.untyped_storage()._cdata for slot in self.slots}
+        # below the function level there is rarely anything to replay
+        self.kernels = Below(self) if any(step[0] == "below" for step in self.steps) else None
+        self.inside = False
         self.mode = Replay(self)
 
     def inputs(self, find: Callable[[str], type | None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -75,10 +79,22 @@ class TailSession(Session):
         self.resumed = True
         self.next_layer = self.recipe.layer_id + 1
         self.counts = dict(self.recipe.counts)
-        stack = _get_current_function_mode_stack()
-        if stack and stack[-1] is self.mode:
-            self.mode.leave()
+        self.leave(only_on_top=True)
         self.resumed_at = time.perf_counter_ns()
+
+    def enter(self) -> None:
+        """Watch the prefix."""
+        self.mode.enter()
+        if self.kernels is not None:
+            self.kernels.enter()
+
+    def leave(self, *, only_on_top: bool = False) -> None:
+        """Stop watching; in the middle of the model only if nobody put a mode over ours, else at the end."""
+        functions, kernels = _get_current_function_mode_stack(), _get_current_dispatch_mode_stack()
+        if not only_on_top or (functions and functions[-1] is self.mode):
+            self.mode.leave()
+        if self.kernels is not None and (not only_on_top or (kernels and kernels[-1] is self.kernels)):
+            self.kernels.leave()
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.resumed:
@@ -88,8 +104,10 @@ class TailSession(Session):
             self.stack[-1].has_child = True
         step = self.next_step()
         if step[0] == "skip" and step[1] == path:
+            self.inside = True
             with torch._C.DisableTorchFunction():
                 output = self.answer(step[2], step[3], list(tensors_in((args, kwargs))))
+            self.inside = False
             self.advance()
             return output
         if step[0] == "enter" and step[1] == path:
@@ -143,6 +161,17 @@ class TailSession(Session):
         """One torch function called in the prefix; the function mode is off while this runs."""
         name = name_of(func)
         arguments = arguments_of(args, kwargs)
+        if is_mapped(arguments):
+            return func(*args, **kwargs)
+        self.inside = True
+        try:
+            return self._operation(name, arguments, func, args, kwargs)
+        finally:
+            self.inside = False
+
+    def _operation(
+        self, name: str, arguments: list[torch.Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         step = self.next_step()
         matches = step[1] == name and step[0] in ("give", "value", "run", "draw")
         if not any(self.is_tainted(tensor) for tensor in arguments):
@@ -163,6 +192,24 @@ class TailSession(Session):
             result = self.answer(step[2], step[3], arguments)
             if step[0] == "give":
                 self.fill(step[4], arguments)
+        self.advance()
+        return result
+
+    def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One operation of the dispatcher that no torch function of the prefix called."""
+        arguments = arguments_of(args, kwargs)
+        self.inside = True
+        try:
+            with torch._C.DisableTorchFunction():
+                if not any(self.is_tainted(tensor) for tensor in arguments):
+                    return func(*args, **kwargs)
+                step = self.next_step()
+                if step[0] != "below" or step[1] != str(func):
+                    raise self.mismatch(f"{func} ran")
+                result = self.answer(step[2], step[3], arguments)
+                self.fill(step[4], arguments)
+        finally:
+            self.inside = False
         self.advance()
         return result
 
@@ -219,6 +266,30 @@ class Replay(TorchFunctionMode):
         if self.session.resumed or self.session.in_opaque:
             return func(*args, **(kwargs or {}))
         return self.session.operation(func, args, kwargs or {})
+
+
+class Below(TorchDispatchMode):
+    """The same for the kernels below, where the recipe has steps for them."""
+
+    def __init__(self, session: TailSession) -> None:
+        super().__init__()
+        self.session = session
+        self.active = False
+
+    def enter(self) -> None:
+        self.active = True
+        super().__enter__()
+
+    def leave(self) -> None:
+        if self.active:
+            self.active = False
+            super().__exit__(None, None, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        session = self.session
+        if session.resumed or session.in_opaque or session.inside:
+            return func(*args, **(kwargs or {}))
+        return session.kernel(func, args, kwargs or {})
 
 
 def _storages(early: EarlyOutput, device: torch.device) -> list[torch.Tensor]:

@@ -2,7 +2,9 @@
 
 A trace holds, in order of a running number ``seq``: module calls (a tree), operations at the level of torch functions,
 and data events at the level below (which elements of which storage were read, overwritten or written). Nothing here
-refers to a live tensor.
+refers to a live tensor. ``dynamic``: where Python read data; ``foreign``: the last seq at which a tensor appeared that no
+operation made (threads of the model's own, extensions), -1 if none. ``draws``: where random numbers were drawn;
+``seeded``: the model seeds its generator itself. ``unsteady``: why no two runs agree.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Storage:
 
     ``created`` and ``tainted`` are the seq at which it came to be and first held a value that depends on the inputs.
     Inputs are created and tainted at -1. ``outside``: it existed before the forward and is no input (a parameter, say).
-    ``opaque``: its elements cannot be addressed (sparse, nested).
+    ``opaque``: its elements cannot be addressed (sparse, nested). ``foreign``: it appeared during the forward, made by no
+    operation.
     """
 
     index: int
@@ -36,6 +39,7 @@ class Storage:
     tainted: int = NEVER
     outside: bool = False
     opaque: bool = False
+    foreign: bool = False
     base: int = 0
     born_tainted: bool = False
 
@@ -46,7 +50,10 @@ class Storage:
 
 @dataclass(eq=False)
 class Value:
-    """One tensor object: a view of a storage. ``made`` is the seq at which it appeared, ``last_use`` of its last use."""
+    """One tensor object: a view of a storage. ``made`` is the seq at which it appeared, ``last_use`` of its last use.
+
+    ``flags``: c = conjugated, n = negated view, g = autograd recorded how it was made. ``hidden``: no torch function made it.
+    """
 
     index: int
     storage: Storage
@@ -68,12 +75,13 @@ Span = tuple[Storage, View]
 
 @dataclass(eq=False)
 class Event:
-    """Data read, overwritten unread, or written by one operation of the dispatcher."""
+    """Data read, overwritten unread, or written by one operation of the dispatcher; ``handed``: all it was given."""
 
     seq: int
     reads: list[Span]
     overwrites: list[Span]
     writes: list[Storage]
+    handed: list[Storage] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -138,6 +146,10 @@ class Trace:
     output_type: str
     end: int
     dynamic: list[int]
+    foreign: int
+    draws: list[int]
+    unsteady: str = ""
+    seeded: bool = False
 
     def signature_of(self, value: Value) -> list[Any]:
         """Shape and dtype, for digests and messages."""

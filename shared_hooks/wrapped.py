@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from shared_hooks import attach, hierarchy
+from shared_hooks.copies import fresh_copies
 from shared_hooks.context import environment, restored, signature
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, IsthmusError, PlanMismatch, UnknownLayer
@@ -25,6 +26,7 @@ from shared_hooks.recorder import record
 from shared_hooks.report import Report, identical
 from shared_hooks.session import HookExitException, Session
 from shared_hooks.tail import TailSession
+from shared_hooks.trace import Trace
 from shared_hooks.trees import classes_of, flatten, unflatten
 
 MAX_PLANS = 64
@@ -84,11 +86,8 @@ class WrappedModel:
         with self._planning:
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
-            if not paths:
-                # models that build caches on the first call do so now, so that the plan holds the steady state
-                with torch.no_grad():
-                    self._whole(Session({}, None), args, kwargs)
-            plan = Plan(record(self.model, self._modules, args, kwargs), digest, self.depth, context, self._aliases)
+            trace = self._record(args, kwargs, settle=not paths)
+            plan = Plan(trace, digest, self.depth, context, self._aliases)
             for known in paths:
                 if (known.digest, known.names, known.paths) == (plan.digest, plan.names, plan.paths):
                     self._latest = known
@@ -102,6 +101,37 @@ class WrappedModel:
                 self._plans.popitem(last=False)
             self._latest = plan
             return plan
+
+    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
+        """Record on copies of the inputs. ``settle``: run once before, so that caches are built and the state is steady."""
+        if settle:
+            first_args, first_kwargs = self._copied(args, kwargs)
+            random_state = torch.get_rng_state()
+            first = self._whole(Session({}, None), first_args, first_kwargs)
+            torch.set_rng_state(random_state)
+        trace, second = record(self.model, self._modules, *self._copied(args, kwargs))
+        if settle and not identical(first, second):
+            trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
+        if trace.draws:
+            trace.seeded = self._is_seeded(args, kwargs, second)
+        return trace
+
+    def _is_seeded(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> bool:
+        """Whether the model draws random numbers and yet gives the same answer from another state of the generator."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch.initial_seed() ^ 0x5EED)
+            args, kwargs = self._copied(args, kwargs)
+            return identical(self._whole(Session({}, None), args, kwargs), output)
+
+    def _copied(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        structure, tensors = flatten((args, kwargs))
+        copied: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(structure, fresh_copies(tensors), self._find_local)
+        return copied
+
+    @staticmethod
+    def _find_local(name: str) -> type | None:
+        # inputs of our own caller: their classes are ours to use, whatever module they are from
+        return classes_of({name.partition(":")[0]})(name)
 
     def _plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         key = signature(self.model, args, kwargs)[0]
@@ -131,7 +161,7 @@ class WrappedModel:
 
         ``end=cut`` runs up to and including the cut layer and returns an `EarlyOutput`. ``start=cut`` takes that
         `EarlyOutput` as its only argument and returns the model's own output. A cut is a layer id, a layer name, or
-        ``"input"``. Raises `UnknownLayer`, `CutRefused`, `PlanMismatch`, and whatever the model raises.
+        ``"input"``. Everything runs without gradients. Raises `UnknownLayer`, `CutRefused`, `PlanMismatch`, and whatever the model raises.
         """
         self._check_attached()
         early = args[0] if len(args) == 1 and isinstance(args[0], EarlyOutput) else None
@@ -158,7 +188,7 @@ class WrappedModel:
         return kind(self._modules, clock, self._save, *more)
 
     def _whole(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with _running(session), fast_path_off():
+        with torch.no_grad(), _running(session), fast_path_off():
             return self.model(*args, **kwargs)
 
     def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
@@ -211,13 +241,13 @@ class WrappedModel:
         with torch.no_grad(), _running(session), fast_path_off(), restored(recipe.context):
             args, kwargs = session.inputs(self._find)
             if recipe.steps:
-                session.mode.enter()
+                session.enter()
             else:
                 session.resume()
             try:
                 output = self.model(*args, **kwargs)
             finally:
-                session.mode.leave()
+                session.leave()
         if session.failure is not None:
             raise session.failure
         if not session.resumed:
@@ -286,18 +316,14 @@ class WrappedModel:
         """
         plan = self.plan(*args, **kwargs)
         # inputs may be written in place: every run gets its own
-        structure, tensors = flatten((args, kwargs))
         random_state = torch.get_rng_state()
 
         def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
             torch.set_rng_state(random_state)
-            copies = [_clone(tensor) for tensor in tensors]
-            made = unflatten(structure, copies, self._find)
-            return made[0], made[1]
+            return self._copied(args, kwargs)
 
         whole_args, whole_kwargs = fresh()
-        with torch.no_grad():
-            whole = self._whole(Session({}, None), whole_args, whole_kwargs)
+        whole = self._whole(Session({}, None), whole_args, whole_kwargs)
         exact: list[LayerInfo] = []
         refused: list[LayerInfo] = []
         differing: list[LayerInfo] = []
@@ -330,10 +356,6 @@ class WrappedModel:
     def _check_attached(self) -> None:
         if not self._attached:
             raise PlanMismatch("this WrappedModel is detached; make a new one")
-
-
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone(memory_format=torch.preserve_format)
 
 
 @contextmanager

@@ -1,0 +1,35 @@
+"""Copies of inputs: planning and verifying must not write to what the user passed."""
+
+from __future__ import annotations
+
+import torch
+
+from shared_hooks.views import View
+
+
+def fresh_copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies with the same shapes, strides and aliasing: tensors that share a storage share one afterwards, too."""
+    spans: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        if _strided(tensor):
+            view, key = View.of(tensor), tensor.untyped_storage()._cdata
+            low, high = spans.get(key, (view.offset, view.end))
+            spans[key] = (min(low, view.offset), max(high, view.end))
+    copies: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    found: list[torch.Tensor] = []
+    with torch.no_grad():
+        for tensor in tensors:
+            if not _strided(tensor):
+                found.append(tensor.detach().clone())
+                continue
+            low, high = spans[tensor.untyped_storage()._cdata]
+            key_of_copy = (tensor.untyped_storage()._cdata, tensor.dtype)
+            if key_of_copy not in copies:
+                copies[key_of_copy] = tensor.detach().as_strided((high - low,), (1,), low).clone()
+            whole = copies[key_of_copy]
+            found.append(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - low))
+    return found
+
+
+def _strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested and type(tensor) in (torch.Tensor, torch.nn.Parameter)
