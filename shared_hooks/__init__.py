@@ -1,10 +1,10 @@
 """Isthmus' engine: walk any ``torch.nn.Module``, stop it after any layer, resume it there in another process.
 
-    wrapped = WrappedModel(model)
-    early = wrapped.forward(x, end="layer3.0.conv1")
-    data = early.to_bytes()
-    ...
-    output = other.forward(EarlyOutput.from_bytes(data), start="layer3.0.conv1")
+wrapped = WrappedModel(model)
+early = wrapped.forward(x, end="layer3.0.conv1")
+data = early.to_bytes()
+...
+output = other.forward(EarlyOutput.from_bytes(data), start="layer3.0.conv1")
 """
 
 from shared_hooks import errors

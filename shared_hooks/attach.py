@@ -61,7 +61,8 @@ class Shim:
         return self.forward if twin is None else types.MethodType(type(twin).forward, twin)
 
     def __reduce__(self) -> Any:
-        return types.MethodType, (type(self.module).forward, self.module)
+        # a method of the copy, in a form that pickle knows
+        return functools.partial, (type(self.module).forward, self.module)
 
 
 def attach(module: nn.Module) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from shared_hooks.errors import BadFrame, Disagreement
+from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.trees import dtype_name, dtype_named, flatten
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -29,11 +31,14 @@ def ambient() -> dict[str, Any]:
 @contextlib.contextmanager
 def restored(context: dict[str, Any]) -> Iterator[None]:
     """Autocast as it was around the head, whatever is around the tail."""
-    wanted = dict(context.get("autocast", []))
+    try:
+        wanted = {str(device): dtype_named(dtype) for device, dtype in context.get("autocast", [])}
+    except (TypeError, ValueError) as error:
+        raise BadFrame("malformed recipe: autocast") from error
     with contextlib.ExitStack() as stack:
         for device in _AUTOCAST_DEVICES:
             if device in wanted:
-                stack.enter_context(torch.autocast(device, dtype=dtype_named(wanted[device])))
+                stack.enter_context(torch.autocast(device, dtype=wanted[device]))
             elif torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
@@ -49,14 +54,37 @@ def environment() -> dict[str, str]:
     }
 
 
-def signature(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+def context_of(modules: Mapping[nn.Module, ModuleInfo]) -> dict[str, Any]:
+    """All that must hold around a tail as it did around its head: autocast, settings, which modules are in training."""
+    training = [info.path for module, info in modules.items() if module.training]
+    return {**ambient(), "environment": environment(), "training": training}
+
+
+def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo]) -> None:
+    """Compare the head's context with this side's, autocast aside (it is restored).
+
+    `Disagreement` names what differs.
+    """
+    mine = context_of(modules)
+    theirs = context.get("environment")
+    for name, value in mine["environment"].items():
+        other = theirs.get(name) if isinstance(theirs, dict) else None
+        if other != value:
+            raise Disagreement(f"{name} is {other} on the edge and {value} here")
+    if context.get("training") != mine["training"]:
+        raise Disagreement(f"modules in training mode: {context.get('training')} on the edge, {mine['training']} here")
+
+
+def signature(
+    modules: Mapping[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, str, dict[str, Any]]:
     """What a plan is valid for: (key of this process, digest to compare with the other side, context).
 
     Both cover the structure, shapes, dtypes and literals of the inputs, autocast and the training flags. The key also
     covers strides, devices and aliasing among inputs, which the other side may have differently.
     """
     structure, tensors = flatten((args, kwargs))
-    context = ambient() | {"training": model.training}
+    context = context_of(modules)
     shapes = [[list(tensor.shape), dtype_name(tensor.dtype)] for tensor in tensors]
     digest = hashlib.blake2b(json.dumps([structure, shapes, context]).encode(), digest_size=16).hexdigest()
     forms: list[Any] = []
@@ -65,9 +93,10 @@ def signature(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         try:
             storage = first.setdefault(tensor.untyped_storage()._cdata, len(forms))
             offset = tensor.storage_offset() - tensors[storage].storage_offset()
+            # even the stride of a dimension of size 1 counts: torch takes the memory format of a result from it
             forms.append([tensor.stride(), str(tensor.device), storage, offset])
         except (RuntimeError, NotImplementedError):
             forms.append([str(tensor.layout), str(tensor.device)])
-    weight = next(model.parameters(), None)
+    weight = next(next(iter(modules)).parameters(), None)
     kept = None if weight is None else [dtype_name(weight.dtype), str(weight.device)]
     return f"{digest} {forms} {kept}", digest, context

@@ -32,4 +32,6 @@ def fresh_copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _strided(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_nested and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return (
+        tensor.layout == torch.strided and not tensor.is_nested and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    )

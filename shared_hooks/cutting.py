@@ -1,4 +1,6 @@
-"""Turn a trace and a frontier into what both sides do for one cut: the recipe for the tail, the captures for the head."""
+"""Turn a trace and a frontier into what both sides do for one cut: the recipe for the tail, the captures for
+the head.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,21 @@ from shared_hooks.operations import Kind
 from shared_hooks.recipe import Slot
 from shared_hooks.trace import Call, Op, Storage, Trace, Value
 from shared_hooks.trees import Structure, dtype_name
+from shared_hooks.views import View
 
 
 @dataclass(frozen=True)
 class Capture:
     """Where the head finds a tensor on the storage of one slot: an input, a module's result, or an operation's.
 
-    ``base``: the storage offset the tensor has in the plan, so that the slot's origin can be found from the tensor.
+    ``view``: what the tensor is of its storage in the plan, so that the slot's origin can be found from the tensor.
     ``copy``: somebody else may write to it once the head is done (an input, a buffer of the model): take a copy.
     """
 
     kind: str
     where: Any
     leaf: int
-    base: int
-    shape: tuple[int, ...]
+    view: View
     copy: bool
 
 
@@ -120,7 +122,9 @@ class _Cutter:
                 self._operation(item)
                 continue
             if item.exit <= self.position and self._can_skip(item):
-                self.steps.append(["skip", item.path, item.structure, [self._source(v, item.args, item.exit) for v in item.results]])
+                self.steps.append(
+                    ["skip", item.path, item.structure, [self._source(v, item.args, item.exit) for v in item.results]]
+                )
                 self.given.update(item.results)
                 if item is self.layer:
                     return True
@@ -151,7 +155,9 @@ class _Cutter:
 
     def _operation(self, op: Op) -> None:
         if any(value.storage.foreign for value in op.args):
-            raise CutRefused(f"before the cut {op.name} takes a value that no operation made (threads, NumPy, an extension)")
+            raise CutRefused(
+                f"before the cut {op.name} takes a value that no operation made (threads, NumPy, an extension)"
+            )
         if not op.args_tainted and not op.draws:
             self.given.update(op.results)
             return
@@ -164,7 +170,11 @@ class _Cutter:
             self.steps.append(["value", op.name])
             return
         touched = [value.storage for value in op.results] + op.writes
-        if op.kind is Kind.TENSOR and not op.hidden and not (op.reads_tainted or op.draws or any(s.tainted <= op.end for s in touched)):
+        if (
+            op.kind is Kind.TENSOR
+            and not op.hidden
+            and not (op.reads_tainted or op.draws or any(s.tainted <= op.end for s in touched))
+        ):
             self.steps.append(["run", op.name])
             self.given.update(op.results)
             return
@@ -201,7 +211,9 @@ class _Cutter:
             if storage in self.slot_of:
                 raise CutRefused("a value is written in place where the write cannot be replayed")
         elif value.last_use > now:
-            raise CutRefused("an operation before the cut gives a value that does not depend on the inputs, among others")
+            raise CutRefused(
+                "an operation before the cut gives a value that does not depend on the inputs, among others"
+            )
         if storage.opaque:
             raise CutRefused("a sparse or nested tensor is made between layers before the cut")
         return ["hole", view.shape, view.stride, dtype_name(value.dtype)]
@@ -209,7 +221,15 @@ class _Cutter:
     def _slot_source(self, value: Value) -> list[Any]:
         view = value.view
         slot = self.slot_of[value.storage]
-        return ["slot", slot, view.shape, view.stride, view.offset, dtype_name(value.dtype), value.flags.replace("g", "")]
+        return [
+            "slot",
+            slot,
+            view.shape,
+            view.stride,
+            view.offset,
+            dtype_name(value.dtype),
+            value.flags.replace("g", ""),
+        ]
 
     def _source_of_input(self, value: Value) -> list[Any]:
         if value.storage in self.slot_of:
@@ -248,17 +268,17 @@ class _Cutter:
     def _capture(self, storage: Storage) -> Capture:
         for leaf, value in enumerate(self.trace.inputs):
             if value.storage is storage:
-                return Capture("input", None, leaf, value.view.offset, value.shape, True)
+                return Capture("input", None, leaf, value.view, True)
         copy = not storage.born_tainted
         for call in _calls(self.trace.root):
             for leaf, value in enumerate(call.results):
                 if value.storage is storage and call.exit <= self.position:
-                    return Capture("result", (call.path, call.number), leaf, value.view.offset, value.shape, copy)
+                    return Capture("result", (call.path, call.number), leaf, value.view, copy)
         for op in self.trace.ops:
             if op.seq < self.position:
                 for leaf, value in enumerate(op.results):
                     if value.storage is storage:
-                        return Capture("op", self.ordinal[op], leaf, value.view.offset, value.shape, copy)
+                        return Capture("op", self.ordinal[op], leaf, value.view, copy)
         raise CutRefused("a value that crosses is made where torch functions are not seen")
 
 

@@ -11,7 +11,7 @@ import xxhash
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.parcel import Parcel
 from shared_hooks.recipe import MAX_RECIPE_BYTES, Recipe
-from shared_hooks.trees import Structure
+from shared_hooks.trees import Structure, form_of
 
 MAGIC = b"ISTHMUS1"
 DEFAULT_MAX_BYTES = 1 << 30
@@ -22,8 +22,8 @@ _PREFIX = len(MAGIC) + 4 + 4 + 8 + 8
 class EarlyOutput:
     """The result of a head. ``pieces``: one tensor per piece of each slot of ``recipe``, in order.
 
-    ``values``: structures of the Python values that were read from data. ``disposable``: used once, so the tail may work
-    in its memory.
+    ``values``: structures of the Python values that were read from data. ``disposable``: used once, so the tail may
+    work in its memory.
     """
 
     recipe: Recipe
@@ -52,15 +52,21 @@ class EarlyOutput:
 
     @classmethod
     def unpack(
-        cls, recipe: Recipe, header: bytes, payload: Any, max_bytes: int = DEFAULT_MAX_BYTES, *, disposable: bool = False
+        cls,
+        recipe: Recipe,
+        header: bytes,
+        payload: Any,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        *,
+        disposable: bool = False,
     ) -> EarlyOutput:
         """The reverse of `pack`. A writable ``payload`` is used in place. Raises `BadFrame`, `TooLarge`."""
         meta, tensors = Parcel.tensors(header, payload, max_bytes)
         if not isinstance(meta, dict) or meta.get("recipe") != recipe.digest:
             raise BadFrame("the payload belongs to another recipe")
         values = meta.get("values")
-        if not isinstance(values, list) or len(values) != recipe.values:
-            raise BadFrame(f"the recipe needs {recipe.values} values; the header does not bring as many")
+        if not isinstance(values, list) or [form_of(value) for value in values] != list(recipe.values):
+            raise BadFrame("the header brings other Python values than the recipe needs")
         expected = [(slot.dtype, piece.shape) for slot in recipe.slots for piece in slot.pieces]
         if [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors] != expected:
             raise BadFrame("the payload has other tensors than the recipe")
@@ -78,7 +84,10 @@ class EarlyOutput:
 
     @classmethod
     def from_bytes(cls, data: Any, max_bytes: int = DEFAULT_MAX_BYTES) -> EarlyOutput:
-        """Read `to_bytes`. ``max_bytes`` bounds the payload and what is allocated for it. Raises `BadFrame`, `TooLarge`."""
+        """Read `to_bytes`.
+
+        ``max_bytes`` bounds the payload and what is allocated for it. Raises `BadFrame`, `TooLarge`.
+        """
         view = memoryview(data).cast("B")
         if len(view) < _PREFIX or view[: len(MAGIC)] != MAGIC:
             raise BadFrame("not the bytes of an EarlyOutput, or truncated before the sizes")
@@ -95,4 +104,3 @@ class EarlyOutput:
         recipe = Recipe.from_bytes(recipe_data, max_bytes)
         header = bytes(view[_PREFIX + recipe_size : _PREFIX + recipe_size + header_size])
         return cls.unpack(recipe, header, view[_PREFIX + recipe_size + header_size :].toreadonly(), max_bytes)
-

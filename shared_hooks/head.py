@@ -85,12 +85,18 @@ class HeadSession(Session):
             self.stopped = True
             raise self.exit
 
+    def release(self) -> None:
+        self.found.clear()
+
     def capture(self, wanted: list[tuple[int, Capture]], leaves: list[torch.Tensor]) -> None:
         """Keep the tensors of one result that slots wait for."""
         for slot, capture in wanted:
-            if capture.leaf >= len(leaves) or tuple(leaves[capture.leaf].shape) != capture.shape:
+            if capture.leaf >= len(leaves):
                 raise Diverged
-            self.found[slot] = leaves[capture.leaf]
+            leaf = leaves[capture.leaf]
+            if tuple(leaf.shape) != capture.view.shape or tuple(leaf.stride()) != capture.view.stride:
+                raise Diverged
+            self.found[slot] = leaf
 
     def early(self) -> EarlyOutput:
         """Cut the pieces out of the captured storages, as they are now."""
@@ -99,7 +105,7 @@ class HeadSession(Session):
             if number not in self.found:
                 raise Diverged
             tensor = self.found[number].detach()
-            origin = tensor.storage_offset() - capture.base
+            origin = tensor.storage_offset() - capture.view.offset
             storage = tensor.untyped_storage()
             if (origin + slot.elements) * slot.dtype.itemsize > storage.nbytes():
                 raise Diverged

@@ -78,7 +78,9 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def holder_modules(model: nn.Module) -> set[str]:
-    """Python modules whose dataclasses and named tuples this model may take or return: those its own classes live in."""
+    """Python modules whose dataclasses and named tuples this model may take or return: those its own classes live
+    in.
+    """
     found = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}
     if any(name.startswith("transformers.") for name in found):
         found.add("transformers.modeling_outputs")

@@ -15,30 +15,37 @@ import torch
 # Non-tensor results that say something about a tensor's form, never about its values.
 _FORM_TYPES = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FORM_NAMES = frozenset(
-    """size dim ndim stride numel nelement ndimension dim_order element_size itemsize nbytes is_contiguous is_floating_point
-    is_complex is_signed is_inference is_conj is_neg is_pinned is_set_to is_same_size is_coalesced is_sparse is_quantized
-    is_nested is_distributed is_tensor is_shared storage_offset get_device type has_names names requires_grad is_leaf
-    output_nr _version _is_view _is_zerotensor __len__ __hash__ sparse_dim dense_dim layout device shape dtype grad
-    grad_fn can_cast result_type is_cuda is_cpu is_mps is_meta is_xpu is_mkldnn is_vulkan retains_grad volatile
-    broadcast_tensors_shape __instancecheck__ has_torch_function""".split()
+    """
+    size dim ndim stride numel nelement ndimension dim_order element_size itemsize nbytes shape dtype layout device
+    is_contiguous is_floating_point is_complex is_signed is_inference is_conj is_neg is_pinned is_set_to is_same_size
+    is_coalesced is_sparse is_quantized is_nested is_distributed is_tensor is_shared is_cuda is_cpu is_mps is_meta
+    is_xpu is_mkldnn is_vulkan is_leaf storage_offset get_device type has_names names requires_grad retains_grad
+    output_nr grad grad_fn volatile sparse_dim dense_dim can_cast result_type
+    _version _is_view _is_zerotensor __len__ __hash__
+    """.split()
 )
 # Functions that hand the bytes to code torch cannot see.
 _ESCAPES = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "__array__", "__dlpack__", "to_dlpack"})
 
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset("aten::" + name for name in names.split())
+
+
 # Below the function level: the result depends on the argument's form alone.
-FORM_ONLY = frozenset(
-    "aten::" + name
-    for name in """zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full
-    new_empty new_empty_strided _sparse_coo_tensor_with_dims is_same_size sym_size sym_numel sym_stride""".split()
-)
-# Functions that want the form of an argument that they hand to no kernel.
-FORM_OF_OTHERS = frozenset(
-    "expand_as view_as reshape_as type_as to sum_to_size resize_as_ new_tensor unflatten broadcast_tensors meshgrid".split()
+FORM_ONLY = _aten(
+    """
+    zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty
+    new_empty_strided is_same_size sym_size sym_numel sym_stride
+    """
 )
 # ... the first argument is overwritten without being read.
-OVERWRITES = frozenset(
-    "aten::" + name
-    for name in "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_".split()
+OVERWRITES = _aten("copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_")
+# Functions that want the form of an argument that they hand to no kernel.
+FORM_OF_OTHERS = frozenset(
+    """
+    expand_as view_as reshape_as type_as to sum_to_size resize_as_ new_tensor unflatten broadcast_tensors meshgrid
+    """.split()
 )
 
 
@@ -94,7 +101,11 @@ def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
     if result is None:
         writes = has_tensors and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__")))
         return Kind.EFFECT if writes or name.endswith(".__set__") else Kind.FORM
-    if isinstance(result, (list, tuple)) and not isinstance(result, torch.Size) and next(tensors_of(result), None) is not None:
+    if (
+        isinstance(result, (list, tuple))
+        and not isinstance(result, torch.Size)
+        and next(tensors_of(result), None) is not None
+    ):
         return Kind.TENSOR
     if not has_tensors or isinstance(result, _FORM_TYPES) or is_form(name):
         return Kind.FORM

@@ -59,7 +59,10 @@ class Parcel:
 
     @classmethod
     def of_tensors(cls, meta: Any, tensors: list[torch.Tensor], codec: str = "raw") -> Parcel:
-        """Pack tensors of any device; dense ones on the CPU are not copied. ``codec``: "raw", or "lz4" where it helps."""
+        """Pack tensors of any device; dense ones on the CPU are not copied.
+
+        ``codec``: "raw", or "lz4" where it helps.
+        """
         if codec not in CODECS:
             raise ValueError(f"unknown codec {codec!r}: this side has {', '.join(CODECS)}")
         buffers: list[memoryview] = []
@@ -67,7 +70,7 @@ class Parcel:
         total = 0
         for tensor in tensors:
             flat, stride = _storage_order(tensor)
-            data = memoryview(flat.numpy())
+            data = memoryview(flat.numpy())  # type: ignore[arg-type]
             used = "raw"
             if codec == "lz4" and len(data):
                 small = lz4.block.compress(data, store_size=False)
@@ -90,7 +93,9 @@ class Parcel:
 
     @staticmethod
     def to_value(header: bytes, payload: Any, like: ClassFinder = no_class, max_bytes: int = 1 << 40) -> Any:
-        """Rebuild a nested value; ``like`` finds the classes of dataclasses and named tuples (else plain containers)."""
+        """Rebuild a nested value; ``like`` finds the classes of dataclasses and named tuples (else plain
+        containers).
+        """
         structure, tensors = Parcel.tensors(header, payload, max_bytes)
         return unflatten(structure, list(tensors), like)
 
@@ -114,13 +119,15 @@ class Parcel:
         if view.readonly:
             # tensors over memory that may not be written would let a model write to it
             whole = torch.empty(len(view), dtype=torch.uint8)
-            memoryview(whole.numpy())[:] = view
+            memoryview(whole.numpy())[:] = view  # type: ignore[arg-type]
         else:
             whole = torch.frombuffer(view, dtype=torch.uint8) if len(view) else torch.empty(0, dtype=torch.uint8)
         tensors = []
         start = 0
         for section in sections:
-            tensors.append(_decode(section, whole[start : start + section.nbytes], view[start : start + section.nbytes]))
+            tensors.append(
+                _decode(section, whole[start : start + section.nbytes], view[start : start + section.nbytes])
+            )
             start += section.padded
         return meta, tensors
 
@@ -179,7 +186,9 @@ def _decode(section: Section, data: torch.Tensor, view: memoryview) -> torch.Ten
         data = torch.frombuffer(raw, dtype=torch.uint8)
     if not section.raw_bytes:
         return torch.empty_strided(section.shape, section.stride, dtype=section.dtype)
-    return data.view(section.dtype).as_strided(section.shape, section.stride, data.storage_offset() // section.dtype.itemsize)
+    return data.view(section.dtype).as_strided(
+        section.shape, section.stride, data.storage_offset() // section.dtype.itemsize
+    )
 
 
 def _storage_order(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:

@@ -20,7 +20,7 @@ class Placeholder(torch.Tensor):
     """A tensor without data."""
 
     # plain tensor as far as the function level is concerned, so that no code path changes because of it
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Placeholder:
@@ -29,7 +29,9 @@ class Placeholder(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         schema = func._schema
         if schema.name in FORM_ONLY:
@@ -51,7 +53,7 @@ class Placeholder(torch.Tensor):
         """As `tolist`."""
         return _replayed(torch.Tensor.numpy, self)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Placeholder(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 

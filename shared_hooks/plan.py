@@ -13,6 +13,7 @@ from shared_hooks.hierarchy import near
 from shared_hooks.liveness import Frontier, frontier_bytes, frontiers
 from shared_hooks.recipe import Recipe
 from shared_hooks.trace import Call, Trace
+from shared_hooks.trees import form_of
 
 INPUT = "input"
 Cut = int | str
@@ -48,6 +49,7 @@ class Plan:
         self._refused: dict[int, str] = {}
         self._layers: tuple[LayerInfo, ...] | None = None
         self.names = [op.name for op in self.trace.ops]
+        self.forms = [tuple(value.shape for value in op.results) for op in self.trace.ops]
         self.paths = [call.path for call in self.trace.layers]
         self._ids = {call.name: number for number, call in enumerate(self.trace.layers)}
         self.digest = self._digest()
@@ -56,7 +58,9 @@ class Plan:
         return frontiers(self.trace, [0, *(call.exit for call in self.trace.layers)])
 
     def _digest(self) -> str:
-        """Over operations, layers, shapes and dtypes; not over strides and devices, which may differ between the sides."""
+        """Over operations, layers, shapes and dtypes; not over strides and devices, which may differ between the
+        sides.
+        """
         trace = self.trace
         layers = [[call.name, call.module_type, [trace.signature_of(v) for v in call.results]] for call in trace.layers]
         text = json.dumps([self.signature, self.names, layers], separators=(",", ":"))
@@ -137,7 +141,7 @@ class Plan:
             self.trace.input_structure,
             cutting.inputs,
             cutting.steps,
-            len(cutting.banked),
+            tuple(form_of(self.trace.ops[ordinal].structure) for ordinal in cutting.banked),
             cutting.counts,
         )
         return cutting, recipe
@@ -170,7 +174,12 @@ class Plan:
         mine, theirs = self.trace.layers[number], other.trace.layers[number]
         count = sum(op.seq < mine.exit for op in self.trace.ops)
         same_calls = self.paths[: number + 1] == other.paths[: number + 1] and mine.exit == theirs.exit
-        return same_calls and self.names[:count] == other.names[:count]
+        return same_calls and self.names[:count] == other.names[:count] and self.forms[:count] == other.forms[:count]
+
+    @property
+    def path(self) -> tuple[Any, ...]:
+        """What tells one path through the model from another."""
+        return self.digest, self.names, self.forms, self.paths
 
     def called_paths(self) -> set[str]:
         """Paths of the modules, layers or not, that ran."""

@@ -5,7 +5,7 @@ read, and nothing in it is looked up by import.
 
 * *slots*: one per storage that crosses; its pieces (disjoint views) are the payload.
 * *inputs*: the structure of the model's (args, kwargs), each tensor a *source*.
-* *values*: how many Python values, read from data before the cut, come with every request.
+* *values*: the forms of the Python values, read from data before the cut, that come with every request.
 * *counts*: how often modules that are called again after the cut were called before it; for their names.
 * *steps*: what the replay does at each module call or operation of the prefix that is not simply run again.
 
@@ -22,7 +22,7 @@ A *step* is one of
     ["skip", path, structure, sources]         a stub: the call is answered at once
     ["give", name, structure, sources, fills]  a replayed operation that writes to the storages of arguments i:
                                                fills: [[i, k], ...] slot k goes there now; k = -1: not yet, or never
-    ["below", name, structure, sources, fills] the same for a kernel that no torch function stands for (scripted functions)
+    ["below", name, structure, sources, fills] the same for a kernel that no torch function stands for
     ["draw", name, structure, sources]         the same for an operation on no tensor of the prefix (random numbers)
     ["value", name]                            a Python value that was read from data: the next of the banked values
     ["run", name]                              an operation that needs the form of its arguments only
@@ -55,7 +55,9 @@ MAX_ELEMENTS = 1 << 40
 
 @dataclass(frozen=True)
 class Slot:
-    """One storage that crosses: its size in elements of ``dtype``, the pieces that are sent, whether the tail writes it."""
+    """One storage that crosses: its size in elements of ``dtype``, the pieces that are sent, whether the tail
+    writes it.
+    """
 
     dtype: torch.dtype
     elements: int
@@ -85,7 +87,7 @@ class Recipe:
     input_structure: Structure
     inputs: tuple[list[Any], ...]
     steps: tuple[list[Any], ...]
-    values: int
+    values: tuple[Any, ...]
     counts: dict[str, int]
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -130,7 +132,9 @@ class Recipe:
 
     @classmethod
     def from_bytes(cls, data: bytes, max_bytes: int = 1 << 32) -> Recipe:
-        """Read a recipe; `BadFrame` if malformed, `TooLarge` beyond the limits or if its storages exceed ``max_bytes``."""
+        """Read a recipe; `BadFrame` if malformed, `TooLarge` beyond the limits or if its storages exceed
+        ``max_bytes``.
+        """
         if len(data) > MAX_RECIPE_BYTES:
             raise TooLarge(f"a recipe of {len(data)} bytes; at most {MAX_RECIPE_BYTES} are taken")
         try:
@@ -160,10 +164,10 @@ def _read(data: dict[str, Any]) -> Recipe:
     for step in steps:
         _check_step(step, slots)
     layer_id, layer_name = data["cut"]
-    depth, values = data["depth"], data["values"]
+    depth, values = data["depth"], _list(data["values"], MAX_STEPS)
     context = data["context"]
-    if not (depth is None or _is_count(depth)) or not isinstance(context, dict) or not _is_count(values):
-        raise BadFrame("malformed recipe: depth, context or values")
+    if not (depth is None or _is_count(depth)) or not isinstance(context, dict):
+        raise BadFrame("malformed recipe: depth or context")
     counts = data["counts"]
     if not isinstance(counts, dict) or not all(_is_count(count) for count in counts.values()):
         raise BadFrame("malformed recipe: counts")
@@ -180,7 +184,7 @@ def _read(data: dict[str, Any]) -> Recipe:
         structure,
         tuple(inputs),
         tuple(steps),
-        values,
+        tuple(values),
         counts,
     )
 
@@ -205,7 +209,8 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < MAX_ELEMENTS
 
 
-def _view(shape: Any, stride: Any, offset: Any, elements: int | None) -> View:
+def _view(form: list[Any], elements: int | None) -> View:
+    shape, stride, offset = form
     if not isinstance(shape, list) or not isinstance(stride, list) or len(shape) != len(stride):
         raise BadFrame("malformed recipe: a shape and its strides")
     if len(shape) > MAX_RANK:
@@ -224,7 +229,7 @@ def _slot(entry: Any) -> Slot:
     dtype, elements, written, pieces = entry
     if not _is_count(elements) or not isinstance(written, bool):
         raise BadFrame("malformed recipe: a slot")
-    views = tuple(_view(*piece, elements) for piece in _list(pieces, MAX_PIECES))
+    views = tuple(_view(piece, elements) for piece in _list(pieces, MAX_PIECES))
     if sum(view.numel for view in views) > elements:
         raise BadFrame("malformed recipe: pieces larger than their storage")
     return Slot(dtype_named(dtype), elements, views, written)
@@ -235,16 +240,16 @@ def _check_source(source: Any, slots: tuple[Slot, ...], *, among_args: bool = Tr
     if kind == "slot" and len(source) == 7 and _is_count(source[1]) and source[1] < len(slots):
         slot, dtype = slots[source[1]], dtype_named(source[5])
         elements = slot.elements * slot.dtype.itemsize // dtype.itemsize
-        _view(*source[2:5], elements)
+        _view(source[2:5], elements)
         if source[6] not in ("", "c", "n", "cn"):
             raise BadFrame("malformed recipe: flags of a source")
     elif kind == "hole" and len(source) == 4:
-        _view(source[1], source[2], 0, None)
+        _view([source[1], source[2], 0], None)
         dtype_named(source[3])
     elif kind == "arg" and among_args and len(source) == 2 and _is_count(source[1]):
         pass
     elif kind == "real" and among_args and len(source) == 6 and _is_count(source[1]):
-        _view(*source[2:5], None)
+        _view(source[2:5], None)
         dtype_named(source[5])
     else:
         raise BadFrame(f"malformed recipe: source {source!r:.60}")

@@ -10,6 +10,7 @@ Tensors and storages are remembered by weak references: planning needs the memor
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared_hooks.attach import running
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ModuleInfo
-from shared_hooks.operations import FORM_OF_OTHERS, FORM_ONLY, OVERWRITES, Kind, arguments_of, is_escape, is_mapped, kind_of, name_of
+from shared_hooks.operations import (
+    FORM_OF_OTHERS,
+    FORM_ONLY,
+    OVERWRITES,
+    Kind,
+    arguments_of,
+    is_escape,
+    is_mapped,
+    kind_of,
+    name_of,
+)
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
 from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
 from shared_hooks.views import View
@@ -34,7 +45,9 @@ _POINT = View((1,), (1,), 0)
 def record(
     model: nn.Module, modules: dict[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Trace, Any]:
-    """Run ``model(*args, **kwargs)`` once, writing to the inputs if the model does, and return what it did, and its output. The model's own exceptions pass through."""
+    """Run ``model(*args, **kwargs)`` once, writing to the inputs if the model does, and return what it did, and
+    its output. The model's own exceptions pass through.
+    """
     recorder = Recorder(model, modules)
     with torch.no_grad():
         recorder.enter_inputs((args, kwargs))
@@ -52,7 +65,7 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self.recorder = recorder
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         recorder = self.recorder
         if recorder.muted or recorder.op is not None or recorder.in_opaque:
             return func(*args, **(kwargs or {}))
@@ -61,10 +74,10 @@ class _Functions(TorchFunctionMode):
 
 class _Kernels(TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         recorder = self.recorder
         if recorder.muted:
             return func(*args, **(kwargs or {}))
@@ -174,7 +187,9 @@ class Recorder:
         made_in = self.stack[-1] if self.started else None
         if storage.tainted <= self.seq and tensor.requires_grad and self.started:
             flags += "g"
-        value = Value(len(self.values), storage, view, tensor.dtype, flags, self.seq if self.started else -1, made_in, hidden)
+        value = Value(
+            len(self.values), storage, view, tensor.dtype, flags, self.seq if self.started else -1, made_in, hidden
+        )
         self.values.append(value)
         self.value_by_id[id(tensor)] = (weakref.ref(tensor), value)
         return value
@@ -208,7 +223,9 @@ class Recorder:
         self.inputs = [self.value_of(tensor) for tensor in tensors]
         self.started = True
 
-    def call(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         info = self.modules.get(module)
         if info is None or self.muted or self.op is not None or self.in_opaque:
             return forward(*args, **kwargs)
@@ -297,7 +314,8 @@ class Recorder:
             self.op = None
         for value in arguments:
             value.last_use = op.seq
-        self._read_unseen(op, tensors, first_event)
+        if not isinstance(func, types.FunctionType):
+            self._read_unseen(op, tensors, first_event)
         op.kind = kind_of(name, bool(tensors), result)
         op.end = self.seq
         if op.kind is Kind.FORM:
@@ -317,7 +335,10 @@ class Recorder:
         return result
 
     def _read_unseen(self, op: Op, tensors: list[torch.Tensor], first_event: int) -> None:
-        """Arguments that no kernel was handed are read by raw pointer, unless the function is known to want their form."""
+        """Arguments that no kernel was handed are read by raw pointer, unless the function is known to want their form.
+
+        For functions written in C++ only: those in Python consist of calls that are seen.
+        """
         if len(self.events) == first_event or op.name in FORM_OF_OTHERS:
             return
         seen = {storage for event in self.events[first_event:] for storage in event.handed}
@@ -345,7 +366,9 @@ class Recorder:
             self.muted = True
             self.events.append(Event(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
             self.muted = False
-        op.reads_tainted = any(storage.tainted <= op.seq for event in self.events[first_event:] for storage, _ in event.reads)
+        op.reads_tainted = any(
+            storage.tainted <= op.seq for event in self.events[first_event:] for storage, _ in event.reads
+        )
         try:
             op.structure = flatten(result, plain=True)[0]
         except UnknownHolder:
@@ -391,7 +414,9 @@ class Recorder:
             self.draws.append(seq)
         if op is not None:
             op.writes += writes
-        shape_from_data = torch.Tag.dynamic_output_shape in func.tags or func._schema.name == "aten::_local_scalar_dense"
+        shape_from_data = (
+            torch.Tag.dynamic_output_shape in func.tags or func._schema.name == "aten::_local_scalar_dense"
+        )
         if reads_tainted and shape_from_data:
             self.dynamic.append(seq)
             if op is not None:

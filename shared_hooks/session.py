@@ -54,7 +54,9 @@ class Session:
         self.banked: dict[int | str, Any] = {}
         self.failure: BaseException | None = None
 
-    def call(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """The shim's entry: one module is called."""
         info = self.modules.get(module)
         if info is None:
@@ -98,6 +100,9 @@ class Session:
                 # the bank must not change when a later layer works in place
                 self.banked[number] = self.banked[name] = snapshot(output)
 
+    def release(self) -> None:
+        """Let go of tensors that only the run needed; what was measured and banked stays."""
+
     def metrics(self) -> list[LayerMetrics]:
         """The measured layers, in order."""
         if self.clock is None:
@@ -123,7 +128,11 @@ def snapshot(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return tuple.__new__(type(value), [snapshot(item) for item in value])
     if isinstance(value, (list, tuple)):
-        return type(value)(snapshot(item) for item in value) if type(value) in (list, tuple) else list(map(snapshot, value))
+        return (
+            type(value)(snapshot(item) for item in value)
+            if type(value) in (list, tuple)
+            else list(map(snapshot, value))
+        )
     if isinstance(value, dict):
         return {key: snapshot(item) for key, item in value.items()}
     return [snapshot(tensor) for tensor in tensors_in(value)]

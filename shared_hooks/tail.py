@@ -47,18 +47,22 @@ class TailSession(Session):
         self.resumed = False
         self.resumed_at = 0
         self.values = iter(early.values)
+        self.holes = early.recipe.cache.setdefault(device, {})
         self.slots = _storages(early, device)
         self.tainted = {slot.untyped_storage()._cdata for slot in self.slots}
         # below the function level there is rarely anything to replay
         self.kernels = Below(self) if any(step[0] == "below" for step in self.steps) else None
         self.inside = False
+        self.kept: list[torch.Tensor] = []
         self.mode = Replay(self)
 
     def inputs(self, find: Callable[[str], type | None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's (args, kwargs): injected where they are read after the cut, placeholders elsewhere."""
         tensors = [self.build(source, []) for source in self.recipe.inputs]
         value = unflatten(self.recipe.input_structure, tensors, find)
-        if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)):
+        if not (
+            isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
+        ):
             raise PlanMismatch("the recipe's inputs are not positional and keyword arguments")
         return value
 
@@ -73,6 +77,10 @@ class TailSession(Session):
         self.position += 1
         if self.position == len(self.steps):
             self.resume()
+
+    def release(self) -> None:
+        self.slots.clear()
+        self.kept.clear()
 
     def resume(self) -> None:
         """The cut is reached: number layers from here, leave the function mode."""
@@ -124,11 +132,13 @@ class TailSession(Session):
             self.advance()
         return output
 
-    def answer(self, structure: Any, sources: Sequence[Any], arguments: list[torch.Tensor]) -> Any:
-        """The result of a module or operation of the prefix."""
-        return unflatten(structure, [self.build(source, arguments) for source in sources], no_class)
+    def answer(
+        self, structure: Any, sources: Sequence[Any], arguments: list[torch.Tensor], *, fresh: bool = False
+    ) -> Any:
+        """The result of a module or operation of the prefix. ``fresh``: autograd will put its mark on the tensors."""
+        return unflatten(structure, [self.build(source, arguments, fresh=fresh) for source in sources], no_class)
 
-    def build(self, source: Sequence[Any], arguments: list[torch.Tensor]) -> torch.Tensor:
+    def build(self, source: Sequence[Any], arguments: list[torch.Tensor], *, fresh: bool = False) -> torch.Tensor:
         """One tensor of the prefix; the forms of ``source`` are in `recipe`."""
         kind = source[0]
         if kind == "slot":
@@ -139,23 +149,36 @@ class TailSession(Session):
             tensor = whole.as_strided(shape, stride, whole.storage_offset() + offset)
             if "c" in flags:
                 tensor = tensor.conj()
-            return torch._neg_view(tensor) if "n" in flags else tensor
+            negated: torch.Tensor = torch._neg_view(tensor) if "n" in flags else tensor
+            return negated
+        if kind == "hole" and (0 in source[1] or fresh):
+            return self._own_hole(source)
         if kind == "hole":
-            key = (str(self.device), repr(source))
-            hole = self.recipe.cache.get(key)
+            # sources live as long as their recipe, and nobody writes to a placeholder: one serves all requests
+            hole: Placeholder | None = self.holes.get(id(source))
             if hole is None:
                 _, shape, stride, dtype_name = source
-                hole = self.recipe.cache[key] = Placeholder(shape, stride, dtype_named(dtype_name), self.device)
-            assert isinstance(hole, Placeholder)
+                hole = self.holes[id(source)] = Placeholder(shape, stride, dtype_named(dtype_name), self.device)
             return hole
         try:
-            argument = arguments[source[1]]
+            argument: torch.Tensor = arguments[source[1]]
         except IndexError as error:
             raise self.mismatch("an argument is missing") from error
         if kind == "arg":
             return argument
         _, _, shape, stride, offset, dtype_name = source
-        return _whole(argument, dtype_named(dtype_name)).as_strided(shape, stride, offset)
+        real: torch.Tensor = _whole(argument, dtype_named(dtype_name)).as_strided(shape, stride, offset)
+        return real
+
+    def _own_hole(self, source: Sequence[Any]) -> torch.Tensor:
+        """A placeholder that is not shared; for no elements at all a real tensor, since there is nothing to read."""
+        _, shape, stride, dtype_name = source
+        if 0 not in shape:
+            return Placeholder(shape, stride, dtype_named(dtype_name), self.device)
+        empty = torch.empty_strided(shape, stride, dtype=dtype_named(dtype_name), device=self.device)
+        self.kept.append(empty)
+        self.tainted.add(empty.untyped_storage()._cdata)
+        return empty
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One torch function called in the prefix; the function mode is off while this runs."""
@@ -206,7 +229,7 @@ class TailSession(Session):
                 step = self.next_step()
                 if step[0] != "below" or step[1] != str(func):
                     raise self.mismatch(f"{func} ran")
-                result = self.answer(step[2], step[3], arguments)
+                result = self.answer(step[2], step[3], arguments, fresh=True)
                 self.fill(step[4], arguments)
         finally:
             self.inside = False
@@ -217,7 +240,9 @@ class TailSession(Session):
         """An error that says where the replay left the plan; kept, in case the model catches it."""
         kind, name = self.next_step()[0], self.next_step()[1]
         layer = f"the cut after layer {self.recipe.layer_id} ({self.recipe.layer_name})"
-        error = PlanMismatch(f"resuming at {layer}: {what} where the plan has {kind} {name}; the code or its state differs")
+        error = PlanMismatch(
+            f"resuming at {layer}: {what} where the plan has {kind} {name}; the code or its state differs"
+        )
         self.failed(error)
         return error
 
@@ -231,7 +256,9 @@ class TailSession(Session):
             return False
 
     def fill(self, fills: Sequence[Any], arguments: list[torch.Tensor]) -> None:
-        """A storage that began as a constant has been written: it depends on the inputs now, and may get its content."""
+        """A storage that began as a constant has been written: it depends on the inputs now, and may get its
+        content.
+        """
         for number, slot in fills:
             argument = arguments[number]
             if type(argument) is Placeholder:
@@ -255,12 +282,12 @@ class Replay(TorchFunctionMode):
 
     def enter(self) -> None:
         self.active = True
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         if self.active:
             self.active = False
-            super().__exit__(None, None, None)
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.session.resumed or self.session.in_opaque:
@@ -272,18 +299,18 @@ class Below(TorchDispatchMode):
     """The same for the kernels below, where the recipe has steps for them."""
 
     def __init__(self, session: TailSession) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.session = session
         self.active = False
 
     def enter(self) -> None:
         self.active = True
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         if self.active:
             self.active = False
-            super().__exit__(None, None, None)
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         session = self.session
@@ -317,4 +344,5 @@ def _whole(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The storage of a tensor as one flat tensor."""
     storage = tensor.untyped_storage()
     whole = torch.empty(0, dtype=dtype, device=tensor.device)
-    return whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+    whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+    return whole

@@ -2,7 +2,8 @@
 
 A trace holds, in order of a running number ``seq``: module calls (a tree), operations at the level of torch functions,
 and data events at the level below (which elements of which storage were read, overwritten or written). Nothing here
-refers to a live tensor. ``dynamic``: where Python read data; ``foreign``: the last seq at which a tensor appeared that no
+refers to a live tensor. ``dynamic``: where Python read data; ``foreign``: the last seq at which a tensor appeared
+that no
 operation made (threads of the model's own, extensions), -1 if none. ``draws``: where random numbers were drawn;
 ``seeded``: the model seeds its generator itself. ``unsteady``: why no two runs agree.
 """
@@ -27,8 +28,8 @@ class Storage:
 
     ``created`` and ``tainted`` are the seq at which it came to be and first held a value that depends on the inputs.
     Inputs are created and tainted at -1. ``outside``: it existed before the forward and is no input (a parameter, say).
-    ``opaque``: its elements cannot be addressed (sparse, nested). ``foreign``: it appeared during the forward, made by no
-    operation.
+    ``opaque``: its elements cannot be addressed (sparse, nested). ``foreign``: it appeared during the forward, made
+    by no operation.
     """
 
     index: int
@@ -52,7 +53,8 @@ class Storage:
 class Value:
     """One tensor object: a view of a storage. ``made`` is the seq at which it appeared, ``last_use`` of its last use.
 
-    ``flags``: c = conjugated, n = negated view, g = autograd recorded how it was made. ``hidden``: no torch function made it.
+    ``flags``: c = conjugated, n = negated view, g = autograd recorded how it was made. ``hidden``: no torch
+    function made it.
     """
 
     index: int
@@ -134,7 +136,10 @@ class Call:
 
 @dataclass(eq=False)
 class Trace:
-    """The record of one forward. ``inputs``: the structure of (args, kwargs) and the values in it; ``end``: last seq."""
+    """The record of one forward.
+
+    ``inputs``: the structure of (args, kwargs) and the values in it; ``end``: last seq.
+    """
 
     root: Call
     layers: list[Call]

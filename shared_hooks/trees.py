@@ -11,7 +11,8 @@ A *structure* is the JSON-able shape of such a value, with a number in place of 
     ["data", class, [[field, ...], ...]]     dataclass
     ["map", class, [[key, ...], ...]]        ModelOutput and other dictionaries that are built from keywords
 
-Classes travel as ``module:qualname`` and are looked up by the receiver among classes it already has; nothing is imported.
+Classes travel as ``module:qualname`` and are looked up by the receiver among classes it already has; nothing is
+imported.
 An object of any other type is an error (`UnknownHolder`), never a leaf: a tensor hidden in it would be lost in silence.
 """
 
@@ -138,7 +139,9 @@ def flatten(value: Any, *, plain: bool = False) -> tuple[Structure, list[torch.T
         if not plain and dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [[field.name, down(getattr(value, field.name), depth + 1)] for field in dataclasses.fields(value)]
             return ["data", class_name(kind), fields]
-        raise UnknownHolder(f"a value of type {class_name(kind)} cannot be taken apart: pass tensors in built-in containers")
+        raise UnknownHolder(
+            f"a value of type {class_name(kind)} cannot be taken apart: pass tensors in built-in containers"
+        )
 
     return down(value, 0), tensors
 
@@ -155,7 +158,7 @@ def leaves_of(value: Any) -> list[torch.Tensor]:
 
 def _dict_like(kind: type) -> bool:
     # transformers' BatchEncoding is a UserDict, defaultdict and friends behave as dictionaries when read
-    return kind.__init__ is dict.__init__ or kind.__module__ == "collections"
+    return vars(kind).get("__init__") is None or kind.__module__ == "collections"
 
 
 def _key(key: Any) -> Structure:
@@ -163,6 +166,15 @@ def _key(key: Any) -> Structure:
     if literal is None:
         raise UnknownHolder(f"a dictionary key of type {type(key).__name__}: use text or numbers")
     return literal
+
+
+def form_of(structure: Any) -> Any:
+    """A structure with every literal replaced by the name of its type: what two values of one kind have in common."""
+    if isinstance(structure, list):
+        if len(structure) == 2 and structure[0] == "v":
+            return ["v", type(structure[1]).__name__]
+        return [form_of(part) for part in structure]
+    return structure
 
 
 ClassFinder = Callable[[str], "type | None"]
@@ -192,7 +204,10 @@ def classes_of(modules: set[str]) -> ClassFinder:
 
 
 def unflatten(structure: Any, tensors: list[Any] | Mapping[int, Any], find: ClassFinder = no_class) -> Any:
-    """Rebuild the value; classes the finder does not know become plain tuples and dictionaries. `BadFrame` if malformed."""
+    """Rebuild the value; classes the finder does not know become plain tuples and dictionaries.
+
+    `BadFrame` if malformed.
+    """
 
     def up(node: Any, depth: int) -> Any:
         if not isinstance(node, list) or not node or not isinstance(node[0], str) or depth > MAX_DEPTH + 1:

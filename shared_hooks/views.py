@@ -26,7 +26,7 @@ class View:
     @classmethod
     def of(cls, tensor: torch.Tensor, base: int = 0) -> View:
         """The view that ``tensor`` is, its offset counted from element ``base`` of the storage."""
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset() - base)
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()) - base)
 
     @property
     def numel(self) -> int:

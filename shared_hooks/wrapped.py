@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import time
 from collections import OrderedDict
@@ -13,9 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks import attach, hierarchy
+from shared_hooks import attach, context, hierarchy
 from shared_hooks.copies import fresh_copies
-from shared_hooks.context import environment, restored, signature
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, IsthmusError, PlanMismatch, UnknownLayer
 from shared_hooks.fastpath import fast_path_off
@@ -27,7 +28,7 @@ from shared_hooks.report import Report, identical
 from shared_hooks.session import HookExitException, Session
 from shared_hooks.tail import TailSession
 from shared_hooks.trace import Trace
-from shared_hooks.trees import classes_of, flatten, unflatten
+from shared_hooks.trees import UnknownHolder, classes_of, flatten, unflatten
 
 MAX_PLANS = 64
 MAX_PATHS = 16
@@ -36,9 +37,11 @@ MAX_PATHS = 16
 class WrappedModel:
     """A model that can be stopped after any layer, and resumed there by another `WrappedModel` of the same model.
 
-    ``depth``: how far to descend into the module tree; None = down to the leaves, 1 = the model's children. The model is
+    ``depth``: how far to descend into the module tree; None = down to the leaves, 1 = the model's children. The
+    model is
     not edited; `detach`, or leaving the ``with`` block, takes away exactly what was attached. Several threads may run
-    requests at once; results of the last forward (`get_layer_metrics`, `banked_output`, `durations`) are each thread's own.
+    requests at once; results of the last forward (`get_layer_metrics`, `banked_output`, `durations`) are each
+    thread's own.
     """
 
     def __init__(self, model: nn.Module, depth: int | None = None, *, metrics: bool = True) -> None:
@@ -64,7 +67,9 @@ class WrappedModel:
     def __enter__(self) -> WrappedModel:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.detach()
 
     def detach(self) -> None:
@@ -77,19 +82,20 @@ class WrappedModel:
     # -- planning -----------------------------------------------------------------------------------------------
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Record the model on these inputs (one whole forward, after one to let it settle), and remember the path taken.
+        """Record the model on these inputs (one whole forward, after one to let it settle), and remember the path
+        taken.
 
         `forward` plans by itself on a new input signature. An input that takes another path than those known adds it.
         """
         self._check_attached()
-        key, digest, context = signature(self.model, args, kwargs)
+        key, digest, around = context.signature(self._modules, args, kwargs)
         with self._planning:
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
             trace = self._record(args, kwargs, settle=not paths)
-            plan = Plan(trace, digest, self.depth, context, self._aliases)
+            plan = Plan(trace, digest, self.depth, around, self._aliases)
             for known in paths:
-                if (known.digest, known.names, known.paths) == (plan.digest, plan.names, plan.paths):
+                if known.path == plan.path:
                     self._latest = known
                     return known
             paths.insert(0, plan)
@@ -103,7 +109,10 @@ class WrappedModel:
             return plan
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
-        """Record on copies of the inputs. ``settle``: run once before, so that caches are built and the state is steady."""
+        """Record on copies of the inputs.
+
+        ``settle``: run once before, so that caches are built and the state is steady.
+        """
         if settle:
             first_args, first_kwargs = self._copied(args, kwargs)
             random_state = torch.get_rng_state()
@@ -134,7 +143,7 @@ class WrappedModel:
         return classes_of({name.partition(":")[0]})(name)
 
     def _plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
-        key = signature(self.model, args, kwargs)[0]
+        key = context.signature(self._modules, args, kwargs)[0]
         with self._planning:
             known = list(self._plans.get(key, ()))
             return known or [self.plan(*args, **kwargs)]
@@ -148,7 +157,9 @@ class WrappedModel:
 
     @property
     def never_called(self) -> tuple[str, ...]:
-        """Walked modules that the latest plan did not see running: used through their parameters only, or not at all."""
+        """Walked modules that the latest plan did not see running: used through their parameters only, or not at
+        all.
+        """
         if self._latest is None:
             raise UnknownLayer("no plan yet: call plan() or forward() with example inputs first")
         called = self._latest.called_paths()
@@ -161,7 +172,8 @@ class WrappedModel:
 
         ``end=cut`` runs up to and including the cut layer and returns an `EarlyOutput`. ``start=cut`` takes that
         `EarlyOutput` as its only argument and returns the model's own output. A cut is a layer id, a layer name, or
-        ``"input"``. Everything runs without gradients. Raises `UnknownLayer`, `CutRefused`, `PlanMismatch`, and whatever the model raises.
+        ``"input"``. Everything runs without gradients. Raises `UnknownLayer`, `CutRefused`, `PlanMismatch`, and
+        whatever the model raises.
         """
         self._check_attached()
         early = args[0] if len(args) == 1 and isinstance(args[0], EarlyOutput) else None
@@ -175,6 +187,9 @@ class WrappedModel:
             return self._tail(early, start)
         if end is not None:
             return self._head(end, args, kwargs)
+        with contextlib.suppress(UnknownHolder):
+            # what cannot be taken apart cannot be cut, but it can run
+            self._check_saved(self._plans_for(args, kwargs))
         session = self._session(Session)
         started = time.perf_counter_ns()
         output = self._whole(session, args, kwargs)
@@ -182,6 +197,15 @@ class WrappedModel:
         return output
 
     __call__ = forward
+
+    def _check_saved(self, plans: list[Plan]) -> None:
+        """Names and ids in `save_layers` must exist; a layer of another path does."""
+        for layer in self._save:
+            path = layer.partition("#")[0] if isinstance(layer, str) else None
+            known = {info.path for info in self._modules.values()}
+            if path not in known and self._aliases.get(path or "") not in known:
+                for plan in plans:
+                    plan.layer_id(layer)
 
     def _session(self, kind: Callable[..., Any], *more: Any) -> Any:
         clock = clock_for(self.device) if self.metrics_enabled else None
@@ -230,15 +254,19 @@ class WrappedModel:
 
     def _tail(self, early: EarlyOutput, start: Cut) -> Any:
         recipe = early.recipe
-        if start not in (recipe.layer_id, recipe.layer_name, str(recipe.layer_id)) and self._aliases.get(str(start)) != recipe.layer_name:
-            raise UnknownLayer(f"start={start!r}, but this EarlyOutput was cut at {recipe.layer_id} ({recipe.layer_name})")
+        if (
+            start not in (recipe.layer_id, recipe.layer_name, str(recipe.layer_id))
+            and self._aliases.get(str(start)) != recipe.layer_name
+        ):
+            raise UnknownLayer(
+                f"start={start!r}, but this EarlyOutput was cut at {recipe.layer_id} ({recipe.layer_name})"
+            )
         if recipe.depth != self.depth:
             raise Disagreement(f"the head was planned with depth={recipe.depth}, this side has depth={self.depth}")
-        if recipe.context.get("training") != self.model.training:
-            raise Disagreement("one side's model is in training mode, the other's is not")
+        context.check(recipe.context, self._modules)
         started = time.perf_counter_ns()
         session: TailSession = self._session(TailSession, early, self.device)
-        with torch.no_grad(), _running(session), fast_path_off(), restored(recipe.context):
+        with torch.no_grad(), _running(session), fast_path_off(), context.restored(recipe.context):
             args, kwargs = session.inputs(self._find)
             if recipe.steps:
                 session.enter()
@@ -257,6 +285,7 @@ class WrappedModel:
         return output
 
     def _finish(self, session: Session, durations: dict[str, int]) -> None:
+        session.release()
         self._own.session = session
         self._own.durations = durations
 
@@ -291,9 +320,8 @@ class WrappedModel:
     @property
     def device(self) -> torch.device:
         """The device of the model's first parameter or buffer; the CPU for a model without."""
-        for tensor in (*self.model.parameters(), *self.model.buffers()):
-            return tensor.device
-        return torch.device("cpu")
+        tensor = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
+        return torch.device("cpu") if tensor is None else tensor.device
 
     def structure_digest(self) -> str:
         """Hexadecimal; see `hierarchy.structure_digest`."""
@@ -305,12 +333,13 @@ class WrappedModel:
 
     def environment(self) -> dict[str, str]:
         """Settings that must be the same on both sides."""
-        return environment()
+        return context.environment()
 
     # -- verification -------------------------------------------------------------------------------------------
 
     def verify(self, *args: Any, on_cut: Callable[[int, int], None] | None = None, **kwargs: Any) -> Report:
-        """Compare every cut, through bytes, with the whole model on these inputs; ``on_cut(done, total)`` shows progress.
+        """Compare every cut, through bytes, with the whole model on these inputs; ``on_cut(done, total)`` shows
+        progress.
 
         A cut that differs is refused from then on.
         """

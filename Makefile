@@ -1,0 +1,74 @@
+# Isthmus. `make demo` shows it, `make test` checks it; both set up what is missing and can be repeated.
+#
+#   PYTHON=...      the interpreter to make .venv with; default: the first of python3, python3.13 ... that is 3.10 or later
+#   PIP_FLAGS=...   for pip, e.g. another index (PyTorch's CPU-only wheels for Linux come from an index of their own)
+#   PYTEST_FLAGS=   for pytest, e.g. -k zoo
+#   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
+
+VENV := .venv
+PY := $(VENV)/bin/python
+RUNTIME := $(VENV)/.installed-runtime
+DEV := $(VENV)/.installed-dev
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+DEMO_FLAGS ?=
+BENCH_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench protos clean
+
+help:
+	@echo "make demo    run the shipped model split over two processes on this machine"
+	@echo "make test    lint, types, import rules, generated code, tests"
+	@echo "make lint    test without the tests"
+	@echo "make bench   the benchmarks: a table and JSON"
+	@echo "make protos  regenerate the code of the wire"
+	@echo "make clean   remove .venv and caches"
+
+demo: $(RUNTIME)
+	$(PY) -m deploy.demo $(DEMO_FLAGS)
+
+test: lint
+	$(PY) -m pytest $(PYTEST_FLAGS)
+
+lint: $(DEV)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+	$(PY) -m protos.generate --check
+
+bench: $(DEV)
+	$(PY) -m tests.benchmarks $(BENCH_FLAGS)
+
+protos: $(DEV)
+	$(PY) -m protos.generate
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The first interpreter that is new enough; the message says what was looked at when there is none.
+$(PY):
+	@set -e; found=; \
+	for candidate in $(if $(PYTHON),"$(PYTHON)",python3 python3.14 python3.13 python3.12 python3.11 python3.10 python); do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "Isthmus needs Python 3.10 or later; $(if $(PYTHON),$(PYTHON),python3) is `$(if $(PYTHON),"$(PYTHON)",python3) --version 2>&1 || true`." >&2; \
+	  echo "Install one, or name it: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; \
+	fi; \
+	echo "making $(VENV) with `"$$found" --version`"; \
+	"$$found" -m venv --clear $(VENV) || { \
+	  rm -rf $(VENV); \
+	  echo "$$found cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+# Installing again only when what to install has changed. dev includes runtime.
+$(RUNTIME): pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install $(PIP_FLAGS) -c constraints.txt -e .
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install $(PIP_FLAGS) -c constraints.txt -e ".[dev]"
+	@touch $(RUNTIME) $@

@@ -1,0 +1,90 @@
+"""The ``cloud-server`` command: read what to serve, serve it, drain on SIGTERM or Ctrl-C.
+
+Exit status: 0 after draining, 1 when the server could not start or broke, 2 for a wrong command line or configuration,
+3 when it ended before every running request was answered (a second signal, or the time limit).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from cloud_server.config import ServerConfig
+from cloud_server.core import Core
+from cloud_server.options import configure, parser
+from cloud_server.served_model import ServedModel
+from cloud_server.server import CloudServer
+from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
+from shared_hooks.models import pick_device, set_threads
+
+log = logging.getLogger("cloud_server")
+
+OK, FAILED, USAGE, CUT_SHORT = 0, 1, 2, 3
+
+GRACE_SECONDS = 2.0
+"""For clients to fetch the last answers and leave."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    options = parser().parse_args(argv)
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format=form)
+    try:
+        return serve(configure(options))
+    except (SpecError, UnknownModel) as error:
+        print(f"cloud-server: {error}", file=sys.stderr)
+        return USAGE
+    except IsthmusError as error:
+        print(f"cloud-server: {type(error).__name__}: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:  # before the server was up; later ones drain
+        return 128 + signal.SIGINT
+
+
+def serve(config: ServerConfig) -> int:
+    """Serves until a signal comes; returns the exit status."""
+    device = pick_device(config.device)
+    threads = set_threads(config.threads)
+    engines = []
+    for entry in config.models:
+        engine = ServedModel(entry, device)
+        who = engine.identity
+        log.info("model %s: %d layers on %s, weights %s", who.model_id, who.layers, device, who.weights_hash)
+        engines.append(engine)
+    with Core(engines, config.limits, config.workers) as core:
+        server = CloudServer(core, config.listen)
+        # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
+        signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda received, _: signals.put(received))
+        server.start()
+        log.info("%d threads, %d worker(s)", threads, config.workers)
+        host = config.listen.rpartition(":")[0]
+        print(f"listening on {host}:{server.port}", flush=True)
+        log.info("%s: draining", signal.Signals(signals.get()).name)
+        server.drain()
+        drained = _wait(core, signals, config.limits.drain_seconds)
+        server.stop(GRACE_SECONDS if drained else 0)
+    if not drained:
+        log.warning("ended before every request was answered")
+        # A tail still runs; neither it nor the interpreter's wait for its threads can be interrupted.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(CUT_SHORT)
+    log.info("drained")
+    return OK
+
+
+def _wait(core: Core, signals: queue.SimpleQueue[int], seconds: float) -> bool:
+    """Waits for running requests; False when a second signal or the time limit comes first."""
+    limit = time.monotonic() + seconds
+    while not core.wait_idle(0.1):
+        if not signals.empty() or time.monotonic() > limit:
+            return False
+    return True

@@ -1,0 +1,121 @@
+"""What one server process serves and how, read from its own TOML file.
+
+listen = "127.0.0.1:50051"           # HOST:PORT; port 0 = any free one
+device = "auto"                      # auto, cpu, cuda, cuda:N
+threads = 4                          # inside one operation on the CPU; absent = torch's choice
+workers = 1                          # tails computed at a time
+
+[models]
+digits = "digits"                    # id = a built-in model, a spec file (relative to this one), or module:callable
+
+[models.resnet]                      # or a whole spec, see docs/model-spec.md, and
+factory = "my_package.models:resnet"
+weights = "resnet.safetensors"
+depth = 3                            # how far hooks descend; absent = down to the leaves
+
+[limits]                             # see limits.py
+max_request_bytes = 268435456
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from cloud_server.limits import Limits
+from shared_hooks.errors import IsthmusError, SpecError
+from shared_hooks.models import ModelSpec, load_spec
+from shared_hooks.models.spec import spec_from_table
+from shared_hooks.models.table import Table, kind_of
+
+DEFAULT_LISTEN = "127.0.0.1:50051"  # there is no authentication yet, so other machines are let in on request only
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One model to serve: its spec, and how far hooks descend into it (None = down to the leaves)."""
+
+    spec: ModelSpec
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.depth is not None and self.depth < 0:
+            raise SpecError(f"depth: expected at least 0, found {self.depth}")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Everything a server process needs to know. Raises SpecError for what cannot work; no models means `digits`."""
+
+    listen: str = DEFAULT_LISTEN
+    models: tuple[ModelEntry, ...] = ()
+    device: str = "auto"
+    threads: int | None = None
+    workers: int = 1
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        check_address(self.listen)
+        if self.threads is not None and self.threads < 1:
+            raise SpecError(f"threads: expected at least 1, found {self.threads}")
+        if self.workers < 1:
+            raise SpecError(f"workers: expected at least 1, found {self.workers}")
+
+
+def read_config(path: Path) -> ServerConfig:
+    """The configuration of a TOML file. Raises SpecError with the file, the key, what was expected and found."""
+    table = Table.read(path)
+    values: dict[str, Any] = {
+        "listen": table.take("listen", str),
+        "device": table.take("device", str),
+        "threads": table.take("threads", int),
+        "workers": table.take("workers", int),
+    }
+    models, limits = table.table("models"), table.table("limits")
+    table.done()
+    try:
+        if models is not None:
+            values["models"] = _models(models, path.resolve().parent)
+        if limits is not None:
+            values["limits"] = _limits(limits)
+        return ServerConfig(**{key: value for key, value in values.items() if value is not None})
+    except SpecError as error:
+        raise error if str(error).startswith(str(path)) else SpecError(f"{path}: {error}") from error
+
+
+def check_address(address: str) -> None:
+    """Raises SpecError unless ``address`` is ``HOST:PORT`` or ``[IPV6]:PORT``."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise SpecError(f'listen: expected HOST:PORT with a port from 0 to 65535, found "{address}"')
+
+
+def _models(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
+    entries = []
+    for name, value in table.rest().items():
+        if isinstance(value, str):
+            file = folder / value
+            try:
+                entries.append(ModelEntry(load_spec(f"{name}={file if file.is_file() else value}")))
+            except IsthmusError as error:
+                raise SpecError(f"{table.origin}: {table.name(name)}: {error}") from error
+        elif isinstance(value, dict):
+            inner = Table(value, table.origin, table.name(name))
+            depth = inner.take("depth", int)
+            if depth is not None and depth < 0:
+                inner.fail("depth", f"expected at least 0, found {depth}")
+            entries.append(ModelEntry(spec_from_table(inner, folder, model_id=name), depth))
+        else:
+            table.fail(
+                name, f"expected a built-in model, a spec file, module:callable or a table, found {kind_of(value)}"
+            )
+    return tuple(entries)
+
+
+def _limits(table: Table) -> Limits:
+    values: dict[str, Any] = {
+        each.name: table.take(each.name, float if isinstance(each.default, float) else int) for each in fields(Limits)
+    }
+    table.done()
+    return Limits(**{name: value for name, value in values.items() if value is not None})

@@ -1,0 +1,62 @@
+"""What clients may ask of the server: every bound on size, count and time, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from shared_hooks.errors import SpecError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds in bytes, counts and seconds. Raises SpecError, naming the field, for values nothing could work with."""
+
+    max_request_bytes: int = 256 * MIB
+    """Payload of one request: as sent, as decoded, and the storages its tensors live in."""
+    max_in_flight: int = 32
+    """Requests of one client that are received, waiting or running at a time."""
+    max_clients: int = 64
+    """Standing streams at a time."""
+    max_pending: int = 512
+    """Requests of all clients that are received, waiting or running at a time."""
+    max_pending_bytes: int = 2 * GIB
+    """Payload bytes of these requests together."""
+    max_message_bytes: int = 16 * MIB
+    """One frame: a chunk, a header or a recipe."""
+    chunk_bytes: int = 512 * KIB
+    """Size of the chunks in which answers are sent."""
+    max_recipes: int = 1024
+    """Recipes kept, of all clients together."""
+    max_recipe_bytes: int = 64 * MIB
+    """Serialized size of these recipes together."""
+    max_answers: int = 4096
+    """Answers kept until they are acknowledged."""
+    max_answer_bytes: int = 512 * MIB
+    """Payload bytes of these answers together."""
+    answer_seconds: float = 120.0
+    """How long an answer waits to be acknowledged, or asked for again after a lost connection."""
+    deadline_seconds: float = 60.0
+    """Age at which a request is no longer started; a request may ask for less."""
+    hello_seconds: float = 10.0
+    """Time from the opening of a stream to its first frame."""
+    drain_seconds: float = 30.0
+    """Time that running requests have to finish after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) <= 0:
+                raise SpecError(f"limits.{field.name}: expected a number above 0, found {getattr(self, field.name)}")
+        if self.chunk_bytes + 64 * KIB > self.max_message_bytes:
+            raise SpecError(
+                f"limits.chunk_bytes: expected at least 64 KiB below max_message_bytes ({self.max_message_bytes}), "
+                f"found {self.chunk_bytes}"
+            )
+        if self.max_request_bytes > self.max_pending_bytes:
+            raise SpecError(
+                f"limits.max_request_bytes: expected at most max_pending_bytes ({self.max_pending_bytes}), "
+                f"found {self.max_request_bytes}"
+            )

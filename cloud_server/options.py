@@ -1,0 +1,92 @@
+"""The command line of ``cloud-server``, and what it makes of a configuration."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cloud_server.config import DEFAULT_LISTEN, ModelEntry, ServerConfig, read_config
+from cloud_server.limits import Limits
+from shared_hooks.errors import SpecError
+from shared_hooks.models import ModelSpec, Table, load_spec, spec_from_table
+from shared_hooks.models.targets import looks_like_target
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="cloud-server",
+        description="Serves the tails of models to edge clients; with nothing given, of the shipped model `digits`.",
+        epilog="Exit status: 0 drained, 1 failed, 2 wrong command line or file, 3 ended before all was answered.",
+    )
+    made.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="what to serve, and limits")
+    for name, metavar, text in (
+        ("--model", "[NAME=]SPEC", "serve a built-in model, a spec file or module:callable; may be repeated"),
+        ("--weights", "[NAME=]FILE", "safetensors file of a --model; NAME is needed if there are several"),
+        ("--example", "[NAME=]INPUT", "input of a module:callable: 1,3,224,224[:dtype], a .npy file, module:callable"),
+    ):
+        made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+    made.add_argument("--depth", type=int, metavar="N", help="how far hooks descend into the models given by --model")
+    made.add_argument("--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one")
+    made.add_argument("--device", metavar="auto|cpu|cuda[:N]", help="default auto")
+    made.add_argument("--threads", type=int, metavar="N", help="threads inside one operation on the CPU")
+    made.add_argument("--workers", type=int, metavar="N", help="tails computed at a time; default 1")
+    default = f"time to finish after SIGTERM; default {Limits.drain_seconds:g}"
+    made.add_argument("--drain-seconds", type=float, metavar="S", help=default)
+    made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
+    return made
+
+
+def configure(options: argparse.Namespace) -> ServerConfig:
+    """The configuration file, if any, with the command line on top of it. Raises SpecError or UnknownModel."""
+    config = read_config(options.config) if options.config else ServerConfig()
+    given = {name: getattr(options, name) for name in ("listen", "device", "threads", "workers")}
+    config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
+    if options.drain_seconds is not None:
+        limits = dataclasses.replace(config.limits, drain_seconds=options.drain_seconds)
+        config = dataclasses.replace(config, limits=limits)
+    references = options.model or ([] if config.models else ["digits"])
+    ids = [load_spec(reference).model_id for reference in references]
+    weights, examples = _by_model("--weights", options.weights, ids), _by_model("--example", options.example, ids)
+    models = [
+        ModelEntry(_spec(id, reference, weights, examples), options.depth)
+        for id, reference in zip(ids, references, strict=True)
+    ]
+    return dataclasses.replace(config, models=(*config.models, *models))
+
+
+def _by_model(option: str, texts: Sequence[str], ids: Sequence[str]) -> Mapping[str, str]:
+    """What an option says for each model; without ``NAME=`` it is for the only one."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            if len(ids) != 1:
+                raise SpecError(f"{option} {text}: {len(ids)} models are given by --model; say NAME={text}")
+            name, value = ids[0], text
+        if name not in ids:
+            known = ", ".join(ids) or "none"
+            raise SpecError(f'{option} {text}: no model "{name}" is given by --model; there is: {known}')
+        found[name] = value
+    return found
+
+
+def _spec(id: str, reference: str, weights: Mapping[str, str], examples: Mapping[str, str]) -> ModelSpec:
+    if id not in examples:
+        return load_spec(reference, weights=weights.get(id))
+    target = reference.removeprefix(f"{id}=")
+    if not looks_like_target(target):
+        raise SpecError(f"--example {id}={examples[id]}: a spec file has its own example; this is for module:callable")
+    table = Table({"id": id, "factory": target, "example": _example(examples[id])}, f"--model {reference} --example")
+    return spec_from_table(table, Path.cwd(), weights=weights.get(id))
+
+
+def _example(text: str) -> object:
+    """A spec's ``example`` entry: a table for ``1,3,224,224[:dtype]``, else the text itself."""
+    sizes, _, dtype = text.partition(":")
+    parts = sizes.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        return text
+    tensor = {"shape": [int(part) for part in parts], "dtype": dtype or "float32", "low": 0, "high": 2}
+    return {"args": [tensor]}

@@ -1,0 +1,92 @@
+"""One request on the server: announced, received, waiting, running, answered."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import torch
+
+from cloud_server.answers import Key
+from cloud_server.engine import Engine
+from protos.chunks import ChunkFrame
+from protos.isthmus.v1 import split_pb2
+from shared_hooks import Recipe
+from shared_hooks.errors import BadFrame
+
+if TYPE_CHECKING:
+    from cloud_server.session import Session
+
+
+class State(Enum):
+    RECEIVING = "receiving"  # announced; its payload is still arriving
+    QUEUED = "queued"  # complete, waits for a worker
+    RUNNING = "running"  # its tail is being computed; nothing can interrupt that
+    OVER = "over"  # answered, failed, cancelled or abandoned
+
+
+class Request:
+    """A request and its payload buffer. State changes happen under the core's lock; bytes are written by one thread."""
+
+    def __init__(self, session: Session, engine: Engine, recipe: Recipe, frame: split_pb2.RequestHeader) -> None:
+        self.key: Key = (session.client_id, frame.id)
+        self.session: Session | None = session
+        """The stream to answer on; None once it is gone, another one after a reconnect."""
+        self.engine = engine
+        self.recipe = recipe
+        self.header = frame.header
+        self.payload_bytes = frame.payload_bytes
+        self.deadline_ms = frame.deadline_ms
+        self.want_metrics = frame.want_metrics
+        self.fingerprint = fingerprint(engine, frame)
+        self.state = State.RECEIVING
+        self.cancelled = False
+        self.began_ns = time.perf_counter_ns()
+        self.complete_ns = self.began_ns
+        self.payload = memoryview(b"")
+        self._received = 0
+
+    def allocate(self) -> None:
+        """Makes room for the payload: one buffer, whose pages cost nothing until bytes arrive."""
+        if self.payload_bytes:
+            self.payload = memoryview(torch.empty(self.payload_bytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+
+    def write(self, chunk: ChunkFrame) -> bool:
+        """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""
+        due, nbytes = self._received, chunk.nbytes
+        if chunk.offset != due:
+            raise BadFrame(
+                f"chunk at offset {chunk.offset}, where {due} was due: chunks come in order and without gaps"
+            )
+        if not nbytes:
+            raise BadFrame(f"chunk at offset {due} is empty")
+        if due + nbytes > self.payload_bytes:
+            raise BadFrame(f"chunk of {nbytes} bytes at offset {due} overruns a payload of {self.payload_bytes} bytes")
+        for piece in chunk.pieces:
+            self.payload[due : due + piece.nbytes] = piece
+            due += piece.nbytes
+        self._received = due
+        return due == self.payload_bytes
+
+    def completed(self) -> None:
+        self.complete_ns = time.perf_counter_ns()
+
+    @property
+    def age_seconds(self) -> float:
+        """Since the request was announced."""
+        return (time.perf_counter_ns() - self.began_ns) / 1e9
+
+    def deadline_seconds(self, server_limit: float) -> float:
+        """Age at which the request must not be started any more."""
+        return min(self.deadline_ms / 1e3, server_limit) if self.deadline_ms else server_limit
+
+
+def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:
+    """Tells a request that is sent again from another one of its id; the header holds the payload's checksums."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (engine.identity.model_id.encode(), frame.recipe_digest.encode(), frame.header):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    digest.update(frame.payload_bytes.to_bytes(8, "little") + bytes([frame.want_metrics]))
+    return digest.digest()

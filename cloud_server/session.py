@@ -1,0 +1,268 @@
+"""One stream of one client: what it may send when, and what is waiting to be sent to it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from cloud_server import wire
+from cloud_server.answers import Answer
+from cloud_server.engine import Engine
+from cloud_server.handshake import agree
+from cloud_server.request import Request, State
+from protos.chunks import ChunkFrame
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import BadFrame, DeadlineExceeded, Disagreement, IsthmusError, ServerUnavailable, TooLarge
+
+if TYPE_CHECKING:
+    from cloud_server.core import Core
+
+log = logging.getLogger(__name__)
+
+InFrame = split_pb2.ClientFrame | ChunkFrame
+
+_SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
+
+
+class Phase(Enum):
+    GREETING = "greeting"  # the first frame, Hello, is due
+    OPEN = "open"
+    FINISHED = "finished"  # the client sends nothing more; what it asked for is still answered
+    OVER = "over"  # nothing is taken or sent any more
+
+
+class Session:
+    """One stream. One thread calls `receive`, another iterates `frames`; the core calls the rest from any thread."""
+
+    def __init__(self, core: Core, peer: str) -> None:
+        self.peer = peer
+        self.client_id = ""
+        self._core = core
+        self._engine: Engine | None = None
+        self._phase = Phase.GREETING
+        self._opened = time.monotonic()
+        self._receiving: dict[int, Request] = {}
+        self._skipped: OrderedDict[int, None] = OrderedDict()
+        # Its lock guards phase, error and outbox. Who holds it does not ask for the core's lock.
+        self._ready = threading.Condition()
+        self._error: IsthmusError | None = None
+        self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
+        self.undelivered = 0
+        """Answers that the client has not begun to fetch."""
+        self._room = 2 * core.limits.max_in_flight + 64
+
+    # From the client
+
+    def receive(self, frame: InFrame) -> bool:
+        """Takes one frame; False when the stream takes no more. What is wrong fails its request, or ends the stream.
+
+        Blocks while the client does not fetch what is sent to it.
+        """
+        with self._ready:
+            self._ready.wait_for(lambda: len(self._outbox) < self._room or self._phase is Phase.OVER)
+            if self._phase is Phase.OVER or self._error is not None:
+                return False
+        try:
+            if isinstance(frame, ChunkFrame):
+                self._on_chunk(frame)
+            else:
+                self._on_frame(frame)
+        except IsthmusError as error:
+            self.end(error)
+            return False
+        except Exception:
+            log.exception("a frame of client %s at %s could not be handled", self.client_id, self.peer)
+            self.end(IsthmusError("the server failed while it handled a frame; its log says how"))
+            return False
+        return True
+
+    def _on_frame(self, frame: split_pb2.ClientFrame) -> None:
+        kind = frame.WhichOneof("frame")
+        if (kind == "hello") is not (self._engine is None):
+            raise BadFrame(f"the stream's first frame must be hello, and no other: found {kind or 'an unknown frame'}")
+        if kind == "hello":
+            self._on_hello(frame.hello)
+        elif kind == "recipe":
+            self._on_recipe(frame.recipe)
+        elif kind == "request":
+            self._on_request(frame.request)
+        elif kind == "acknowledge":
+            self._core.forget([(self.client_id, id) for id in frame.acknowledge.ids])
+        elif kind == "cancel":
+            self._on_cancel(frame.cancel.id)
+        else:
+            raise BadFrame("a frame of a kind that this protocol version does not have")
+
+    def _on_hello(self, hello: split_pb2.Hello) -> None:
+        self._core.check_open()
+        self._engine = agree(hello, self._core.engines)
+        self.client_id = hello.client_id
+        with self._ready:
+            if self._phase is Phase.GREETING:
+                self._phase = Phase.OPEN
+        self.send(wire.welcome(self._core.limits, self._engine.identity))
+        log.info("client %s at %s uses model %s", self.client_id, self.peer, hello.model_id)
+
+    def _on_recipe(self, upload: split_pb2.RecipeUpload) -> None:
+        self._core.recipes.add(upload.digest, upload.data)
+
+    def _on_request(self, frame: split_pb2.RequestHeader) -> None:
+        self._skipped.pop(frame.id, None)
+        try:
+            request = self._announce(frame)
+            answer = self._core.admit(request)
+        except IsthmusError as error:
+            unfinished = self._receiving.pop(frame.id, None)
+            if unfinished is not None:
+                self._core.abandon(unfinished)
+            missing = isinstance(error, Disagreement) and self._core.recipes.get(frame.recipe_digest) is None
+            self._fail(frame.id, error, retry=True if missing else None)
+            return
+        if answer is not None:
+            self.send(answer)
+        if request.state is State.OVER:
+            self._skip(frame.id)
+            return
+        try:
+            request.allocate()
+        except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
+            self._core.abandon(request)
+            self._fail(frame.id, ServerUnavailable(f"no memory for {request.payload_bytes} bytes: {error}"))
+            return
+        if request.payload_bytes == 0:
+            self._core.submit(request)
+        else:
+            self._receiving[frame.id] = request
+
+    def _announce(self, frame: split_pb2.RequestHeader) -> Request:
+        """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet."""
+        assert self._engine is not None
+        if frame.session_id or frame.step:
+            raise BadFrame("session_id and step are reserved and must be 0")
+        limit = self._core.limits.max_request_bytes
+        if frame.payload_bytes > limit:
+            raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; at most {limit} are accepted")
+        recipe = self._core.recipes.get(frame.recipe_digest)
+        if recipe is None:
+            raise Disagreement(f'no recipe "{frame.recipe_digest[:80]}" is held here; upload it, then ask again')
+        if recipe.payload_bytes > limit:
+            raise TooLarge(f"a frontier of {recipe.payload_bytes} bytes is announced; at most {limit} are accepted")
+        self._engine.admit(recipe, frame.header, frame.payload_bytes, limit)
+        return Request(self, self._engine, recipe, frame)
+
+    def _on_chunk(self, chunk: ChunkFrame) -> None:
+        request = self._receiving.get(chunk.id)
+        if request is None:
+            if chunk.id not in self._skipped:
+                raise BadFrame(f"a chunk of payload {chunk.id}, which was not announced or is complete")
+            return
+        if request.state is not State.RECEIVING:  # cancelled, expired, or taken over by a newer stream
+            del self._receiving[chunk.id]
+            self._skip(chunk.id)
+            return
+        try:
+            complete = request.write(chunk)
+        except BadFrame as error:
+            del self._receiving[chunk.id]
+            self._core.abandon(request)
+            self._fail(chunk.id, error)
+            return
+        if complete:
+            del self._receiving[chunk.id]
+            self._core.submit(request)
+
+    def _on_cancel(self, id: int) -> None:
+        if self._receiving.pop(id, None) is not None:
+            self._skip(id)
+        self._core.cancel((self.client_id, id))
+
+    def _fail(self, id: int, error: IsthmusError, retry: bool | None = None) -> None:
+        """Reports a request that goes no further; chunks of it that still come are no mistake."""
+        log.info("request %s of %s: %s: %s", id, self.client_id, type(error).__name__, error)
+        self._skip(id)
+        self.send(split_pb2.ServerFrame(failed=wire.failed(id, error, retry)))
+
+    def _skip(self, id: int) -> None:
+        self._skipped[id] = None
+        self._skipped.move_to_end(id)
+        if len(self._skipped) > _SKIPPED:
+            self._skipped.popitem(last=False)
+
+    def finish(self) -> None:
+        """The client has sent its last frame and still waits for its answers."""
+        for request in self._receiving.values():
+            self._core.abandon(request)
+        with self._ready:
+            if self._phase is not Phase.OVER:
+                self._phase = Phase.FINISHED
+            self._ready.notify_all()
+
+    # To the client
+
+    def send(self, item: split_pb2.ServerFrame | Answer) -> None:
+        """Puts a frame or an answer in line; never blocks. After the end it is dropped."""
+        with self._ready:
+            if self._phase is not Phase.OVER:
+                self._outbox.append(item)
+                self.undelivered += isinstance(item, Answer)
+                self._ready.notify_all()
+
+    def frames(self) -> Iterator[wire.OutFrame]:
+        """Everything to be sent, until the stream is over; raises the error that ended it, if one did."""
+        while (item := self._next()) is not None:
+            if isinstance(item, Answer):
+                yield from wire.frames(item, self._core.limits.chunk_bytes)
+            else:
+                yield item
+        if self._error is not None:
+            raise self._error
+
+    def _next(self) -> split_pb2.ServerFrame | Answer | None:
+        """What to send next, waiting for it; None at the end."""
+        while True:
+            # Asked for without the lock, and before the outbox is looked at: what was answered until then is in it.
+            done = self._phase is Phase.FINISHED and not self._core.waits_for(self)
+            with self._ready:
+                if self._phase is Phase.OVER:
+                    return None
+                if self._outbox:
+                    self._ready.notify_all()  # there is room again
+                    item = self._outbox.popleft()
+                    self.undelivered -= isinstance(item, Answer)
+                    return item
+                if done or self._error is not None:
+                    return None
+                if self._phase is not Phase.GREETING:
+                    self._ready.wait()
+                    continue
+                patience = self._core.limits.hello_seconds
+                left = self._opened + patience - time.monotonic()
+                if left <= 0:
+                    self._error = DeadlineExceeded(f"no hello came within {patience:g} s")
+                else:
+                    self._ready.wait(left)
+
+    # The end
+
+    def end(self, error: IsthmusError) -> None:
+        """Ends the stream with ``error`` once everything in line is sent; the first call counts."""
+        log.info("stream of client %s at %s ends: %s: %s", self.client_id, self.peer, type(error).__name__, error)
+        with self._ready:
+            if self._error is None:
+                self._error = error
+            self._ready.notify_all()
+
+    def disconnect(self) -> None:
+        """The stream is gone; whatever was in line for it stays in the core's store. May be called again."""
+        with self._ready:
+            if self._phase is Phase.OVER:
+                return
+            self._phase = Phase.OVER
+            self._outbox.clear()
+            self._ready.notify_all()
+        self._core.left(self)

@@ -1,0 +1,132 @@
+"""The server's frames: results, errors and identities as protobuf messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from cloud_server.answers import Answer, Key
+from cloud_server.engine import Computed, Identity
+from cloud_server.handshake import PROTOCOL_VERSION
+from cloud_server.limits import Limits
+from cloud_server.request import Request
+from protos.chunks import ChunkFrame, cut
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import IsthmusError, ServerUnavailable
+
+OutFrame = split_pb2.ServerFrame | ChunkFrame
+"""What a session sends; `protos.chunks.serialize_server_frame` makes bytes of either."""
+
+MAX_MESSAGE = 4000
+"""Characters of an error's text: it may travel in an HTTP/2 trailer, where 8 KiB are the usual limit."""
+
+# https://grpc.github.io/grpc/core/md_doc_statuscodes.html, in the order of their numbers
+STATUS_CODES = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+
+
+def welcome(limits: Limits, identity: Identity) -> split_pb2.ServerFrame:
+    return split_pb2.ServerFrame(
+        welcome=split_pb2.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            max_request_bytes=limits.max_request_bytes,
+            max_in_flight=limits.max_in_flight,
+            chunk_bytes=limits.chunk_bytes,
+            about=dict(identity.about),
+        )
+    )
+
+
+def draining() -> split_pb2.ServerFrame:
+    return split_pb2.ServerFrame(draining=split_pb2.Draining())
+
+
+def failed(id: int, error: IsthmusError, retry: bool | None = None) -> split_pb2.RequestFailed:
+    """The report of an error; by default only a busy or draining server may answer the same request better later."""
+    return split_pb2.RequestFailed(
+        id=id,
+        code=STATUS_CODES.index(error.status),
+        error=type(error).__name__,
+        message=message(error),
+        retry=isinstance(error, ServerUnavailable) if retry is None else retry,
+    )
+
+
+def message(error: BaseException) -> str:
+    """An error's text, cut to what a status may carry."""
+    text = str(error) or type(error).__name__
+    text = text.encode("utf-8", "replace").decode("utf-8")  # a model's text may hold lone surrogates
+    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 4] + " ..."
+
+
+def answer(request: Request, computed: Computed, started_ns: int) -> Answer:
+    """The answer to a request whose tail was started at ``started_ns`` (perf_counter)."""
+    reply = split_pb2.ReplyHeader(
+        id=request.key[1],
+        header=computed.header,
+        payload_bytes=computed.nbytes,
+        durations=split_pb2.Durations(
+            receive_ns=request.complete_ns - request.began_ns,
+            queue_ns=started_ns - request.complete_ns,
+            decode_ns=computed.decode_ns,
+            inject_ns=computed.inject_ns,
+            compute_ns=computed.compute_ns,
+            encode_ns=computed.encode_ns,
+        ),
+        layers=[
+            split_pb2.LayerMetric(
+                layer_id=layer.layer_id,
+                name=layer.name,
+                layer_type=layer.layer_type,
+                inference_ns=layer.inference_ns,
+                output_bytes=layer.output_bytes,
+            )
+            for layer in computed.layers
+        ],
+    )
+    return Answer(request.key, request.fingerprint, reply=reply, buffers=computed.buffers)
+
+
+def failure(key: Key, fingerprint: bytes, error: IsthmusError) -> Answer:
+    """The answer to a request that failed."""
+    return Answer(key, fingerprint, failed=failed(key[1], error))
+
+
+def frames(answer: Answer, chunk_bytes: int) -> Iterator[OutFrame]:
+    """What is sent for an answer: its reply and the payload in chunks, or its failure."""
+    if answer.reply is None:
+        yield split_pb2.ServerFrame(failed=answer.failed)
+        return
+    yield split_pb2.ServerFrame(reply=answer.reply)
+    yield from cut(answer.reply.id, answer.buffers, chunk_bytes)
+
+
+def model_list(identities: Iterable[Identity]) -> split_pb2.ListModelsReply:
+    return split_pb2.ListModelsReply(
+        models=[
+            split_pb2.ModelInfo(
+                model_id=identity.model_id,
+                weights_hash=identity.weights_hash,
+                structure_digest=identity.structure_digest,
+                plan_digest=identity.plan_digest,
+                layers=identity.layers,
+            )
+            for identity in identities
+        ]
+    )

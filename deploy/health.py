@@ -1,0 +1,41 @@
+"""Ask a cloud server whether it serves: ``python deploy/health.py HOST:PORT [--wait SECONDS]``.
+
+The standard gRPC health check, for containers and service managers. Exit status 0: serving; 1: not, or no answer.
+Needs nothing of Isthmus, only grpcio and grpcio-health-checking.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+
+def status_of(address: str, timeout: float) -> str:
+    """SERVING, NOT_SERVING, ... or the name of the gRPC status with which the question failed."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("address", metavar="HOST:PORT")
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="keep asking for this long")
+    options = parser.parse_args()
+    limit = time.monotonic() + options.wait
+    while (status := status_of(options.address, timeout=3.0)) != "SERVING" and time.monotonic() < limit:
+        time.sleep(0.2)
+    print(status)
+    return 0 if status == "SERVING" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

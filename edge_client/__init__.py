@@ -1,0 +1,51 @@
+"""The edge side: run a model up to a cut, stream what crosses it to a cloud server, get the model's own output.
+
+client.py       `EdgeClient`: infer, infer_many
+many.py         many inputs, several under way, answers in order
+half.py         the model's half on this side
+answer.py       `Answer`, `Failure`, `Call`
+times.py        where the time of a request went
+connection.py   the standing connection, broken and mended
+state.py        `State`: its life
+options.py      its limits; `KeepAlive`
+verdict.py      what the end of a stream means
+stream.py       one gRPC stream
+outbox.py       what a stream has still to send; back-pressure
+exchange.py     one request and its answer
+backoff.py      delays between attempts
+wire.py         protobuf messages <-> frontiers
+commands/       edge-client layers | verify | run
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_client.answer import Answer, Call, Failure
+    from edge_client.client import CONNECTION_ERRORS, EdgeClient
+    from edge_client.options import KeepAlive
+    from edge_client.state import State
+    from edge_client.times import Times
+
+_HOME = {
+    "Answer": "answer",
+    "CONNECTION_ERRORS": "client",
+    "Call": "answer",
+    "EdgeClient": "client",
+    "Failure": "answer",
+    "KeepAlive": "options",
+    "State": "state",
+    "Times": "times",
+}
+
+__all__ = ["CONNECTION_ERRORS", "Answer", "Call", "EdgeClient", "Failure", "KeepAlive", "State", "Times"]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names, imported when used: the command line answers ``--help`` without loading torch."""
+    from importlib import import_module
+
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"edge_client.{_HOME[name]}"), name)

@@ -1,0 +1,58 @@
+"""What `EdgeClient` gives back: an answer, or a failure in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edge_client.times import Times
+
+if TYPE_CHECKING:
+    from shared_hooks import LayerMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the model: its positional and keyword arguments."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, item: Any) -> Call:
+        """A `Call` as it is, a tuple as positional, a dictionary as keyword arguments, all else as the only one."""
+        if isinstance(item, Call):
+            return item
+        if type(item) is tuple:
+            return cls(item)
+        if type(item) is dict:
+            return cls((), item)
+        return cls((item,))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The model's output for one input, and what it took."""
+
+    output: Any  # the model's own structure, tensors on the CPU
+    request_id: int
+    split: str  # name of the layer after which the model was cut; "input": before the first
+    layer_id: int  # ... its id; -1 for "input"
+    times: Times  # rows that add up to `measured_ns`
+    layers_edge: Sequence[LayerMetrics]
+    layers_cloud: Sequence[LayerMetrics]
+    bytes_up: int  # header and payload, without the wire's own framing; one sending
+    bytes_down: int
+    sends: int  # 1, and one more for each time it was sent again
+    measured_ns: int  # from the call to the decoded answer, by two readings of one clock
+    finished_ns: int  # the second reading (`edge_client.times.now_ns`), for who wants to go on measuring
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """In place of an answer: what became of input number ``index`` (from 0) and why."""
+
+    index: int
+    item: Any
+    error: Exception

@@ -1,0 +1,11 @@
+"""The commands of ``edge-client``.
+
+layers.py    what a model's layers are, and where it can be cut
+verify.py    is every cut exact?
+run.py       inputs through a cut, predictions, where the time went
+report.py    what `run` prints and writes
+progress.py  progress on a terminal, or in plain lines
+loading.py   model, inputs and cut from the command line's words
+exits.py     exit statuses
+output.py    JSON and tables as text
+"""

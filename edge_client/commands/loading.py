@@ -1,0 +1,76 @@
+"""Model, inputs and cut from the words of the command line, with errors that name the word and its neighbours."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLayer
+from shared_hooks.hierarchy import near
+
+if TYPE_CHECKING:
+    from shared_hooks import LayerInfo, WrappedModel
+    from shared_hooks.models import InputItem, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A wrapped model that is planned on one input."""
+
+    spec: ModelSpec
+    wrapped: WrappedModel
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    plan_digest: str
+
+
+def spec_of(options: argparse.Namespace) -> ModelSpec:
+    """The spec that --model (and --weights) name."""
+    from shared_hooks.models import load_spec
+
+    return load_spec(options.model, weights=options.weights)
+
+
+def load(options: argparse.Namespace) -> Loaded:
+    """The model of --model, planned on its example, or on the first --input where that is given."""
+    from shared_hooks import WrappedModel
+    from shared_hooks.models import pick_device, set_threads
+    from shared_hooks.models.example import to_device
+
+    spec = spec_of(options)
+    set_threads(options.threads)
+    device = pick_device(options.device)
+    inputs = spec.preprocess(find(options.input)[0]) if options.input else spec.example(device)
+    if inputs is None:
+        raise SpecError(f"{spec.origin}: the spec has no example input to plan on; give one with --input")
+    args, kwargs = to_device(inputs[0], device), to_device(inputs[1], device)
+    wrapped = WrappedModel(spec.load_model(device), depth=options.depth)
+    return Loaded(spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
+
+
+def find(patterns: Sequence[str]) -> list[InputItem]:
+    """The files of --input; SpecError for one that is not there."""
+    from shared_hooks.models import find_inputs
+
+    try:
+        return find_inputs(patterns)
+    except InputMismatch as error:
+        raise SpecError(f"--input: {error}") from error
+
+
+def cut_of(text: str, layers: Sequence[LayerInfo]) -> int | str:
+    """--split as the engine takes it: "input", a layer's name, or its id. Raises UnknownLayer, CutRefused."""
+    if text == "input":
+        return text
+    by_name = {layer.name: layer for layer in layers}
+    by_id = {str(layer.layer_id): layer for layer in layers}
+    layer = by_name.get(text) or by_id.get(text)
+    if layer is None:
+        if text.lstrip("-").isdigit():
+            raise UnknownLayer(f"--split {text}: layer ids are 0 to {len(layers) - 1}")
+        raise UnknownLayer(f'--split {text}: no such layer, and not "input".{near(text, by_name)}')
+    if not layer.can_split:
+        raise CutRefused(f"--split {text}: the model cannot be cut after layer {layer.layer_id}: {layer.reason}")
+    return layer.layer_id

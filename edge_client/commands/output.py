@@ -1,0 +1,81 @@
+"""JSON and tables as text: standard output holds what was asked for, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from shared_hooks.errors import SpecError
+
+
+def write_json(value: Any, target: str) -> None:
+    """``value`` as JSON to a file, or to standard output for "-". NaN and infinities become null: JSON has none."""
+    text = json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"--json: {target} cannot be written: {error.strerror}") from error
+
+
+def check_json_target(target: str | None) -> None:
+    """SpecError, before hours of work, for a file that could not be written after them."""
+    if target is None or target == "-":
+        return
+    path = Path(target)
+    if path.is_dir():
+        raise SpecError(f"--json: {target} is a folder")
+    if not path.parent.is_dir():
+        raise SpecError(f"--json: there is no folder {path.parent}")
+
+
+def text_stream(json_target: str | None) -> TextIO:
+    """Where tables go: standard output, unless JSON goes there."""
+    return sys.stderr if json_target == "-" else sys.stdout
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Columns as wide as their widest cell, those in ``right`` flush right. Nothing is cut: lines can be searched."""
+    widths = [max(len(row[column]) for row in (headers, *rows)) for column in range(len(headers))]
+
+    def line(cells: Sequence[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ).rstrip()
+
+    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, rows)])
+
+
+def milliseconds(ns: float) -> str:
+    """Nanoseconds as milliseconds with microseconds shown."""
+    return f"{ns / 1e6:.3f}"
+
+
+def size(nbytes: int | None) -> str:
+    """Bytes with a unit; "-" for None."""
+    if nbytes is None:
+        return "-"
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

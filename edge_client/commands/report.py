@@ -1,0 +1,203 @@
+"""What `edge-client run` has to tell: predictions, accuracy, where the time went, layers; as text and as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edge_client.answer import Answer
+from edge_client.commands.output import milliseconds, size, table
+from edge_client.times import Times
+
+if TYPE_CHECKING:
+    from shared_hooks import LayerMetrics
+    from shared_hooks.models import InputItem, Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one input file: an answer with predictions, or an error."""
+
+    item: InputItem
+    predictions: Sequence[Prediction] = ()  # best first, row after row
+    answer: Answer | None = None
+    times: Times = field(default_factory=Times)  # of the answer, postprocessing included
+    measured_ns: int = 0  # the same by two readings of the clock
+    error: Exception | None = None
+
+    @property
+    def best(self) -> list[Prediction]:
+        """The best prediction of each row."""
+        best: dict[int, Prediction] = {}
+        for prediction in self.predictions:
+            best.setdefault(prediction.row, prediction)
+        return list(best.values())
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the prediction is the truth; None where there is no one truth to compare with."""
+        best = self.best
+        return best[0].label == self.item.truth if self.item.truth is not None and len(best) == 1 else None
+
+    def line(self, width: int) -> str:
+        """One line per row: file, label, score, and what is known of the truth."""
+        name = self.item.name.ljust(width)
+        if not self.predictions:
+            return f"{name}  answered"
+        truth = {None: "", True: f"  truth {self.item.truth}  ok", False: f"  truth {self.item.truth}  WRONG"}
+        return "\n".join(
+            f"{name}{f' [{one.row}]' if len(self.best) > 1 else ''}  {one.label}  {one.score:.4f}{truth[self.correct]}"
+            for one in self.best
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; times in nanoseconds."""
+        known: dict[str, Any] = {
+            "file": str(self.item.path),
+            "ok": self.error is None,
+            "truth": self.item.truth,
+            "correct": self.correct,
+        }
+        if self.error is not None:
+            return {**known, "error": type(self.error).__name__, "message": str(self.error)}
+        assert self.answer is not None
+        return {
+            **known,
+            "predictions": [
+                {"row": one.row, "label": one.label, "index": one.index, "score": one.score} for one in self.predictions
+            ],
+            "request_id": self.answer.request_id,
+            "sends": self.answer.sends,
+            "bytes_up": self.answer.bytes_up,
+            "bytes_down": self.answer.bytes_down,
+            "measured_ns": self.measured_ns,
+            "times_ns": self.times.as_dict(),
+            "layers_edge": [layer.as_dict() for layer in self.answer.layers_edge],
+            "layers_cloud": [layer.as_dict() for layer in self.answer.layers_cloud],
+        }
+
+
+class Report:
+    """Collects outcomes between its making and `finish`."""
+
+    def __init__(self, model: str, server: str, split: str, codec: str, device: str) -> None:
+        self._about = {"model": model, "server": server, "split": split, "codec": codec, "device": device}
+        self._outcomes: list[Outcome] = []
+        self._began = time.perf_counter()
+        self._seconds = 0.0
+        self.gave_up = False
+
+    def add(self, outcome: Outcome) -> None:
+        """The next input's outcome, in the order of the inputs."""
+        self._outcomes.append(outcome)
+
+    def give_up(self, items: Sequence[InputItem], error: Exception) -> None:
+        """The connection failed: every input without an outcome has failed with it."""
+        self.gave_up = True
+        for item in items[len(self._outcomes) :]:
+            self.add(Outcome(item, error=error))
+
+    def finish(self) -> None:
+        """Stop the clock."""
+        self._seconds = time.perf_counter() - self._began
+
+    @property
+    def answered(self) -> list[Outcome]:
+        """Outcomes with an answer."""
+        return [outcome for outcome in self._outcomes if outcome.error is None]
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """Outcomes without one."""
+        return [outcome for outcome in self._outcomes if outcome.error is not None]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; times in nanoseconds."""
+        answered, judged = self.answered, self._judged
+        first = answered[0].answer if answered else None
+        return {
+            **self._about,
+            "layer_id": first.layer_id if first else None,
+            "layer_name": first.split if first else None,
+            "inputs": [outcome.as_dict() for outcome in self._outcomes],
+            "answered": len(answered),
+            "failed": len(self.failed),
+            "with_truth": len(judged),
+            "correct": sum(judged),
+            "accuracy": sum(judged) / len(judged) if judged else None,
+            "wall_seconds": self._seconds,
+            "measured_ns": sum(outcome.measured_ns for outcome in answered),
+            "times_ns": self._total.as_dict(),
+        }
+
+    def as_text(self, layers: bool) -> str:
+        """Summary, times and, if asked for, layers."""
+        answered = self.answered
+        parts = [self._summary()]
+        if answered:
+            parts.append(self._times_table())
+        if layers and answered:
+            parts += [
+                f"layers on the {side}, mean over {len(answered)} inputs\n{_layer_table(records)}"
+                for side, records in (
+                    ("edge", [one.answer.layers_edge for one in answered if one.answer]),
+                    ("cloud", [one.answer.layers_cloud for one in answered if one.answer]),
+                )
+            ]
+        return "\n" + "\n\n".join(parts)
+
+    @property
+    def _judged(self) -> list[bool]:
+        return [outcome.correct for outcome in self.answered if outcome.correct is not None]
+
+    @property
+    def _total(self) -> Times:
+        return Times.total(outcome.times for outcome in self.answered)
+
+    def _summary(self) -> str:
+        answered, judged = self.answered, self._judged
+        lines = [
+            f"{len(answered)} of {len(self._outcomes)} inputs answered in {self._seconds:.2f} s"
+            f"{f', {len(self.failed)} failed' if self.failed else ''}"
+        ]
+        if judged:
+            lines.append(f"accuracy {sum(judged) / len(judged):.4f} ({sum(judged)} of {len(judged)} with known truth)")
+        if answered and (first := answered[0].answer):
+            where = "before the first layer" if first.layer_id < 0 else f"after layer {first.layer_id} ({first.split})"
+            up = sum(one.answer.bytes_up for one in answered if one.answer) / len(answered)
+            down = sum(one.answer.bytes_down for one in answered if one.answer) / len(answered)
+            lines.append(f"cut {where}; per input {size(round(up))} up, {size(round(down))} down")
+        return "\n".join(lines)
+
+    def _times_table(self) -> str:
+        count, total = len(self.answered), self._total
+        measured = sum(outcome.measured_ns for outcome in self.answered)
+        end_to_end = total.end_to_end
+
+        def row(label: str, ns: int) -> list[str]:
+            share = f"{100 * ns / end_to_end:.1f} %" if end_to_end else "-"
+            return [label, milliseconds(ns / count), milliseconds(ns), share]
+
+        rows = [row(label, ns) for label, ns in total.rows()]
+        rows += [row("sum of the rows", end_to_end), row("measured end to end", measured)]
+        return table(["where the time went", "mean ms", "total ms", "share"], rows, right=(1, 2, 3))
+
+
+def _layer_table(records: Iterable[Sequence[LayerMetrics]]) -> str:
+    by_layer: dict[tuple[int, str], list[LayerMetrics]] = {}
+    for layers in records:
+        for layer in layers:
+            by_layer.setdefault((layer.layer_id, layer.name), []).append(layer)
+    rows = [
+        [
+            str(layer_id),
+            name,
+            seen[0].layer_type,
+            milliseconds(sum(layer.inference_ns for layer in seen) / len(seen)),
+            size(seen[0].output_bytes),
+        ]
+        for (layer_id, name), seen in sorted(by_layer.items())
+    ]
+    return table(["id", "name", "type", "mean ms", "output"], rows, right=(0, 3, 4)) if rows else "(none)"

@@ -1,0 +1,116 @@
+"""``edge-client run``: inputs through a cut, predictions, and where the time went."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_client.answer import Answer, Failure
+from edge_client.client import CONNECTION_ERRORS, EdgeClient
+from edge_client.commands import exits
+from edge_client.commands.loading import cut_of, find, spec_of
+from edge_client.commands.output import check_json_target, text_stream, write_json
+from edge_client.commands.progress import progress
+from edge_client.commands.report import Outcome, Report
+from edge_client.options import check_address
+from edge_client.times import now_ns
+from shared_hooks.errors import IsthmusError, SpecError
+from shared_hooks.models.example import to_device
+
+if TYPE_CHECKING:
+    from shared_hooks.models import InputItem, ModelSpec
+
+
+def main(options: argparse.Namespace) -> int:
+    """Send every input, print what came of it; exit status."""
+    if not options.server:
+        raise SpecError("no server: give --server HOST:PORT or set ISTHMUS_SERVER")
+    check_address(options.server)
+    check_json_target(options.json)
+    items = find(options.input)
+    spec = spec_of(options)
+    client = EdgeClient(
+        options.server,
+        spec,
+        device=options.device,
+        threads=options.threads,
+        depth=options.depth,
+        codec=options.codec,
+        metrics=bool(options.layers or options.json),
+        deadline=options.deadline,
+        patience=options.patience,
+        max_in_flight=options.in_flight,
+    )
+    try:
+        client.split = _resolve(client, options.split, items)
+        report = Report(spec.model_id, options.server, options.split, options.codec, str(client.device))
+        try:
+            client.open()
+            _send(client, spec, items, report, options)
+        except CONNECTION_ERRORS as error:
+            if options.debug:
+                raise
+            report.give_up(items, error)
+            print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
+        report.finish()
+    finally:
+        client.close()
+    status = exits.CONNECTION if report.gave_up else exits.SOME_FAILED if report.failed else exits.OK
+    if options.json:
+        write_json({**report.as_dict(), "exit_status": status}, options.json)
+    if report.answered or not report.gave_up:
+        print(report.as_text(layers=options.layers), file=text_stream(options.json))
+    return status
+
+
+def _resolve(client: EdgeClient, split: str, items: Sequence[InputItem]) -> int | str:
+    """--split checked against the plan before anything is sent; the spec without an example is planned on an input."""
+    client.prepare()
+    if client.spec is not None and client.spec.example() is None:
+        for item in items:
+            try:
+                args, kwargs = client.spec.preprocess(item)
+            except IsthmusError:
+                continue  # reported at its place
+            client.wrapped.plan(*to_device(args, client.device), **to_device(kwargs, client.device))
+            break
+        else:
+            return int(split) if split.isdigit() else split
+    return cut_of(split, client.wrapped.layers)
+
+
+def _send(
+    client: EdgeClient, spec: ModelSpec, items: Sequence[InputItem], report: Report, options: argparse.Namespace
+) -> None:
+    out = text_stream(options.json)
+    width = max(len(item.name) for item in items)
+    with progress("inputs", len(items), not options.no_progress) as advance:
+        answers = client.infer_many(items, prepare=spec.preprocess, failures="return")
+        for item, answer in zip(items, answers, strict=True):
+            outcome = _outcome(spec, item, answer)
+            report.add(outcome)
+            advance(item.name)
+            if outcome.error is None:
+                print(outcome.line(width), file=out, flush=True)
+            else:
+                print(f"edge-client: {item.path}: {_one_line(outcome.error)}", file=sys.stderr, flush=True)
+
+
+def _outcome(spec: ModelSpec, item: InputItem, answer: Answer | Failure) -> Outcome:
+    if isinstance(answer, Failure):
+        return Outcome(item, error=answer.error)
+    try:
+        predictions = spec.postprocess(answer.output)
+    except IsthmusError as error:
+        return Outcome(item, error=error)
+    spent = now_ns() - answer.finished_ns
+    return Outcome(
+        item, predictions, answer, replace(answer.times, postprocess=spent), measured_ns=answer.measured_ns + spent
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,350 @@
+"""The standing connection: opened when wanted, opened again when broken, unanswered requests sent again by id.
+
+One keeper thread owns the stream and reads it; any thread may submit, wait and cancel. Which failures end what:
+
+* The server refuses the greeting for a reason that time does not heal (it disagrees, has no such model, is something
+  else): everybody who waits gets that error, and the next request starts over.
+* The stream breaks otherwise: back-off with jitter, a new stream, everything unanswered goes again under its old id
+  (the server answers a repeated id from memory). Each request has a deadline and a limit of sendings.
+* No stream for ``patience`` seconds: everybody who waits gets `ServerUnavailable`, and the next request starts over.
+
+An idle connection that breaks is not opened again before the next request: there is nothing to lose.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+import grpc
+
+from edge_client import verdict, wire
+from edge_client.backoff import Backoff
+from edge_client.exchange import Exchange
+from edge_client.options import ConnectionOptions, KeepAlive
+from edge_client.outbox import Outbox
+from edge_client.state import Counters, State
+from edge_client.stream import Stream
+from protos.chunks import ChunkFrame
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import (
+    Cancelled,
+    Disagreement,
+    IsthmusError,
+    RemoteError,
+    ServerUnavailable,
+    TooLarge,
+    by_name,
+)
+
+SUSPECT_BREAKS: Final = 2  # a request that two streams broke under may be the cause: one at a time from then on
+MAX_BREAKS: Final = 5  # a request that five streams broke under is the cause
+PUT_OFF_SECONDS: Final = (0.1, 2.0)  # first and longest delay before a request is sent again that the server put off
+POLITE_SECONDS: Final = 0.5  # what a stream gets to end well when the client closes
+
+
+class Connection:
+    """One server, one stream at a time. ``hello`` is the greeting, the same for every stream."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: split_pb2.ClientFrame,
+        options: ConnectionOptions | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.address = address
+        self.counters = Counters()
+        self.welcome: split_pb2.Welcome | None = None
+        self._hello = hello
+        self._options = options or ConnectionOptions()
+        self._keep_alive = self._options.keep_alive
+        self._backoff = backoff or Backoff()
+        self._changed = threading.Condition()
+        self._state = State.UNOPENED
+        self._closing = False
+        self._pending: dict[int, Exchange] = {}
+        self._openers: list[Future[split_pb2.Welcome]] = []
+        self._outbox: Outbox | None = None
+        self._stream: Stream | None = None
+        self._keeper: threading.Thread | None = None
+        self._without_stream_since: float | None = None
+        self._tries = 0  # since the last Welcome
+        self._last_reason = "not tried yet"
+
+    @property
+    def state(self) -> State:
+        """Where the connection stands."""
+        return self._state
+
+    @property
+    def last_reason(self) -> str:
+        """Why the last stream ended, in words; for messages."""
+        return self._last_reason
+
+    def open(self, seconds: float) -> split_pb2.Welcome:
+        """Wait for the server's Welcome; raises what the greeting ended with, `ServerUnavailable` after ``seconds``."""
+        opener: Future[split_pb2.Welcome] = Future()
+        with self._changed:
+            if self._state is State.READY and self.welcome is not None:
+                return self.welcome
+            self._demand(lambda: self._openers.append(opener))
+        try:
+            return opener.result(seconds)
+        except TimeoutError:
+            raise self._unavailable(seconds) from None
+        finally:
+            with self._changed:
+                if opener in self._openers:
+                    self._openers.remove(opener)
+
+    def submit(self, exchange: Exchange) -> None:
+        """Send a request as soon as there is a stream; the exchange is settled with the answer or an error."""
+        with self._changed:
+            if self._closing:
+                exchange.settle(Cancelled("the client is closed"))
+            elif self._state is not State.READY or not self._refuse_if_too_large(exchange):
+                self._demand(lambda: self._pending.__setitem__(exchange.id, exchange))
+                if self._outbox is not None and self._state is State.READY:
+                    self._outbox.put(exchange)
+
+    def cancel(self, exchange: Exchange, error: IsthmusError) -> None:
+        """Give a request up with ``error``; no effect on one that is settled."""
+        with self._changed:
+            self._pending.pop(exchange.id, None)
+            outbox = self._outbox
+        if exchange.settle(error) and outbox is not None:
+            outbox.cancel(exchange.id)
+
+    def close(self) -> None:
+        """End the stream and everything that waits on it (`Cancelled`). Ends within a second; may be repeated."""
+        with self._changed:
+            self._closing = True
+            outbox, stream, keeper = self._outbox, self._stream, self._keeper
+            self._changed.notify_all()
+        self._fail_all(Cancelled("the client was closed"))
+        if outbox is not None and self._state is State.READY:
+            outbox.finish()
+        elif stream is not None:
+            stream.cancel()
+        if keeper is not None and keeper is not threading.current_thread():
+            keeper.join(POLITE_SECONDS)
+            if keeper.is_alive() and self._stream is not None:
+                self._stream.cancel()
+                keeper.join(POLITE_SECONDS)
+        with self._changed:
+            self._state = State.CLOSED
+
+    def _demand(self, enter: Callable[[], None]) -> None:
+        """Called with the lock: note somebody who waits, and wake or start the keeper."""
+        if self._closing:
+            raise Cancelled("the client is closed")
+        enter()
+        if self._keeper is None:
+            self._keeper = threading.Thread(target=self._keep, name=f"edge-connection {self.address}", daemon=True)
+            self._keeper.start()
+        self._changed.notify_all()
+
+    def _keep(self) -> None:
+        while self._await_demand():
+            error, reason = self._run_stream()
+            if self._closing:
+                break
+            self._after_stream(error, reason)
+        with self._changed:
+            self._state = State.CLOSED
+
+    def _await_demand(self) -> bool:
+        """Wait until somebody wants a stream (and the back-off, if any, is over); False when closing."""
+        with self._changed:
+            if self._state is State.BACKOFF:
+                until = time.monotonic() + self._backoff.next()
+                while not self._closing and (left := until - time.monotonic()) > 0:
+                    self._changed.wait(left)
+            while not self._closing and not self._pending and not self._openers:
+                self._state = State.UNOPENED
+                self._without_stream_since = None
+                self._changed.wait()
+            if self._closing:
+                return False
+            self._state = State.CONNECTING
+            self._tries += 1
+            self.counters.attempts += 1
+            if self._without_stream_since is None:
+                self._without_stream_since = time.monotonic()
+            return True
+
+    def _run_stream(self) -> tuple[IsthmusError | None, str]:
+        """One stream from greeting to end: (the error that ends it for good, or None; why it ended)."""
+        outbox = Outbox(self._hello, self._options.chunk_bytes)
+        waited = time.monotonic() - (self._without_stream_since or time.monotonic())
+        welcome_within = min(self._options.welcome_within, max(0.1, self._options.patience - waited))
+        stream = Stream(self.address, outbox, self._keep_alive, welcome_within)
+        with self._changed:
+            self._stream = stream
+            if self._closing:
+                stream.cancel()
+        try:
+            for frame in stream:
+                if self._state is not State.READY:
+                    self._greet(frame, outbox, stream)
+                else:
+                    self._take(frame, outbox)
+            return None, "the server ended the stream"
+        except grpc.RpcError as error:
+            return self._judge(error, stream)
+        except IsthmusError as error:
+            return error, str(error)
+        except Exception as error:  # a bug here must not leave the callers waiting for their deadlines
+            broken = IsthmusError(f"the connection to {self.address} failed: {error!r}")
+            broken.__cause__ = error
+            return broken, str(broken)
+        finally:
+            with self._changed:
+                self._outbox = self._stream = None
+            stream.close()
+
+    def _greet(self, frame: wire.ServerFrame, outbox: Outbox, stream: Stream) -> None:
+        if isinstance(frame, ChunkFrame) or frame.WhichOneof("frame") != "welcome":
+            raise Disagreement(f"{self.address} did not answer the greeting with Welcome: not an Isthmus server?")
+        welcome = frame.welcome
+        if welcome.protocol_version != wire.PROTOCOL_VERSION:
+            raise Disagreement(
+                f"{self.address} speaks protocol version {welcome.protocol_version}, "
+                f"this client {wire.PROTOCOL_VERSION}"
+            )
+        stream.welcomed()
+        with self._changed:
+            self._limit(outbox, welcome)
+            self._state, self.welcome, self._outbox = State.READY, welcome, outbox
+            self._without_stream_since, self._tries = None, 0
+            self.counters.streams += 1
+            openers, self._openers = self._openers, []
+            waiting = [self._pending[request_id] for request_id in sorted(self._pending)]
+            for exchange in waiting:
+                if not self._refuse_if_too_large(exchange):
+                    self.counters.resent += exchange.sends > 0
+                    outbox.put(exchange)
+            self._changed.notify_all()
+        for opener in openers:
+            opener.set_result(welcome)
+
+    def _limit(self, outbox: Outbox, welcome: split_pb2.Welcome) -> None:
+        """Called with the lock: open the outbox, for one request at a time while one is suspected to break streams.
+
+        Else the innocent that happen to be on the stream would be given up together with the culprit.
+        """
+        suspected = any(exchange.breaks >= SUSPECT_BREAKS for exchange in self._pending.values())
+        most = min(self._options.max_in_flight, welcome.max_in_flight or self._options.max_in_flight)
+        outbox.open(1 if suspected else most)
+
+    def _take(self, frame: wire.ServerFrame, outbox: Outbox) -> None:
+        self._backoff.reset()  # only now: a server that welcomes and dies is not to be hammered
+        if isinstance(frame, ChunkFrame):
+            if exchange := self._waiting_for(frame.id):
+                exchange.take_chunk(frame)
+                self._if_settled(exchange, outbox)
+            return
+        kind = frame.WhichOneof("frame")
+        if kind == "reply":
+            if exchange := self._waiting_for(frame.reply.id):
+                exchange.take_reply(frame.reply)
+                self._if_settled(exchange, outbox)
+            else:
+                self.counters.stray += 1
+                outbox.answered(frame.reply.id)
+        elif kind == "failed":
+            self._take_failure(frame.failed, outbox)
+        elif kind == "draining":
+            outbox.drain()
+        # A frame of a kind this version does not know is skipped: a later server may say more.
+
+    def _take_failure(self, failed: split_pb2.RequestFailed, outbox: Outbox) -> None:
+        exchange = self._waiting_for(failed.id)
+        if exchange is None:
+            outbox.answered(failed.id)
+            return
+        error = by_name(failed.error)(f"{failed.message} (reported by {self.address})")
+        if failed.retry:  # until the deadline, which then names this error
+            first, longest = PUT_OFF_SECONDS
+            delay = min(longest, first * 2**exchange.put_offs)
+            exchange.put_off(error)
+            outbox.forget_recipe(exchange.recipe_digest)  # it may be what the server misses
+            outbox.put(exchange, delay)
+        else:
+            exchange.settle(error)
+            self._if_settled(exchange, outbox)
+
+    def _waiting_for(self, request_id: int) -> Exchange | None:
+        with self._changed:
+            return self._pending.get(request_id)
+
+    def _if_settled(self, exchange: Exchange, outbox: Outbox) -> None:
+        if exchange.settled:
+            with self._changed:
+                self._pending.pop(exchange.id, None)
+                if exchange.breaks >= SUSPECT_BREAKS and self.welcome is not None:
+                    self._limit(outbox, self.welcome)
+            outbox.answered(exchange.id)
+
+    def _refuse_if_too_large(self, exchange: Exchange) -> bool:
+        """Called with the lock and a Welcome: whether the server would not take this request."""
+        limit = self.welcome.max_request_bytes if self.welcome else 0
+        if not limit or exchange.payload_bytes <= limit:
+            return False
+        self._pending.pop(exchange.id, None)
+        return exchange.settle(
+            TooLarge(f"the frontier has {exchange.payload_bytes} bytes; {self.address} takes {limit} at most")
+        )
+
+    def _judge(self, error: grpc.RpcError, stream: Stream) -> tuple[IsthmusError | None, str]:
+        if stream.greeting_timed_out:
+            return None, f"no answer to the greeting within {self._options.welcome_within:g} s"
+        if verdict.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
+            self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
+        return verdict.final_error(error, self.address), verdict.reason(error)
+
+    def _after_stream(self, error: IsthmusError | None, reason: str) -> None:
+        now = time.monotonic()
+        with self._changed:
+            self._last_reason = reason
+            if self._without_stream_since is None:
+                self._without_stream_since = now
+            lost = now - self._without_stream_since
+            # With nobody waiting there is nothing to hurry for, and nothing to put off for the next who comes.
+            self._state = State.BACKOFF if self._pending or self._openers else State.UNOPENED
+            for exchange in self._pending.values():
+                exchange.interrupted()
+            worn_out = [exchange for exchange in self._pending.values() if exchange.breaks >= MAX_BREAKS]
+            for exchange in worn_out:
+                del self._pending[exchange.id]
+        for exchange in worn_out:
+            exchange.settle(
+                RemoteError(
+                    f"{self.address}: the stream broke {exchange.breaks} times while request {exchange.id} was on it "
+                    f"(last: {reason})"
+                )
+            )
+        if error is not None or lost >= self._options.patience:
+            self._fail_all(error or self._unavailable(lost))
+            self._backoff.reset()
+            with self._changed:
+                self._state, self._tries = State.UNOPENED, 0
+
+    def _fail_all(self, error: IsthmusError) -> None:
+        with self._changed:
+            pending, self._pending = list(self._pending.values()), {}
+            openers, self._openers = self._openers, []
+        for exchange in pending:
+            exchange.settle(type(error)(str(error)))  # each its own: an exception collects its raiser's traceback
+        for opener in openers:
+            opener.set_exception(type(error)(str(error)))
+
+    def _unavailable(self, seconds: float) -> ServerUnavailable:
+        tries = f"{self._tries} attempt{'' if self._tries == 1 else 's'}"
+        return ServerUnavailable(
+            f"no server at {self.address} for {seconds:.1f} s, {tries} (last: {self._last_reason})"
+        )

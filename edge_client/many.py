@@ -1,0 +1,71 @@
+"""Many inputs, several under way, answers in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from edge_client.answer import Answer, Failure
+
+
+class Started(Protocol):
+    """A request under way."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether its answer or error is there."""
+
+
+Request = TypeVar("Request", bound=Started)
+
+
+def in_order(
+    inputs: Iterable[Any],
+    most: int,
+    *,
+    start: Callable[[Any], Request],
+    finish: Callable[[Request], Answer],
+    cancel: Callable[[Request], None],
+    fatal: tuple[type[Exception], ...],
+    raise_failures: bool,
+) -> Iterator[Answer | Failure]:
+    """``finish(start(input))`` of each input, in order, with up to ``most`` started and not finished.
+
+    A failure takes its place in the order: raised, or yielded as `Failure` unless it is ``fatal``. Whatever is under
+    way when the iteration ends is cancelled.
+    """
+    window: deque[tuple[int, Any, Request | Exception]] = deque()
+
+    def collect() -> Answer | Failure:
+        index, item, started = window.popleft()
+        try:
+            if isinstance(started, Exception):
+                raise started
+            return finish(started)
+        except fatal:
+            raise
+        except Exception as error:
+            if raise_failures:
+                raise
+            return Failure(index, item, error)
+
+    try:
+        for index, item in enumerate(inputs):
+            while window and (len(window) >= most or _is_over(window[0][2])):
+                yield collect()
+            try:
+                started: Request | Exception = start(item)
+            except Exception as error:
+                started = error
+            window.append((index, item, started))
+        while window:
+            yield collect()
+    finally:
+        for _, _, left in window:
+            if not isinstance(left, Exception):
+                cancel(left)
+
+
+def _is_over(started: Started | Exception) -> bool:
+    return isinstance(started, Exception) or started.settled

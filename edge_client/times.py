@@ -1,0 +1,168 @@
+"""Where the time of one request went, in nanoseconds, in rows that add up to the measured end-to-end time.
+
+All stamps are readings of one clock, this process's; the server contributes durations only. What is measured how:
+
+* The edge's own rows lie between two stamps.
+* The five server rows are the server's own measurements.
+* The network has the round trip (frontier packed -> last byte of the answer here) less the server's rows. Upload and
+  download cannot be told apart exactly with two clocks, so each row holds only what was *seen*: ``download`` runs from
+  the answer's header to its last byte; ``upload`` is the longer of two views of the same transfer, the edge's (first
+  frame taken by the transport -> last chunk taken) and the server's (first byte received -> last byte received).
+* What is left of the round trip is neither: both ways' latency, bytes still in socket buffers, thread hand-overs. It
+  has its own row, ``in_transit``, and is never spread over the others. It is a remainder, so the sum is exact by
+  construction; were it ever negative, the server would claim more time than has passed here, and it is shown as such.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+
+now_ns: Callable[[], int] = time.perf_counter_ns
+
+
+@dataclass(slots=True)
+class Stamps:
+    """Clock readings of one request on the edge, in the order in which they are taken (ns; None = not reached)."""
+
+    called: int = field(default_factory=lambda: now_ns())
+    prepared: int | None = None  # the input is read and preprocessed
+    admitted: int | None = None  # a place among those in flight is free
+    computed: int | None = None  # the head has run
+    packed: int | None = None  # the frontier is bytes
+    first_sent: int | None = None  # the transport took the request's first frame (of the sending that was answered)
+    last_sent: int | None = None  # the transport asked for the frame after the last chunk
+    replied: int | None = None  # the answer's header arrived
+    received: int | None = None  # the answer's last byte arrived
+    taken: int | None = None  # the caller came for the answer
+    unpacked: int | None = None  # the answer is tensors
+    head_ns: int = 0  # the head's own time within admitted -> computed
+    retry_ns: int = 0  # an earlier attempt at the same input and the planning after it, before `admitted`
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTimes:
+    """The server's own durations of one request (ns)."""
+
+    queue: int = 0
+    decode: int = 0
+    inject: int = 0
+    compute: int = 0
+    encode: int = 0
+    receive: int = 0  # first byte received -> last byte received; overlaps the upload, so it is not a row of its own
+
+    @property
+    def total(self) -> int:
+        """Nanoseconds between the last byte of the request and the first of the answer that the server accounts for."""
+        return self.queue + self.decode + self.inject + self.compute + self.encode
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """One request's time by row (ns). ``sum of the rows == end_to_end``, exactly."""
+
+    prepare: int = field(default=0, metadata={"label": "edge prepare input"})
+    retry: int = field(default=0, metadata={"label": "edge earlier attempt"})
+    wait: int = field(default=0, metadata={"label": "edge wait for a place"})
+    edge_other: int = field(default=0, metadata={"label": "edge plan, move to device"})
+    edge_compute: int = field(default=0, metadata={"label": "edge compute"})
+    encode: int = field(default=0, metadata={"label": "edge encode"})
+    send_wait: int = field(default=0, metadata={"label": "wait to send"})
+    upload: int = field(default=0, metadata={"label": "upload"})
+    in_transit: int = field(default=0, metadata={"label": "in transit (both ways)"})
+    server_queue: int = field(default=0, metadata={"label": "server queue"})
+    server_decode: int = field(default=0, metadata={"label": "server decode"})
+    server_inject: int = field(default=0, metadata={"label": "server inject"})
+    server_compute: int = field(default=0, metadata={"label": "server compute"})
+    server_encode: int = field(default=0, metadata={"label": "server encode"})
+    download: int = field(default=0, metadata={"label": "download"})
+    turn: int = field(default=0, metadata={"label": "edge wait for its turn"})
+    edge_decode: int = field(default=0, metadata={"label": "edge decode"})
+    postprocess: int = field(default=0, metadata={"label": "edge postprocess"})
+
+    @classmethod
+    def from_stamps(cls, stamps: Stamps, server: ServerTimes) -> Times:
+        """The rows of one answered request.
+
+        A repeated answer (the server had it already when the request was sent again) carries durations that lie before
+        the sending it answers; then ``upload`` and ``send_wait`` give way so that no time is counted twice.
+        """
+        prepared = _or(stamps.prepared, stamps.called)
+        admitted = _or(stamps.admitted, prepared + stamps.retry_ns)
+        computed = _or(stamps.computed, admitted)
+        packed = _or(stamps.packed, computed)
+        replied = _or(stamps.replied, packed)
+        received = _or(stamps.received, replied)
+        taken = max(_or(stamps.taken, received), received)
+        unpacked = _or(stamps.unpacked, taken)
+
+        head = min(stamps.head_ns, computed - admitted)
+        budget = received - packed - server.total
+        download = _within(received - replied, budget)
+        first_sent = min(_or(stamps.first_sent, packed), replied)
+        last_sent = min(_or(stamps.last_sent, replied), replied)
+        upload = _within(max(last_sent - first_sent, server.receive), budget - download)
+        send_wait = _within(first_sent - packed, budget - download - upload)
+        return cls(
+            prepare=prepared - stamps.called,
+            retry=stamps.retry_ns,
+            wait=admitted - prepared - stamps.retry_ns,
+            edge_other=computed - admitted - head,
+            edge_compute=head,
+            encode=packed - computed,
+            send_wait=send_wait,
+            upload=upload,
+            in_transit=budget - download - upload - send_wait,
+            server_queue=server.queue,
+            server_decode=server.decode,
+            server_inject=server.inject,
+            server_compute=server.compute,
+            server_encode=server.encode,
+            download=download,
+            turn=taken - received,
+            edge_decode=unpacked - taken,
+        )
+
+    @property
+    def end_to_end(self) -> int:
+        """Nanoseconds from the call to the decoded answer: the sum of the rows, which equals the measured time."""
+        return sum(getattr(self, row.name) for row in fields(self))
+
+    @property
+    def network(self) -> int:
+        """Nanoseconds of the round trip that are neither edge nor server: upload, download and in transit."""
+        return self.upload + self.download + self.in_transit
+
+    @property
+    def server(self) -> int:
+        """Nanoseconds the server accounts for."""
+        return self.server_queue + self.server_decode + self.server_inject + self.server_compute + self.server_encode
+
+    def rows(self) -> list[tuple[str, int]]:
+        """(label, ns) of every row, in the order in which things happen; ``retry`` only where there was one."""
+        shown = [row for row in fields(self) if row.name != "retry" or self.retry]
+        return [(row.metadata["label"], getattr(self, row.name)) for row in shown]
+
+    def as_dict(self) -> dict[str, int]:
+        """Row name -> ns, and ``end_to_end``."""
+        return {**{row.name: getattr(self, row.name) for row in fields(self)}, "end_to_end": self.end_to_end}
+
+    def __add__(self, other: Times) -> Times:
+        return Times(**{row.name: getattr(self, row.name) + getattr(other, row.name) for row in fields(self)})
+
+    @classmethod
+    def total(cls, times: Iterable[Times]) -> Times:
+        """Row by row sum; all zeros for none."""
+        total = cls()
+        for one in times:
+            total = total + one
+        return total
+
+
+def _or(stamp: int | None, fallback: int) -> int:
+    return fallback if stamp is None else stamp
+
+
+def _within(value: int, budget: int) -> int:
+    return max(0, min(value, budget))

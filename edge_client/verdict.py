@@ -1,0 +1,42 @@
+"""What the end of a stream means: a reason that time does not heal, or a break that is to be mended."""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+import grpc
+
+from shared_hooks.errors import BadFrame, Disagreement, IsthmusError, UnknownModel
+
+# Every other status is a break: a killed server shows as UNAVAILABLE, INTERNAL, UNKNOWN or CANCELLED.
+_FINAL: Final[dict[grpc.StatusCode, type[IsthmusError]]] = {
+    grpc.StatusCode.FAILED_PRECONDITION: Disagreement,
+    grpc.StatusCode.NOT_FOUND: UnknownModel,
+    grpc.StatusCode.INVALID_ARGUMENT: BadFrame,
+    grpc.StatusCode.UNIMPLEMENTED: Disagreement,
+    grpc.StatusCode.UNAUTHENTICATED: Disagreement,
+    grpc.StatusCode.PERMISSION_DENIED: Disagreement,
+}
+
+
+def final_error(error: grpc.RpcError, address: str) -> IsthmusError | None:
+    """The error to raise for a stream that ended for good; None for one that broke."""
+    call = _call(error)
+    made = _FINAL.get(call.code())
+    return made(f"{address} refused: {call.details()}") if made else None
+
+
+def reason(error: grpc.RpcError) -> str:
+    """Why the stream ended, in words."""
+    call = _call(error)
+    return f"{call.code().name}: {call.details() or 'no details'}"
+
+
+def pinged_too_often(error: grpc.RpcError) -> bool:
+    """Whether the other side sent us away for our keep-alive pings."""
+    return "too_many_pings" in (_call(error).details() or "")
+
+
+def _call(error: grpc.RpcError) -> Any:
+    # gRPC raises the call itself, which has code() and details(); its base class declares neither.
+    return cast(Any, error)

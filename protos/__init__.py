@@ -1,0 +1,1 @@
+"""The wire format and the code generated from it; `python -m protos.generate` makes that code again."""

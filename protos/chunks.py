@@ -1,0 +1,146 @@
+"""Chunk frames without spare copies: cut from buffers, serialized, parsed.
+
+Chunks carry nearly all bytes of the wire, and a protobuf ``bytes`` field takes no memoryview: through the generated
+classes every chunk is copied into a ``bytes`` object, into the message and into its serialization, and twice more on
+the other side. Here one join serializes it, and the parsed chunk is a view of the message it came in. The bytes are
+those of the generated classes (the tests hold them together), so either end may use either. Measured on loopback, a
+round trip of 3.2 MB in chunks of 1 MiB: 3.5 ms with the generated code, 2.3 ms with these functions.
+
+This is the only module that knows protobuf's encoding (https://protobuf.dev/programming-guides/encoding/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError, Message
+
+from protos.isthmus.v1 import split_pb2
+
+_VARINT, _LENGTH_DELIMITED = 0, 2
+_ID = split_pb2.Chunk.ID_FIELD_NUMBER << 3 | _VARINT
+_OFFSET = split_pb2.Chunk.OFFSET_FIELD_NUMBER << 3 | _VARINT
+_DATA = split_pb2.Chunk.DATA_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_CLIENT_CHUNK = split_pb2.ClientFrame.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_SERVER_CHUNK = split_pb2.ServerFrame.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+
+
+@dataclass(frozen=True)
+class ChunkFrame:
+    """One chunk of payload ``id``: the bytes of ``pieces`` one after the other, starting at ``offset``."""
+
+    id: int
+    offset: int
+    pieces: tuple[memoryview, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+def cut(id: int, buffers: Iterable[memoryview], chunk_bytes: int) -> Iterator[ChunkFrame]:
+    """The concatenation of ``buffers`` in chunks of ``chunk_bytes`` (the last may be smaller); nothing is copied."""
+    offset, filled = 0, 0
+    pieces: list[memoryview] = []
+    for buffer in buffers:
+        rest = buffer.cast("B") if buffer.nbytes else memoryview(b"")
+        while rest.nbytes:
+            piece = rest[: chunk_bytes - filled]
+            rest = rest[piece.nbytes :]
+            pieces.append(piece)
+            filled += piece.nbytes
+            if filled == chunk_bytes:
+                yield ChunkFrame(id, offset, tuple(pieces))
+                offset, filled, pieces = offset + filled, 0, []
+    if filled:
+        yield ChunkFrame(id, offset, tuple(pieces))
+
+
+def serialize_client_frame(frame: split_pb2.ClientFrame | ChunkFrame) -> bytes:
+    """A ClientFrame's bytes: the request serializer of the session's channel."""
+    return _serialize(frame, _CLIENT_CHUNK)
+
+
+def serialize_server_frame(frame: split_pb2.ServerFrame | ChunkFrame) -> bytes:
+    """A ServerFrame's bytes: the response serializer of the session's handler."""
+    return _serialize(frame, _SERVER_CHUNK)
+
+
+def parse_client_frame(data: bytes) -> split_pb2.ClientFrame | ChunkFrame:
+    """A ClientFrame from its bytes, every chunk as a ChunkFrame. Raises DecodeError for bytes that are none."""
+    chunk = _parse(data, _CLIENT_CHUNK)
+    if chunk is not None:
+        return chunk
+    frame = split_pb2.ClientFrame.FromString(data)
+    return _view(frame.chunk) if frame.WhichOneof("frame") == "chunk" else frame
+
+
+def parse_server_frame(data: bytes) -> split_pb2.ServerFrame | ChunkFrame:
+    """A ServerFrame from its bytes, every chunk as a ChunkFrame. Raises DecodeError for bytes that are none."""
+    chunk = _parse(data, _SERVER_CHUNK)
+    if chunk is not None:
+        return chunk
+    frame = split_pb2.ServerFrame.FromString(data)
+    return _view(frame.chunk) if frame.WhichOneof("frame") == "chunk" else frame
+
+
+def _view(chunk: split_pb2.Chunk) -> ChunkFrame:
+    return ChunkFrame(chunk.id, chunk.offset, (memoryview(chunk.data),))
+
+
+def _serialize(frame: Message | ChunkFrame, tag: int) -> bytes:
+    if not isinstance(frame, ChunkFrame):
+        return frame.SerializeToString()
+    nbytes = frame.nbytes
+    prefix = b""  # proto3: a field that is zero or empty is left out
+    if frame.id:
+        prefix += bytes((_ID,)) + _varint(frame.id)
+    if frame.offset:
+        prefix += bytes((_OFFSET,)) + _varint(frame.offset)
+    if nbytes:
+        prefix += bytes((_DATA,)) + _varint(nbytes)
+    return b"".join((bytes((tag,)), _varint(len(prefix) + nbytes), prefix, *frame.pieces))
+
+
+def _parse(data: bytes, tag: int) -> ChunkFrame | None:
+    """The chunk in ``data``; None unless it is written as `_serialize` does, which leaves it to the generated code."""
+    if len(data) < 2 or data[0] != tag:
+        return None
+    try:
+        size, at = _read_varint(data, 1)
+        if at + size != len(data):
+            return None
+        id = offset = 0
+        if data[at] == _ID:
+            id, at = _read_varint(data, at + 1)
+        if data[at] == _OFFSET:
+            offset, at = _read_varint(data, at + 1)
+        if data[at] != _DATA:
+            return None
+        size, at = _read_varint(data, at + 1)
+    except (IndexError, DecodeError):
+        return None
+    return ChunkFrame(id, offset, (memoryview(data)[at:],)) if at + size == len(data) else None
+
+
+def _varint(value: int) -> bytes:
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """(value, position after it); IndexError where the data end, DecodeError for more than 64 bits."""
+    value = shift = 0
+    while shift < 63:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise DecodeError("varint")

@@ -1,0 +1,1 @@
+"""Protobuf packages of Isthmus, one folder per version."""

@@ -1,0 +1,141 @@
+"""The built-in preprocessing of an image file into one batch of one."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from shared_hooks.errors import InputMismatch
+from shared_hooks.models.table import Table
+
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class ImagePreprocess:
+    """Image file -> tensor (1, C, H, W), or (1, H, W, C) with layout "NHWC".
+
+    In this order: EXIF rotation, mode, resize (the shorter side to ``shorter_side`` and a crop of ``size`` from the
+    middle; or, without ``shorter_side``, straight to ``size``), 0..255 to 0..``scale``, ``(value - mean) / std``.
+    """
+
+    size: tuple[int, int] | None = None
+    """(height, width) in pixels; None keeps the image's own."""
+    shorter_side: int | None = None
+    mode: str = "RGB"
+    interpolation: str = "bilinear"
+    scale: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    layout: str = "NCHW"
+    dtype: torch.dtype = torch.float32
+    keyword: str | None = None
+    """The name of the model's keyword argument that takes the image; None gives it as the first positional one."""
+
+    @classmethod
+    def from_table(cls, table: Table, dtype: torch.dtype) -> ImagePreprocess:
+        """Of a spec's [preprocess]; ``dtype`` is the default for its own. Raises SpecError."""
+        mode = table.choice("mode", _CHANNELS, "RGB")
+        shorter_side = table.take("shorter_side", int)
+        size = _size(table)
+        if shorter_side is not None and (size is None or shorter_side < max(size)):
+            table.fail("shorter_side", "needs size, and must not be smaller than it")
+        scale = table.take("scale", float)
+        named = table.choice("dtype", DTYPES, "")
+        made = cls(
+            size=size,
+            shorter_side=shorter_side,
+            mode=mode,
+            interpolation=table.choice("interpolation", _FILTERS, "bilinear"),
+            scale=1.0 if scale is None else scale,
+            mean=_per_channel(table, "mean", mode, 0.0),
+            std=_per_channel(table, "std", mode, 1.0),
+            layout=table.choice("layout", ("NCHW", "NHWC"), "NCHW"),
+            dtype=DTYPES[named] if named else dtype,
+            keyword=table.take("keyword", str),
+        )
+        if 0.0 in made.std:
+            table.fail("std", "must not be 0")
+        table.done()
+        return made
+
+    def __call__(self, path: Path) -> torch.Tensor:
+        """Raises InputMismatch for a file that is not an image or has no 8-bit channels."""
+        try:
+            with warnings.catch_warnings(), Image.open(path) as file:
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                if file.mode.startswith(("I", "F")):
+                    raise InputMismatch(
+                        f"{path} has pixels of more than 8 bits (mode {file.mode}); convert it, or give it as .npy"
+                    )
+                image = self._resize(ImageOps.exif_transpose(file).convert(self.mode))
+        except FileNotFoundError:
+            raise InputMismatch(f"no such input: {path}") from None
+        except (
+            OSError,
+            ValueError,
+            SyntaxError,
+            Image.DecompressionBombError,
+            Image.DecompressionBombWarning,
+        ) as error:
+            raise InputMismatch(f"{path} cannot be read as an image: {error}") from error
+        pixels = np.array(image, dtype=np.float32).reshape(image.height, image.width, _CHANNELS[self.mode])
+        values = torch.from_numpy(pixels) * (self.scale / 255.0)
+        values = (values - torch.tensor(self.mean)) / torch.tensor(self.std)
+        if self.layout == "NCHW":
+            values = values.permute(2, 0, 1)
+        # canonical strides, also with one channel: a plan is made for exact strides
+        return values.to(self.dtype).clone(memory_format=torch.contiguous_format).unsqueeze(0)
+
+    def _resize(self, image: Image.Image) -> Image.Image:
+        if self.size is None:
+            return image
+        height, width = self.size
+        resample = _FILTERS[self.interpolation]
+        if self.shorter_side is None:
+            return image if image.size == (width, height) else image.resize((width, height), resample)
+        factor = self.shorter_side / min(image.size)
+        scaled = image.resize((round(image.width * factor), round(image.height * factor)), resample)
+        left, top = (scaled.width - width) // 2, (scaled.height - height) // 2
+        return scaled.crop((left, top, left + width, top + height))
+
+
+def _size(table: Table) -> tuple[int, int] | None:
+    expected = "an integer or [height, width], in pixels"
+    if "size" not in table:
+        table.take_any("size")
+        return None
+    value = table.take_any("size")
+    pair = [value, value] if type(value) is int else value
+    if isinstance(pair, list) and len(pair) == 2 and all(type(side) is int and 0 < side <= 16384 for side in pair):
+        return (pair[0], pair[1])
+    table.fail("size", f"expected {expected}, found {value!r}")
+
+
+def _per_channel(table: Table, key: str, mode: str, default: float) -> tuple[float, ...]:
+    count = _CHANNELS[mode]
+    values = table.take_list(key, float, f"one number for each of the {count} channels of mode {mode}")
+    if values is None:
+        return (default,) * count
+    if len(values) not in (1, count):
+        table.fail(key, f"expected 1 or {count} numbers for mode {mode}, found {len(values)}")
+    return tuple(values) * (count if len(values) == 1 else 1)

@@ -1,0 +1,129 @@
+"""The files a model is fed with: which they are, what the truth of each is, and tensors read from them."""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from shared_hooks.errors import InputMismatch
+from shared_hooks.models.table import did_you_mean
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a model is called with: (args, kwargs)."""
+
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+TENSOR_SUFFIXES = frozenset({".npy", ".safetensors"})
+
+_TRUTH = re.compile(r"_label([^_]+)$")
+
+
+@dataclass(frozen=True)
+class InputItem:
+    """One input file. ``truth`` is the label it should get, None where nothing says so; see `truth_of`."""
+
+    path: Path
+    truth: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name, for tables and messages."""
+        return self.path.name
+
+    @classmethod
+    def of(cls, path: str | Path) -> InputItem:
+        """The item of a path, its truth looked up."""
+        return cls(Path(path), truth_of(Path(path)))
+
+
+def truth_of(path: Path) -> str | None:
+    """The truth of a file: from labels.json beside it ({file name: label}), or ``..._labelTRUTH.png``; or None."""
+    listing = path.parent / "labels.json"
+    if listing.is_file():
+        try:
+            known = json.loads(listing.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputMismatch(f"{listing} cannot be read as JSON: {error}") from error
+        if isinstance(known, dict) and path.name in known:
+            return str(known[path.name])
+    found = _TRUTH.search(path.stem)
+    return found.group(1) if found else None
+
+
+def find_inputs(patterns: str | Path | Sequence[str | Path]) -> list[InputItem]:
+    """The input files of a file, a folder (its images and tensors, no sub-folders), or a glob pattern; or of several.
+
+    Sorted by name inside one pattern, in the order of the patterns, each file once. Raises InputMismatch when a pattern
+    finds nothing.
+    """
+    if isinstance(patterns, (str, Path)):
+        patterns = [patterns]
+    found: dict[Path, InputItem] = {}
+    for pattern in patterns:
+        for path in _paths(Path(pattern)):
+            found.setdefault(path, InputItem.of(path))
+    return list(found.values())
+
+
+def _paths(pattern: Path) -> list[Path]:
+    wanted = IMAGE_SUFFIXES | TENSOR_SUFFIXES
+    if pattern.is_file():
+        return [pattern]
+    if pattern.is_dir():
+        paths = sorted(path for path in pattern.iterdir() if path.is_file() and path.suffix.lower() in wanted)
+        if not paths:
+            raise InputMismatch(f"{pattern} holds no input; looked for {', '.join(sorted(wanted))}")
+        return paths
+    if glob.has_magic(str(pattern)):
+        matches = (Path(match) for match in glob.glob(str(pattern), recursive=True))
+        paths = sorted(path for path in matches if path.is_file() and path.suffix.lower() in wanted)
+        if not paths:
+            raise InputMismatch(f'no input file matches "{pattern}"')
+        return paths
+    siblings = [path.name for path in pattern.parent.iterdir()] if pattern.parent.is_dir() else []
+    raise InputMismatch(f"no such input: {pattern}{did_you_mean(pattern.name, siblings)}")
+
+
+def read_tensors(path: Path, keywords: frozenset[str] = frozenset()) -> Inputs:
+    """The tensors of a .npy or .safetensors file as inputs, unchanged (the batch dimension is the file's own business).
+
+    .npy is one positional input. In a .safetensors file, tensors named "0", "1", ... are positional; a single one of
+    any other name is positional too, unless ``keywords`` (the names the model's example uses) has it; all others
+    are keyword inputs. Raises InputMismatch.
+    """
+    if path.suffix.lower() == ".npy":
+        return (_read_npy(path),), {}
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputMismatch(f"{path} cannot be read as safetensors: {error}") from error
+    if not tensors:
+        raise InputMismatch(f"{path} holds no tensor")
+    if len(tensors) == 1 and not tensors.keys() & keywords:
+        return tuple(tensors.values()), {}
+    positions = sorted(int(name) for name in tensors if name.isdecimal() and name.isascii())
+    if positions != list(range(len(positions))):
+        raise InputMismatch(f"{path}: positional tensors must be named 0, 1, ... without a gap, found {positions}")
+    args = tuple(tensors.pop(str(position)) for position in positions)
+    return args, tensors
+
+
+def _read_npy(path: Path) -> torch.Tensor:
+    try:
+        array = np.load(path, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            array.close()
+            raise InputMismatch(f"{path} is an archive of several arrays; expected one array")
+        # torch takes native byte order only, and from_numpy warns about read-only memory.
+        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise InputMismatch(f"{path} cannot be read as a .npy array: {error}") from error

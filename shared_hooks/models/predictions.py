@@ -1,0 +1,109 @@
+"""From a model's output to predictions: the built-in ranking of class scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shared_hooks.errors import InputMismatch, SpecError
+from shared_hooks.models.table import Table, kind_of
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One answer: its class, the class' label and its score; ``row`` counts the inputs of a batch."""
+
+    label: str
+    index: int
+    score: float
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The ``top_k`` highest of each row of class scores, best first, as probabilities if ``softmax``.
+
+    ``output`` names the entry of a dictionary or attribute of an object, or the position in a sequence; None takes a
+    tensor as it is, "logits" where there is one, else the first entry of a sequence.
+    """
+
+    top_k: int = 5
+    softmax: bool = True
+    output: str | int | None = None
+    strict: bool = True
+    """False when the spec says nothing about postprocessing: then other outputs have no predictions, and no error."""
+
+    @classmethod
+    def from_table(cls, table: Table) -> TopK:
+        """Of a spec's [postprocess]. Raises SpecError."""
+        top_k = table.take("top_k", int)
+        softmax = table.take("softmax", bool)
+        output = table.take_any("output")
+        if output is not None and (isinstance(output, bool) or not isinstance(output, (str, int))):
+            table.fail("output", f"expected the name or position of the scores in the output, found {kind_of(output)}")
+        if top_k is not None and top_k < 1:
+            table.fail("top_k", f"expected an integer of at least 1, found {top_k}")
+        table.done()
+        return cls(5 if top_k is None else top_k, softmax is not False, output)
+
+    def __call__(self, output: object, labels: tuple[str, ...]) -> list[Prediction]:
+        """Predictions of scores of shape (classes,) or (rows, classes), any real dtype.
+
+        NaN scores are passed through. Raises InputMismatch when the output holds no such scores and ``strict``.
+        """
+        scores = self._scores(output)
+        if scores is None or scores.dim() not in (1, 2) or scores.numel() == 0 or scores.is_complex():
+            if not self.strict:
+                return []
+            what = type(output).__name__ if scores is None else f"a tensor of shape {tuple(scores.shape)}"
+            raise InputMismatch(f"postprocess: expected class scores (rows, classes) in the output, found {what}")
+        rows = scores.detach().reshape(-1, scores.shape[-1]).to("cpu", torch.float32)
+        if self.softmax:
+            rows = torch.softmax(rows, dim=1)
+        best = torch.topk(rows, min(self.top_k, rows.shape[1]), dim=1)
+        return [
+            Prediction(labels[index] if index < len(labels) else str(index), index, score, row)
+            for row, (values, indices) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True))
+            for score, index in zip(values, indices, strict=True)
+        ]
+
+    def _scores(self, output: object) -> torch.Tensor | None:
+        if isinstance(output, torch.Tensor):
+            return output
+        found: object = None
+        if self.output is not None:
+            found = _entry(output, self.output)
+        elif (found := _entry(output, "logits")) is None:
+            found = _entry(output, 0)
+        return found if isinstance(found, torch.Tensor) else None
+
+
+def _entry(output: object, key: str | int) -> object:
+    if isinstance(key, str):
+        return output.get(key) if isinstance(output, Mapping) else getattr(output, key, None)
+    if isinstance(output, (tuple, list)) and -len(output) <= key < len(output):
+        return output[key]
+    return None
+
+
+def read_labels(value: object, folder: Path, table: Table) -> tuple[str, ...]:
+    """A spec's ``labels``: a list of strings, or a file beside the spec (one a line, or JSON). Raises SpecError."""
+    expected = "expected a list of strings, or a file with one label a line or a JSON list"
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        path = folder / value
+        try:
+            text = path.read_text(encoding="utf-8")
+            value = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        except OSError as error:
+            table.fail("labels", f"{path} cannot be read: {error.strerror or error}")
+        except ValueError as error:
+            raise SpecError(f"{table.origin}: labels: {path}: {error}; {expected}") from error
+    if not isinstance(value, list) or not all(isinstance(label, str) for label in value):
+        table.fail("labels", f"{expected}; found {kind_of(value)}")
+    return tuple(value)

@@ -1,0 +1,256 @@
+"""The model spec: what a model is called, how it is built, fed and read. docs/model-spec.md describes the format.
+
+One spec serves both sides. Nothing of it crosses the wire but the model's id and hashes of what came of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import InputMismatch, IsthmusError, SpecError, UnknownModel
+from shared_hooks.models.example import Example, inputs_of, read_example, to_device
+from shared_hooks.models.images import DTYPES, ImagePreprocess
+from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_tensors
+from shared_hooks.models.predictions import Prediction, TopK, read_labels
+from shared_hooks.models.table import Table, did_you_mean, kind_of
+from shared_hooks.models.targets import looks_like_target, resolve
+from shared_hooks.models.weights import load_weights
+
+BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "digits.toml"}
+"""The models that ship with Isthmus, by name."""
+
+_MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*)=(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One model: made by `load_spec` or `spec_from_table`. Building the model and reading inputs happen on request."""
+
+    model_id: str
+    origin: str
+    """The file it was read from, or the command-line text; opens every message."""
+    folder: Path
+    factory: str
+    factory_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    weights: tuple[Path, ...] = ()
+    seed: int = 0
+    dtype: torch.dtype | None = None
+    call_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    description: str = ""
+    _example: Example | None = None
+    _keywords: frozenset[str] = frozenset()
+    _preprocess: ImagePreprocess | str | None = None
+    _postprocess: TopK | str = field(default_factory=lambda: TopK(strict=False))
+
+    def load_model(self, device: torch.device | str = "cpu") -> nn.Module:
+        """A new model with its weights, in eval mode, on ``device``.
+
+        Without a weights file the weights are what the factory makes of the spec's ``seed``: random but the same in
+        every process. Raises SpecError when the factory fails, returns no module, or the weights do not fit.
+        """
+        with torch.random.fork_rng(devices=[]):  # importing the factory's module may draw numbers too
+            build = resolve(self.factory, self.folder, f"{self.origin}: factory")
+            if isinstance(build, nn.Module):
+                raise SpecError(
+                    f'{self.origin}: factory: "{self.factory}" is a model already; expected a function or a class'
+                )
+            # The CPU's generator only: seeding CUDA would change the state of whoever uses the device.
+            torch.default_generator.manual_seed(self.seed)
+            try:
+                model = build(**self.factory_kwargs)
+            except Exception as error:
+                raise SpecError(
+                    f'{self.origin}: factory: "{self.factory}" raised {type(error).__name__}: {error}'
+                ) from error
+        if not isinstance(model, nn.Module):
+            raise SpecError(
+                f'{self.origin}: factory: "{self.factory}" returned {type(model).__name__}; expected a torch.nn.Module'
+            )
+        if self.dtype is not None:
+            model = model.to(self.dtype)
+        if self.weights:
+            load_weights(model, self.weights, f"{self.origin}: weights")
+        return model.eval().to(device)
+
+    def example(self, device: torch.device | str = "cpu") -> Inputs | None:
+        """The inputs both sides plan on, equal in every process; None when the spec has none."""
+        if self._example is None:
+            return None
+        try:
+            args, kwargs = self._example()
+        except IsthmusError as error:
+            raise SpecError(f"{self.origin}: example: {error}") from error
+        except Exception as error:
+            raise SpecError(f"{self.origin}: example: raised {type(error).__name__}: {error}") from error
+        device = torch.device(device)
+        args, kwargs = to_device(args, device), to_device(kwargs, device)
+        return args, {**self.call_kwargs, **kwargs}
+
+    def preprocess(self, item: InputItem | Path | str) -> Inputs:
+        """One input file as (args, kwargs), tensors on the CPU, batch of one.
+
+        Images take the spec's [preprocess]; .npy and .safetensors pass through as they are, unless the spec names its
+        own callable, which gets the path of every file. Raises InputMismatch when the file cannot be used.
+        """
+        path = item.path if isinstance(item, InputItem) else Path(item)
+        args, kwargs = self._read(path)
+        return args, {**self.call_kwargs, **kwargs}
+
+    def _read(self, path: Path) -> Inputs:
+        if isinstance(self._preprocess, str):
+            where = f"{self.origin}: preprocess"
+            convert = resolve(self._preprocess, self.folder, where)
+            try:
+                return inputs_of(convert(path), where)
+            except IsthmusError:
+                raise
+            except Exception as error:
+                raise InputMismatch(f"{path}: {self._preprocess} raised {type(error).__name__}: {error}") from error
+        if path.suffix.lower() in TENSOR_SUFFIXES:
+            return read_tensors(path, self._keywords)
+        if self._preprocess is None:
+            raise InputMismatch(
+                f"{path}: model {self.model_id} says nothing about images; give .npy or .safetensors, or a spec"
+                f" file with [preprocess]"
+            )
+        image = self._preprocess(path)
+        keyword = self._preprocess.keyword
+        return ((), {keyword: image}) if keyword else ((image,), {})
+
+    def postprocess(self, output: object) -> list[Prediction]:
+        """Predictions, best first, row after row; none when the spec is silent and the output holds no class scores."""
+        if isinstance(self._postprocess, TopK):
+            return self._postprocess(output, self.labels)
+        where = f"{self.origin}: postprocess"
+        convert = resolve(self._postprocess, self.folder, where)
+        try:
+            result = convert(output)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            raise SpecError(f"{where}: {self._postprocess} raised {type(error).__name__}: {error}") from error
+        if not isinstance(result, Sequence) or not all(isinstance(entry, Prediction) for entry in result):
+            raise SpecError(f"{where}: {self._postprocess} must return a list of Prediction, got {kind_of(result)}")
+        return list(result)
+
+
+def load_spec(reference: str | Path, *, weights: str | Path | Sequence[str | Path] | None = None) -> ModelSpec:
+    """The spec that ``reference`` names.
+
+    A TOML file; a built-in model ("digits"); "module:callable"; or any of the three after "NAME=", which sets the id.
+    ``weights`` (files, relative to the current folder) replaces the spec's own. Raises UnknownModel or SpecError.
+    """
+    text = str(reference)
+    name: str | None = None
+    if not Path(text).is_file() and (named := _NAMED.fullmatch(text)):
+        name, text = named.group(1), named.group(2)
+    path = Path(text)
+    if path.suffix == ".toml" or path.is_file():
+        table = Table.read(path)
+        spec = spec_from_table(table, path.resolve().parent, model_id=name, weights=weights)
+    elif text in BUILT_IN:
+        spec = spec_from_table(
+            Table.read(BUILT_IN[text]), BUILT_IN[text].resolve().parent, model_id=name, weights=weights
+        )
+    elif looks_like_target(text):
+        entries = {"id": name or text.rpartition(":")[2].rpartition(".")[2], "factory": text}
+        spec = spec_from_table(Table(entries, f"--model {reference}"), Path.cwd(), weights=weights)
+    else:
+        raise UnknownModel(
+            f'no model "{text}": not built in ({", ".join(BUILT_IN)}), no spec file, and not "module:callable"'
+            f"{did_you_mean(text, BUILT_IN)}"
+        )
+    return spec
+
+
+def spec_from_table(
+    table: Table,
+    folder: Path,
+    *,
+    model_id: str | None = None,
+    weights: str | Path | Sequence[str | Path] | None = None,
+) -> ModelSpec:
+    """The spec of a TOML table whose relative files lie in ``folder``; the table must hold nothing else.
+
+    ``model_id`` and ``weights`` replace the table's own. Raises SpecError.
+    """
+    own_id = table.need("id", str) if model_id is None else table.take("id", str)
+    chosen_id = model_id or own_id or ""
+    if not _MODEL_ID.fullmatch(chosen_id):
+        table.fail("id", f'expected up to 128 letters, digits and ". _ - /", found "{chosen_id}"')
+    factory = table.need("factory", str, '"module:callable"')
+    if not looks_like_target(factory):
+        table.fail("factory", f'expected "module:callable", found "{factory}"')
+    dtype_name = table.choice("dtype", DTYPES, "")
+    dtype = DTYPES[dtype_name] if dtype_name else None
+    own_weights = _weights(table, folder)
+    factory_kwargs = table.table("factory_kwargs")
+    call_kwargs = table.table("call_kwargs")
+    constants = call_kwargs.rest() if call_kwargs else {}
+    preprocess: ImagePreprocess | str | None = _target(table, "preprocess", "a table")
+    if preprocess is None and (options := table.table("preprocess")):
+        preprocess = ImagePreprocess.from_table(options, dtype or torch.float32)
+    postprocess: TopK | str | None = _target(table, "postprocess", "a table")
+    if postprocess is None and (options := table.table("postprocess")):
+        postprocess = TopK.from_table(options)
+
+    def read_image(path: Path) -> Inputs:
+        return ModelSpec("example", table.origin, folder, factory, _preprocess=preprocess)._read(path)
+
+    example, keywords = read_example(table, folder, read_image)
+    spec = ModelSpec(
+        model_id=chosen_id,
+        origin=table.origin,
+        folder=folder,
+        factory=factory,
+        factory_kwargs=factory_kwargs.rest() if factory_kwargs else {},
+        weights=own_weights if weights is None else _given(weights),
+        seed=table.take("seed", int) or 0,
+        dtype=dtype,
+        call_kwargs=constants,
+        labels=read_labels(table.take_any("labels"), folder, table),
+        description=table.take("description", str) or "",
+        _example=example,
+        _keywords=keywords,
+        _preprocess=preprocess,
+        _postprocess=TopK(strict=False) if postprocess is None else postprocess,
+    )
+    table.done()
+    return spec
+
+
+def _given(weights: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
+    return (Path(weights),) if isinstance(weights, (str, Path)) else tuple(Path(file) for file in weights)
+
+
+def _weights(table: Table, folder: Path) -> tuple[Path, ...]:
+    """The ``weights`` entry: one file or a list of files, relative to the spec."""
+    expected = "expected a safetensors file, or a list of them"
+    value = table.take_any("weights")
+    files = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+        table.fail("weights", f"{expected}, found {kind_of(value)}")
+    for file in files:
+        if not file.endswith(".safetensors"):
+            table.fail("weights", f'{expected}, found "{file}" (other formats can run code when loaded)')
+    return tuple(folder / file for file in files)
+
+
+def _target(table: Table, key: str, otherwise: str) -> str | None:
+    """A key that is either "module:callable" or something else, which is left for its own reader."""
+    value = table.peek(key)
+    if not isinstance(value, str):
+        return None
+    if not looks_like_target(value):
+        table.fail(key, f'expected {otherwise} or "module:callable", found "{value}"')
+    table.take_any(key)
+    return value

@@ -1,0 +1,69 @@
+"""`make demo`'s script: what it prints, and that it leaves no process behind however it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def demo() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "deploy.demo", "--device", "cpu"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    yield process
+    if process.poll() is None:
+        process.terminate()
+    process.communicate(timeout=60)
+
+
+def test_the_demo_shows_what_it_should(demo: subprocess.Popen[str]) -> None:
+    output, _ = demo.communicate(timeout=150)
+    assert demo.returncode == 0, output
+    for expected in (
+        "cloud server: process",
+        "truth 7",
+        "40 of 40 inputs answered",
+        "accuracy",
+        "measured end to end",
+        "layers on the edge",
+        "stage2.0.conv2",
+        "layers on the cloud",
+        "classifier",
+        "stopped by SIGTERM, drained, status 0",
+    ):
+        assert expected in output, output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_behind(demo: subprocess.Popen[str], number: signal.Signals) -> None:
+    children: list[psutil.Process] = []
+    limit = time.monotonic() + 60
+    while not children and time.monotonic() < limit:
+        children = psutil.Process(demo.pid).children(recursive=True)
+        time.sleep(0.05)
+    assert children
+    demo.send_signal(number)
+    demo.communicate(timeout=60)
+    assert demo.returncode not in (0, None)
+    assert psutil.wait_procs(children, timeout=30)[1] == []
+
+
+def test_a_failing_demo_says_so() -> None:
+    command = [sys.executable, "-m", "deploy.demo", "--split", "stage9", "--device", "cpu"]
+    failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    assert failed.returncode == 1
+    assert "stage9" in failed.stderr and "demo: the edge client ended with status 2" in failed.stderr

@@ -1,0 +1,55 @@
+"""Head and tail in one process, through bytes: what most tests of the engine do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from shared_hooks import EarlyOutput, WrappedModel
+from tests.zoo import Call, Case
+
+MAX_BYTES = 1 << 24
+
+
+def through_bytes(early: EarlyOutput) -> EarlyOutput:
+    """What the other side gets."""
+    return EarlyOutput.from_bytes(early.to_bytes(), max_bytes=MAX_BYTES)
+
+
+def head(edge: WrappedModel, case: Case, cut: int | str, call: Call) -> EarlyOutput:
+    """The edge's half, sent and received."""
+    args, kwargs = call
+    with case.setting():
+        return through_bytes(edge.forward(*args, end=cut, **kwargs))
+
+
+def tail(cloud: WrappedModel, case: Case, cut: int | str, early: EarlyOutput) -> Any:
+    """The cloud's half."""
+    with case.setting():
+        return cloud.forward(early, start=cut)
+
+
+def whole(wrapped: WrappedModel, case: Case, call: Call) -> Any:
+    """The wrapped model without a cut, in the gradient mode of `Case.run` (kernels may depend on it)."""
+    args, kwargs = call
+    with torch.no_grad(), case.setting():
+        return wrapped.forward(*args, **kwargs)
+
+
+def planned(case: Case) -> WrappedModel:
+    """A wrapped instance with a plan for the case's inputs."""
+    wrapped = WrappedModel(case.build())
+    args, kwargs = case.inputs()
+    with case.setting():
+        wrapped.plan(*args, **kwargs)
+    return wrapped
+
+
+def cuts_of(wrapped: WrappedModel) -> Iterator[int | str]:
+    """ "input", then every layer that can be cut after."""
+    yield "input"
+    for layer in wrapped.layers:
+        if layer.can_split:
+            yield layer.layer_id

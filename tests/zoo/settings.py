@@ -1,0 +1,26 @@
+"""Surroundings in which models of the zoo run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def slow_attention() -> Iterator[None]:
+    """Without the fast path of nn.MultiheadAttention, which PyTorch leaves by itself as soon as hooks are present."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def bfloat16_autocast() -> Iterator[None]:
+    """CPU autocast to bfloat16 around the whole model."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        yield
