@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,7 +19,8 @@ def status_of(address: str, timeout: float) -> str:
     """SERVING, NOT_SERVING, ... or the name of the gRPC status with which the question failed."""
     with grpc.insecure_channel(address) as channel:
         try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout)
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout)
         except grpc.RpcError as error:
             return str(error.code().name)
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))

@@ -9,7 +9,7 @@ import torch
 import xxhash
 
 from shared_hooks.errors import BadFrame, TooLarge
-from shared_hooks.parcel import Parcel
+from shared_hooks.parcel import ALIGN, Parcel
 from shared_hooks.recipe import MAX_RECIPE_BYTES, Recipe
 from shared_hooks.trees import Structure, form_of
 
@@ -22,8 +22,8 @@ _PREFIX = len(MAGIC) + 4 + 4 + 8 + 8
 class EarlyOutput:
     """The result of a head. ``pieces``: one tensor per piece of each slot of ``recipe``, in order.
 
-    ``values``: structures of the Python values that were read from data. ``disposable``: used once, so the tail may
-    work in its memory.
+    They may lie in memory that must not be written (the ``bytes`` they came in). ``values``: structures of the Python
+    values that were read from data. ``disposable``: used once, so the tail may work in its memory.
     """
 
     recipe: Recipe
@@ -73,14 +73,16 @@ class EarlyOutput:
         return cls(recipe, tuple(tensors), tuple(values), disposable)
 
     def to_bytes(self, codec: str = "raw") -> bytes:
-        """Everything in one piece: magic, sizes, checksum, recipe, header, payload."""
+        """Everything in one piece: magic, sizes, checksum, recipe, header, zeros, payload."""
         parcel = self.pack(codec)
         recipe = self.recipe.to_bytes()
         sizes = len(recipe).to_bytes(4, "little") + len(parcel.header).to_bytes(4, "little")
         sizes += parcel.nbytes.to_bytes(8, "little")
         front = MAGIC + sizes
         checksum = xxhash.xxh3_64_intdigest(front + recipe).to_bytes(8, "little")
-        return b"".join((front, checksum, recipe, parcel.header, *parcel.buffers))
+        # dtypes need their own alignment; what kernels want beyond it, the tail sees to
+        padding = bytes(-(_PREFIX + len(recipe) + len(parcel.header)) % ALIGN)
+        return b"".join((front, checksum, recipe, parcel.header, padding, *parcel.buffers))
 
     @classmethod
     def from_bytes(cls, data: Any, max_bytes: int = DEFAULT_MAX_BYTES) -> EarlyOutput:
@@ -96,11 +98,13 @@ class EarlyOutput:
         payload_size = int.from_bytes(view[16:24], "little")
         if payload_size > max_bytes or recipe_size > MAX_RECIPE_BYTES:
             raise TooLarge(f"{max(payload_size, recipe_size)} bytes are announced; at most {max_bytes} are taken")
-        if len(view) != _PREFIX + recipe_size + header_size + payload_size:
+        start = _PREFIX + recipe_size + header_size
+        padding = -start % ALIGN
+        if len(view) != start + padding + payload_size or any(view[start : start + padding]):
             raise BadFrame(f"truncated or extended: {len(view)} bytes are not what the sizes at the front add up to")
         recipe_data = bytes(view[_PREFIX : _PREFIX + recipe_size])
         if view[24:_PREFIX] != xxhash.xxh3_64_intdigest(bytes(view[:24]) + recipe_data).to_bytes(8, "little"):
             raise BadFrame("altered: the checksum of the recipe is wrong")
         recipe = Recipe.from_bytes(recipe_data, max_bytes)
-        header = bytes(view[_PREFIX + recipe_size : _PREFIX + recipe_size + header_size])
-        return cls.unpack(recipe, header, view[_PREFIX + recipe_size + header_size :].toreadonly(), max_bytes)
+        header = bytes(view[_PREFIX + recipe_size : start])
+        return cls.unpack(recipe, header, view[start + padding :].toreadonly(), max_bytes)

@@ -8,11 +8,13 @@ is dense (``stride`` says which), else in row-major order. ``checksum`` is xxh3-
 
 from __future__ import annotations
 
+import ctypes
 import json
 from dataclasses import dataclass
 from typing import Any
 
 import lz4.block
+import numpy as np
 import torch
 import xxhash
 
@@ -96,40 +98,55 @@ class Parcel:
         """Rebuild a nested value; ``like`` finds the classes of dataclasses and named tuples (else plain
         containers).
         """
+        if memoryview(payload).readonly:
+            payload = bytearray(payload)
         structure, tensors = Parcel.tensors(header, payload, max_bytes)
         return unflatten(structure, list(tensors), like)
 
     @staticmethod
     def check_header(header: bytes, max_bytes: int) -> int:
         """The payload size a header announces, in bytes. `BadFrame` or `TooLarge` before anything is allocated."""
-        _, sections = read_header(header)
-        total = sum(section.padded for section in sections)
-        decoded = sum(section.raw_bytes for section in sections)
-        if max(total, decoded) > max_bytes:
-            raise TooLarge(f"a payload of {max(total, decoded)} bytes is announced; at most {max_bytes} are taken")
-        return total
+        return _total(read_header(header)[1], max_bytes)
 
     @staticmethod
     def tensors(header: bytes, payload: Any, max_bytes: int = 1 << 40) -> tuple[Any, list[torch.Tensor]]:
-        """The meta data and the tensors. Raw sections of a writable payload are used in place, without a copy."""
+        """The meta data and the tensors. Raw sections are used where they lie.
+
+        Over a payload that must not be written (``bytes``) the tensors must not be written either.
+        """
         meta, sections = read_header(header)
-        if Parcel.check_header(header, max_bytes) != len(payload):
+        if _total(sections, max_bytes) != len(payload):
             raise BadFrame(f"a payload of {len(payload)} bytes where the header announces another size")
         view = memoryview(payload).cast("B")
-        if view.readonly:
-            # tensors over memory that may not be written would let a model write to it
-            whole = torch.empty(len(view), dtype=torch.uint8)
-            memoryview(whole.numpy())[:] = view  # type: ignore[arg-type]
-        else:
-            whole = torch.frombuffer(view, dtype=torch.uint8) if len(view) else torch.empty(0, dtype=torch.uint8)
+        whole = _borrowed(view)
         tensors = []
         start = 0
         for section in sections:
-            tensors.append(
-                _decode(section, whole[start : start + section.nbytes], view[start : start + section.nbytes])
-            )
+            stop = start + section.nbytes
+            tensors.append(_decode(section, whole[start:stop], view[start:stop]))
             start += section.padded
         return meta, tensors
+
+
+def _total(sections: list[Section], max_bytes: int) -> int:
+    total = sum(section.padded for section in sections)
+    most = max(total, sum(section.raw_bytes for section in sections))
+    if most > max_bytes:
+        raise TooLarge(f"a payload of {most} bytes is announced; at most {max_bytes} are taken")
+    return total
+
+
+def _borrowed(view: memoryview) -> torch.Tensor:
+    """The bytes of a buffer as a tensor, without a copy; it keeps the buffer alive."""
+    if not len(view):
+        return torch.empty(0, dtype=torch.uint8)
+    if not view.readonly:
+        return torch.frombuffer(view, dtype=torch.uint8)
+    # torch warns about read-only buffers, so it is shown the memory by its address
+    address = np.frombuffer(view, dtype=np.uint8).ctypes.data
+    memory = (ctypes.c_char * len(view)).from_address(address)
+    memory.owner = view  # type: ignore[attr-defined]
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def read_header(header: bytes) -> tuple[Any, list[Section]]:

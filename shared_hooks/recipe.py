@@ -34,7 +34,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -137,15 +137,27 @@ class Recipe:
         """
         if len(data) > MAX_RECIPE_BYTES:
             raise TooLarge(f"a recipe of {len(data)} bytes; at most {MAX_RECIPE_BYTES} are taken")
-        try:
-            recipe = _read(json.loads(bytes(data)))
-        except BadFrame:
-            raise
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError) as error:
-            raise BadFrame(f"malformed recipe: {error!s:.100}") from error
+        recipe = _parsed(bytes(data)) if len(data) <= _REMEMBERED_BYTES else _parse(bytes(data))
         if recipe.storage_bytes > max_bytes:
             raise TooLarge(f"the frontier needs {recipe.storage_bytes} bytes; at most {max_bytes} are taken")
         return recipe
+
+
+def _parse(data: bytes) -> Recipe:
+    try:
+        recipe = _read(json.loads(data))
+    except BadFrame:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError) as error:
+        raise BadFrame(f"malformed recipe: {error!s:.100}") from error
+    # not written again: these are the bytes it is named by
+    recipe.__dict__["_bytes"] = data
+    return recipe
+
+
+# Requests of one cut bring the same recipe each time; with it are kept the placeholders made for it.
+_REMEMBERED_BYTES = 1 << 20
+_parsed = lru_cache(maxsize=256)(_parse)
 
 
 def digest_of(data: bytes) -> str:

@@ -21,6 +21,7 @@ from shared_hooks.errors import PlanMismatch
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.metrics import HostClock, StreamClock
 from shared_hooks.operations import Kind, arguments_of, is_form, is_mapped, kind_of, name_of
+from shared_hooks.parcel import ALIGN
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.recipe import Slot
 from shared_hooks.session import Frame, Session
@@ -333,6 +334,8 @@ def _storage(slot: Slot, pieces: list[torch.Tensor], device: torch.device, *, ma
     if len(pieces) == 1 and slot.pieces[0].offset == 0 and slot.pieces[0].numel == slot.elements:
         piece = pieces[0].reshape(-1)
         moved = piece.to(device)
+        # kernels may give other last bits for memory that is aligned otherwise than torch's own
+        may_use = may_use and (moved.is_cuda or moved.data_ptr() % ALIGN == 0)
         return moved if may_use or moved is not piece else moved.clone()
     whole = torch.empty(slot.elements, dtype=slot.dtype, device=device)
     for view, piece in zip(slot.pieces, pieces, strict=True):

@@ -34,6 +34,7 @@ BLIND = {
         "an operation works on more elements than are used afterwards",
     ),
     "writes_into_overlapping_input": "an operation works on more elements than are used afterwards",
+    "packed_sequence_lstm": "padding is copied, and then not used",
     "vitlike": "all tokens are normalised, the class token is used",
     "non_finite_input": "it is NaN already",
     "quantised_dynamically": "NaN cannot be quantised",

@@ -255,7 +255,7 @@ with warnings.catch_warnings():
     scripted_gate = torch.jit.script(gate)
 
 
-@zoo(vector)
+@zoo(vector, max_refused=0.34, notes="what a scripted function gives cannot be injected where it crosses")
 class ScriptedFunction(nn.Module):
     """A torch.jit.script function between layers."""
 
@@ -268,7 +268,7 @@ class ScriptedFunction(nn.Module):
         return scripted_gate(self.c(x), self.b(x))
 
 
-@zoo(vector)
+@zoo(vector, max_refused=0.34, notes="no cut between a value and its gradient")
 class GradientInsideForward(nn.Module):
     """The gradient of an energy is part of the answer."""
 

@@ -1,0 +1,97 @@
+"""Interleaved measurements, and their medians and quartiles.
+
+Machines drift: clocks step, neighbours come and go. So whatever is compared is measured in turns (A B A B ...), and
+what is reported are ratios of medians. The garbage collector is off while the clock runs, as in `timeit`.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+Clock = Callable[[], int]
+
+cpu_ns: Clock = time.process_time_ns
+"""CPU time of all threads of this process: what other processes do hardly shows."""
+
+wall_ns: Clock = time.perf_counter_ns
+"""Time as it passes: the only measure of something that two processes do in turns."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Quartiles of ``count`` values, in the values' own unit."""
+
+    low: float
+    median: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(low, median, high, len(values))
+
+    @property
+    def error(self) -> float:
+        """The median's relative standard error, were the values normally distributed: 0.93 IQR / sqrt(count)."""
+        return 0.93 * (self.high - self.low) / self.count**0.5 / self.median if self.median else 0.0
+
+    def scaled(self, factor: float) -> Spread:
+        return Spread(self.low * factor, self.median * factor, self.high * factor, self.count)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"low": self.low, "median": self.median, "high": self.high, "count": self.count}
+
+
+def timed(function: Callable[[], Any], clock: Clock) -> int:
+    """Nanoseconds of one call."""
+    start = clock()
+    function()
+    return clock() - start
+
+
+def interleave(
+    functions: Mapping[str, Callable[[], Any]], repeats: int, clock: Clock, warm_up: int = 2
+) -> dict[str, list[int]]:
+    """Nanoseconds of ``repeats`` calls of each function, called in turns after ``warm_up`` rounds."""
+    for _ in range(warm_up):
+        for function in functions.values():
+            function()
+    found: dict[str, list[int]] = {name: [] for name in functions}
+    with no_garbage_collection():
+        for _ in range(repeats):
+            for name, function in functions.items():
+                found[name].append(timed(function, clock))
+    return found
+
+
+def spreads(measured: Mapping[str, Sequence[float]], factor: float = 1.0) -> dict[str, Spread]:
+    return {name: Spread.of(values).scaled(factor) for name, values in measured.items()}
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """Of the medians."""
+    return statistics.median(above) / statistics.median(below)
+
+
+def pairwise(above: Sequence[float], below: Sequence[float]) -> Spread:
+    """The spread of the ratios of values measured next to each other: how well `ratio` is known."""
+    return Spread.of([a / b for a, b in zip(above, below, strict=True)])
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
