@@ -531,7 +531,12 @@ def _is_custom(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("torch.nn.")
 
 
+def _subclasses(kind: type) -> list[type]:
+    return [kind, *(found for child in kind.__subclasses__() for found in _subclasses(child))]
+
+
 def _tensors_that_exist(model: nn.Module) -> list[torch.Tensor]:
     """Parameters, buffers, and every other tensor of the process: constants may live in attributes and globals."""
-    others = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    kinds = set(_subclasses(torch.Tensor))
+    others = [thing for thing in gc.get_objects() if type(thing) in kinds]
     return [*model.parameters(), *model.buffers(), *others]

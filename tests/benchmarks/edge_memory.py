@@ -1,9 +1,10 @@
 """Memory of the edge during a request, beyond what the head alone needs, in multiples of the frontier.
 
 Two fresh processes that are the same in all else (model, plan, connection to a real server): one runs heads, the other
-whole requests. The highest resident size of each is read from the kernel after each run; (request - head) / frontier is
-the cost of getting the frontier out: packing, chunks, what gRPC holds. The frontier is 64 MB, above the size that the
-allocator keeps for later, so what is freed is really gone. The server has its own process and does not count.
+whole requests. The highest resident size is read from the kernel after each run. What a request rises above the process
+at rest, less what a head does, is the cost of getting the frontier out: packing, chunks, what gRPC holds; what stays
+behind between requests counts, too. The frontier is 64 MB, above the size that the allocator keeps for later, so what is
+freed is really gone. Garbage is collected as it would be. The server has its own process and does not count.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ def measure(options: Options) -> Row:
                 kind: probe("memory_probe", kind, address, model, str(ELEMENTS), repeats)
                 for kind in ("head", "request")
             }
-        # the first of each is a warm-up
-        peaks = {kind: statistics.median(run["peaks"][1:]) for kind, run in runs.items()}
-        resting = statistics.median(runs["head"]["before"][1:])
-        found[model] = (peaks["request"] - peaks["head"]) / FRONTIER
-        details[model] = {**runs, "head_beyond_rest": (peaks["head"] - resting) / FRONTIER, "ratio": found[model]}
+        # the first of each plans
+        peaks = {kind: statistics.median(run["peaks"][1:]) / FRONTIER for kind, run in runs.items()}
+        rests = {kind: statistics.median(run["before"][1:]) / FRONTIER for kind, run in runs.items()}
+        risen = {kind: peaks[kind] - rests[kind] for kind in runs}
+        found[model] = max(risen["request"] - risen["head"], peaks["request"] - peaks["head"])
+        details[model] = {"bytes": runs, "peak": peaks, "at_rest": rests, "ratio": found[model]}
     worst = max(found, key=lambda model: found[model])
     note = "; ".join(
-        f"frontier is {text}: {found[model]:.2f} x, head alone {details[model]['head_beyond_rest']:.2f} x above rest"
+        f"frontier is {text}: {found[model]:.2f} x, "
+        f"where the head rises {details[model]['peak']['head'] - details[model]['at_rest']['head']:.2f} x above rest"
         for model, text in MODELS.items()
     )
     return Row((Line(what, found[worst], "x", LIMIT, f"{FRONTIER / 1e6:.0f} MB; {note}"),), details)

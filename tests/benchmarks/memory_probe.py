@@ -6,7 +6,6 @@ before, and the highest since, per repeat. Linux only: the peak is VmHWM, which 
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from pathlib import Path
@@ -25,7 +24,6 @@ def main() -> None:
     before, peaks = [], []
     with EdgeClient(address, target(model), "before", device="cpu", threads=1) as client:
         for _ in range(int(repeats)):
-            gc.collect()
             before.append(status("VmRSS"))
             (PROCESS / "clear_refs").write_text("5")
             if what == "head":

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from shared_hooks import EarlyOutput, WrappedModel
 from tests.benchmarks.networks import CLASSICS, built, image
 from tests.benchmarks.row import Line, Options, Row
-from tests.benchmarks.timing import Spread, cpu_ns, no_garbage_collection, pairwise, ratio, timed
+from tests.benchmarks.timing import Spread, cpu_ns, pairwise, ratio, timed
 
 SHORTEST_NS = 5_000_000
 LEAST, MOST = 15, 60
@@ -124,13 +124,12 @@ def _rounds(
     if statistics.median(look) < 0.8 * SHORTEST_NS:
         return
     wrapped.forward(early, start=cut.layer_id)
-    with no_garbage_collection():
-        while len(cut.tail) < least or (len(cut.tail) < most and _error(cut) > PRECISION):
-            whole, true_tail = marked.run(x)
-            cut.whole.append(whole)
-            cut.true_tail.append(true_tail)
-            cut.head.append(timed(lambda: wrapped.forward(x, end=cut.layer_id), cpu_ns))
-            cut.tail.append(timed(lambda: wrapped.forward(early, start=cut.layer_id), cpu_ns))
+    while len(cut.tail) < least or (len(cut.tail) < most and _error(cut) > PRECISION):
+        whole, true_tail = marked.run(x)
+        cut.whole.append(whole)
+        cut.true_tail.append(true_tail)
+        cut.head.append(timed(lambda: wrapped.forward(x, end=cut.layer_id), cpu_ns))
+        cut.tail.append(timed(lambda: wrapped.forward(early, start=cut.layer_id), cpu_ns))
 
 
 def _error(cut: Cut) -> float:

@@ -1,7 +1,7 @@
 """Interleaved measurements, and their medians and quartiles.
 
 Machines drift: clocks step, neighbours come and go. So whatever is compared is measured in turns (A B A B ...), and
-what is reported are ratios of medians. The garbage collector is off while the clock runs, as in `timeit`.
+what is reported are ratios of medians. The garbage collector runs as it would: what keeps it busy has to pay for it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +63,10 @@ def interleave(
         for function in functions.values():
             function()
     found: dict[str, list[int]] = {name: [] for name in functions}
-    with no_garbage_collection():
-        for _ in range(repeats):
-            for name, function in functions.items():
-                found[name].append(timed(function, clock))
+    gc.collect()
+    for _ in range(repeats):
+        for name, function in functions.items():
+            found[name].append(timed(function, clock))
     return found
 
 
@@ -83,15 +82,3 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
 def pairwise(above: Sequence[float], below: Sequence[float]) -> Spread:
     """The spread of the ratios of values measured next to each other: how well `ratio` is known."""
     return Spread.of([a / b for a, b in zip(above, below, strict=True)])
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
