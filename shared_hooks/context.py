@@ -76,12 +76,16 @@ def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo]) -> N
 
 
 def signature(
-    modules: Mapping[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
+    modules: Mapping[nn.Module, ModuleInfo],
+    weight: torch.Tensor | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> tuple[str, str, dict[str, Any]]:
     """What a plan is valid for: (key of this process, digest to compare with the other side, context).
 
     Both cover the structure, shapes, dtypes and literals of the inputs, autocast and the training flags. The key also
-    covers strides, devices and aliasing among inputs, which the other side may have differently.
+    covers strides, devices and aliasing among inputs, which the other side may have differently, and dtype and
+    device of one ``weight`` of the model: it may be moved or converted between forwards.
     """
     structure, tensors = flatten((args, kwargs))
     context = context_of(modules)
@@ -97,6 +101,5 @@ def signature(
             forms.append([tensor.stride(), str(tensor.device), storage, offset])
         except (RuntimeError, NotImplementedError):
             forms.append([str(tensor.layout), str(tensor.device)])
-    weight = next(next(iter(modules)).parameters(), None)
     kept = None if weight is None else [dtype_name(weight.dtype), str(weight.device)]
     return f"{digest} {forms} {kept}", digest, context

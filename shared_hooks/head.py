@@ -87,6 +87,8 @@ class HeadSession(Session):
 
     def release(self) -> None:
         self.found.clear()
+        # its frames refer to this session: a cycle that would keep the frontier until the collector runs
+        self.exit.__traceback__ = None
 
     def capture(self, wanted: list[tuple[int, Capture]], leaves: list[torch.Tensor]) -> None:
         """Keep the tensors of one result that slots wait for."""

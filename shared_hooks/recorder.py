@@ -532,7 +532,8 @@ def _is_custom(module: nn.Module) -> bool:
 
 
 def _subclasses(kind: type) -> list[type]:
-    return [kind, *(found for child in kind.__subclasses__() for found in _subclasses(child))]
+    children: list[type] = kind.__subclasses__()
+    return [kind, *(found for child in children for found in _subclasses(child))]
 
 
 def _tensors_that_exist(model: nn.Module) -> list[torch.Tensor]:

@@ -51,11 +51,9 @@ class TailSession(Session):
         self.holes = early.recipe.cache.setdefault(device, {})
         self.slots = _storages(early, device)
         self.tainted = {slot.untyped_storage()._cdata for slot in self.slots}
-        # below the function level there is rarely anything to replay
-        self.kernels = Below(self) if any(step[0] == "below" for step in self.steps) else None
+        self.modes: list[Replay | Below] = []
         self.inside = False
         self.kept: list[torch.Tensor] = []
-        self.mode = Replay(self)
 
     def inputs(self, find: Callable[[str], type | None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's (args, kwargs): injected where they are read after the cut, placeholders elsewhere."""
@@ -82,6 +80,8 @@ class TailSession(Session):
     def release(self) -> None:
         self.slots.clear()
         self.kept.clear()
+        # they refer to this session: a cycle that would keep the frontier until the collector runs
+        self.modes.clear()
 
     def resume(self) -> None:
         """The cut is reached: number layers from here, leave the function mode."""
@@ -92,18 +92,19 @@ class TailSession(Session):
         self.resumed_at = time.perf_counter_ns()
 
     def enter(self) -> None:
-        """Watch the prefix."""
-        self.mode.enter()
-        if self.kernels is not None:
-            self.kernels.enter()
+        """Watch the prefix; below the function level there is rarely anything to replay."""
+        self.modes.append(Replay(self))
+        if any(step[0] == "below" for step in self.steps):
+            self.modes.append(Below(self))
+        for mode in self.modes:
+            mode.enter()
 
     def leave(self, *, only_on_top: bool = False) -> None:
         """Stop watching; in the middle of the model only if nobody put a mode over ours, else at the end."""
-        functions, kernels = _get_current_function_mode_stack(), _get_current_dispatch_mode_stack()
-        if not only_on_top or (functions and functions[-1] is self.mode):
-            self.mode.leave()
-        if self.kernels is not None and (not only_on_top or (kernels and kernels[-1] is self.kernels)):
-            self.kernels.leave()
+        on_top = [*_get_current_function_mode_stack()[-1:], *_get_current_dispatch_mode_stack()[-1:]]
+        for mode in self.modes:
+            if not only_on_top or mode in on_top:
+                mode.leave()
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.resumed:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -111,39 +112,40 @@ def flatten(value: Any, *, plain: bool = False) -> tuple[Structure, list[torch.T
     With ``plain`` only built-in containers and ``torch.return_types`` are accepted, so that rebuilding needs no class.
     The same tensor object in two places keeps one number. Raises `UnknownHolder` naming the offending type.
     """
+    # no closures here: one that calls itself is a cycle, and would keep the tensors until the collector runs
     tensors: list[torch.Tensor] = []
-    numbers: dict[int, int] = {}
+    return _down(value, 0, plain, tensors, {}), tensors
 
-    def down(value: Any, depth: int) -> Structure:
-        if isinstance(value, torch.Tensor):
-            if id(value) not in numbers:
-                numbers[id(value)] = len(tensors)
-                tensors.append(value)
-            return ["t", numbers[id(value)]]
-        literal = _literal(value)
-        if literal is not None:
-            return literal
-        if depth >= MAX_DEPTH:
-            raise UnknownHolder(f"a value nested deeper than {MAX_DEPTH} levels")
-        kind = type(value)
-        if kind is list:
-            return ["list", [down(item, depth + 1) for item in value]]
-        if kind is tuple:
-            return ["tuple", [down(item, depth + 1) for item in value]]
-        if is_namedtuple(value) and (not plain or kind.__module__ == "torch.return_types"):
-            return ["named", class_name(kind), [down(item, depth + 1) for item in value]]
-        if not plain and _is_keyword_map(value):
-            return ["map", class_name(kind), [[key, down(item, depth + 1)] for key, item in value.items()]]
-        if kind.__name__ in ("dict", "OrderedDict") or (not plain and isinstance(value, dict) and _dict_like(kind)):
-            return ["dict", [[_key(key), down(item, depth + 1)] for key, item in value.items()]]
-        if not plain and dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = [[field.name, down(getattr(value, field.name), depth + 1)] for field in dataclasses.fields(value)]
-            return ["data", class_name(kind), fields]
-        raise UnknownHolder(
-            f"a value of type {class_name(kind)} cannot be taken apart: pass tensors in built-in containers"
-        )
 
-    return down(value, 0), tensors
+def _down(value: Any, depth: int, plain: bool, tensors: list[torch.Tensor], numbers: dict[int, int]) -> Structure:
+    if isinstance(value, torch.Tensor):
+        if id(value) not in numbers:
+            numbers[id(value)] = len(tensors)
+            tensors.append(value)
+        return ["t", numbers[id(value)]]
+    literal = _literal(value)
+    if literal is not None:
+        return literal
+    if depth >= MAX_DEPTH:
+        raise UnknownHolder(f"a value nested deeper than {MAX_DEPTH} levels")
+    kind = type(value)
+    rest = (depth + 1, plain, tensors, numbers)
+    if kind is list:
+        return ["list", [_down(item, *rest) for item in value]]
+    if kind is tuple:
+        return ["tuple", [_down(item, *rest) for item in value]]
+    if is_namedtuple(value) and (not plain or kind.__module__ == "torch.return_types"):
+        return ["named", class_name(kind), [_down(item, *rest) for item in value]]
+    if not plain and _is_keyword_map(value):
+        return ["map", class_name(kind), [[key, _down(item, *rest)] for key, item in value.items()]]
+    if kind in (dict, OrderedDict) or (not plain and isinstance(value, dict) and _dict_like(kind)):
+        return ["dict", [[_key(key), _down(item, *rest)] for key, item in value.items()]]
+    if not plain and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [[field.name, _down(getattr(value, field.name), *rest)] for field in dataclasses.fields(value)]
+        return ["data", class_name(kind), fields]
+    raise UnknownHolder(
+        f"a value of type {class_name(kind)} cannot be taken apart: pass tensors in built-in containers"
+    )
 
 
 def leaves_of(value: Any) -> list[torch.Tensor]:
@@ -208,39 +210,40 @@ def unflatten(structure: Any, tensors: list[Any] | Mapping[int, Any], find: Clas
 
     `BadFrame` if malformed.
     """
+    return _up(structure, 0, tensors, find)
 
-    def up(node: Any, depth: int) -> Any:
-        if not isinstance(node, list) or not node or not isinstance(node[0], str) or depth > MAX_DEPTH + 1:
-            raise BadFrame("malformed structure")
-        kind = node[0]
-        try:
-            if kind == "t":
-                return tensors[node[1]]
-            if kind == "v":
-                return node[1]
-            if kind == "x":
-                return _literal_from(node[1], node[2])
-            if kind in ("list", "tuple"):
-                items = [up(item, depth + 1) for item in node[1]]
-                return items if kind == "list" else tuple(items)
-            if kind == "dict":
-                return {up(key, depth + 1): up(item, depth + 1) for key, item in node[1]}
-            if kind == "named":
-                items = [up(item, depth + 1) for item in node[2]]
-                cls = find(node[1])
-                if cls is None:
-                    return tuple(items)
-                # named tuples may override __new__; structure sequences take one iterable
-                return tuple.__new__(cls, items) if hasattr(cls, "_fields") else cls(items)
-            if kind in ("data", "map"):
-                entries = {str(key): up(item, depth + 1) for key, item in node[2]}
-                cls = find(node[1])
-                return entries if cls is None else cls(**entries)
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise BadFrame(f"malformed structure at {kind!r:.20}: {error}") from error
-        raise BadFrame(f"unknown structure {kind!r:.20}")
 
-    return up(structure, 0)
+def _up(node: Any, depth: int, tensors: list[Any] | Mapping[int, Any], find: ClassFinder) -> Any:
+    if not isinstance(node, list) or not node or not isinstance(node[0], str) or depth > MAX_DEPTH + 1:
+        raise BadFrame("malformed structure")
+    kind = node[0]
+    rest = (depth + 1, tensors, find)
+    try:
+        if kind == "t":
+            return tensors[node[1]]
+        if kind == "v":
+            return node[1]
+        if kind == "x":
+            return _literal_from(node[1], node[2])
+        if kind in ("list", "tuple"):
+            items = [_up(item, *rest) for item in node[1]]
+            return items if kind == "list" else tuple(items)
+        if kind == "dict":
+            return {_up(key, *rest): _up(item, *rest) for key, item in node[1]}
+        if kind == "named":
+            items = [_up(item, *rest) for item in node[2]]
+            cls = find(node[1])
+            if cls is None:
+                return tuple(items)
+            # named tuples may override __new__; structure sequences take one iterable
+            return tuple.__new__(cls, items) if hasattr(cls, "_fields") else cls(items)
+        if kind in ("data", "map"):
+            entries = {str(key): _up(item, *rest) for key, item in node[2]}
+            cls = find(node[1])
+            return entries if cls is None else cls(**entries)
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise BadFrame(f"malformed structure at {kind!r:.20}: {error}") from error
+    raise BadFrame(f"unknown structure {kind!r:.20}")
 
 
 def tensors_in(value: Any, _seen: set[int] | None = None) -> Iterator[torch.Tensor]:

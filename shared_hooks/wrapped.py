@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -54,6 +53,7 @@ class WrappedModel:
         self.metrics_enabled = metrics
         self._modules = hierarchy.walk(model, depth)
         self._aliases = hierarchy.aliases(model)
+        self._anchor = _find_anchor(model)
         self._find = classes_of(hierarchy.holder_modules(model))
         self._save: frozenset[int | str] = frozenset()
         self._plans: OrderedDict[str, list[Plan]] = OrderedDict()
@@ -88,7 +88,7 @@ class WrappedModel:
         `forward` plans by itself on a new input signature. An input that takes another path than those known adds it.
         """
         self._check_attached()
-        key, digest, around = context.signature(self._modules, args, kwargs)
+        key, digest, around = context.signature(self._modules, self._first_tensor(), args, kwargs)
         with self._planning:
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
@@ -143,7 +143,7 @@ class WrappedModel:
         return classes_of({name.partition(":")[0]})(name)
 
     def _plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
-        key = context.signature(self._modules, args, kwargs)[0]
+        key = context.signature(self._modules, self._first_tensor(), args, kwargs)[0]
         with self._planning:
             known = list(self._plans.get(key, ()))
             return known or [self.plan(*args, **kwargs)]
@@ -234,23 +234,25 @@ class WrappedModel:
         cutting, recipe = plan.cutting(end)
         session: HeadSession = self._session(HeadSession, plan, cutting, recipe, flatten((args, kwargs))[1])
         started = time.perf_counter_ns()
-        with torch.no_grad():
-            if recipe.layer_id >= 0:
-                with _running(session), fast_path_off():
-                    try:
-                        if cutting.watched:
-                            with Watch(session):
-                                self.model(*args, **kwargs)
-                        else:
-                            self.model(*args, **kwargs)
-                    except HookExitException as leaving:
-                        if leaving is not session.exit:
-                            raise
-                if not session.stopped:
-                    raise Diverged
-            early = session.early()
+        try:
+            with torch.no_grad():
+                if recipe.layer_id >= 0:
+                    with _running(session), fast_path_off(), Watch(session) if cutting.watched else nullcontext():
+                        self._until_cut(session, args, kwargs)
+                early = session.early()
+        finally:
+            session.release()
         self._finish(session, {"head": time.perf_counter_ns() - started})
         return early
+
+    def _until_cut(self, session: HeadSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self.model(*args, **kwargs)
+        except HookExitException as leaving:
+            if leaving is not session.exit:
+                raise
+        if not session.stopped:
+            raise Diverged
 
     def _tail(self, early: EarlyOutput, start: Cut) -> Any:
         recipe = early.recipe
@@ -267,15 +269,16 @@ class WrappedModel:
         started = time.perf_counter_ns()
         session: TailSession = self._session(TailSession, early, self.device)
         with torch.no_grad(), _running(session), fast_path_off(), context.restored(recipe.context):
-            args, kwargs = session.inputs(self._find)
-            if recipe.steps:
-                session.enter()
-            else:
-                session.resume()
             try:
+                args, kwargs = session.inputs(self._find)
+                if recipe.steps:
+                    session.enter()
+                else:
+                    session.resume()
                 output = self.model(*args, **kwargs)
             finally:
                 session.leave()
+                session.release()
         if session.failure is not None:
             raise session.failure
         if not session.resumed:
@@ -285,7 +288,6 @@ class WrappedModel:
         return output
 
     def _finish(self, session: Session, durations: dict[str, int]) -> None:
-        session.release()
         self._own.session = session
         self._own.durations = durations
 
@@ -320,8 +322,13 @@ class WrappedModel:
     @property
     def device(self) -> torch.device:
         """The device of the model's first parameter or buffer; the CPU for a model without."""
-        tensor = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
+        tensor = self._first_tensor()
         return torch.device("cpu") if tensor is None else tensor.device
+
+    def _first_tensor(self) -> torch.Tensor | None:
+        # asked for at every forward: walking the module tree each time would cost more than a small layer
+        owner, name = self._anchor
+        return next(self.model.parameters(), None) if owner is None else owner.get(name)
 
     def structure_digest(self) -> str:
         """Hexadecimal; see `hierarchy.structure_digest`."""
@@ -385,6 +392,17 @@ class WrappedModel:
     def _check_attached(self) -> None:
         if not self._attached:
             raise PlanMismatch("this WrappedModel is detached; make a new one")
+
+
+def _find_anchor(model: nn.Module) -> tuple[dict[str, Any] | None, str]:
+    """Where the first parameter or buffer is kept: (the dictionary, its name)."""
+    for tensors in ("_parameters", "_buffers"):
+        for module in model.modules():
+            kept = vars(module).get(tensors)
+            for name, tensor in (kept or {}).items():
+                if tensor is not None:
+                    return kept, name
+    return None, ""
 
 
 @contextmanager

@@ -187,12 +187,13 @@ def test_submodule_switched_to_training_after_planning() -> None:
     assert same(edge.forward(edge.forward(X, end=1), start=1), expected)
 
 
-def test_gradients_flow_through_the_whole_model_only() -> None:
-    """Without a cut the wrapped model is the model, in the caller's gradient mode."""
-    with WrappedModel(build()) as wrapped:
+def test_a_wrapped_forward_makes_no_gradients() -> None:
+    """Inference only, whatever the caller's gradient mode: the bits are those under no_grad."""
+    with WrappedModel(build()) as wrapped, torch.enable_grad():
         out = wrapped.forward(X)
-        assert out.requires_grad
-        assert same(out, build()(X))
+        assert not out.requires_grad
+        assert same(out, reference(X))
+        assert same(wrapped.forward(wrapped.forward(X, end=3), start=3), reference(X))
 
 
 def test_switching_to_training_after_planning() -> None:

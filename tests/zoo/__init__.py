@@ -7,6 +7,7 @@ from tests.zoo import (  # noqa: F401  (importing a module adds its models)
     attention,
     chains,
     control,
+    corners,
     dtypes,
     foreign,
     functional,

@@ -50,7 +50,8 @@ class Case:
     of the same shapes do not show the point. ``setting`` surrounds every run of the model, cut or not;
     ``reference_setting`` additionally surrounds runs of the unwrapped model (documented kernel changes only).
     ``branches``: other values may take another path than the planned one, so an error of the package's tree is an
-    acceptable answer to them. ``max_refused`` is the share of cuts that may be refused; 0.02 is the promise.
+    acceptable answer to them. ``loud``: so it is to the planned inputs, because no plan can foresee the trouble.
+    ``max_refused`` is the share of cuts that may be refused; 0.02 is the promise.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Case:
     notes: str = ""
     listed: bool = False
     branches: bool = False
+    loud: bool = False
     max_refused: float = 0.02
     setting: Setting = nullcontext
     reference_setting: Setting = nullcontext

@@ -24,3 +24,11 @@ def bfloat16_autocast() -> Iterator[None]:
     """CPU autocast to bfloat16 around the whole model."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         yield
+
+
+@contextmanager
+def seeded_random() -> Iterator[None]:
+    """The global generator in a fixed state; each half of a cut model starts from it, as two processes would."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        yield
