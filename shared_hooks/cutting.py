@@ -105,8 +105,8 @@ class _Cutter:
         trace = self.trace
         if trace.unsteady:
             raise CutRefused(trace.unsteady)
-        if trace.seeded and min(trace.draws) < self.position < max(trace.draws):
-            raise CutRefused("random numbers are drawn on both sides from one generator that the model seeds itself")
+        if trace.draws and min(trace.draws) < self.position < max(trace.draws):
+            raise CutRefused("random numbers are drawn before and after it, and a generator's state does not cross")
         if trace.foreign >= self.position:
             raise CutRefused("code that torch does not see (threads, an extension) reads values after the cut")
 

@@ -2,10 +2,7 @@
 
 A trace holds, in order of a running number ``seq``: module calls (a tree), operations at the level of torch functions,
 and data events at the level below (which elements of which storage were read, overwritten or written). Nothing here
-refers to a live tensor. ``dynamic``: where Python read data; ``foreign``: the last seq at which a tensor appeared
-that no
-operation made (threads of the model's own, extensions), -1 if none. ``draws``: where random numbers were drawn;
-``seeded``: the model seeds its generator itself. ``unsteady``: why no two runs agree.
+refers to a live tensor.
 """
 
 from __future__ import annotations
@@ -154,7 +151,6 @@ class Trace:
     foreign: int
     draws: list[int]
     unsteady: str = ""
-    seeded: bool = False
 
     def signature_of(self, value: Value) -> list[Any]:
         """Shape and dtype, for digests and messages."""

@@ -92,7 +92,9 @@ class WrappedModel:
         with self._planning:
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
-            trace = self._record(args, kwargs, settle=not paths)
+            # the caller's random numbers go on as if nobody had planned
+            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+                trace = self._record(args, kwargs, settle=not paths)
             plan = Plan(trace, digest, self.depth, around, self._aliases)
             for known in paths:
                 if known.path == plan.path:
@@ -121,16 +123,7 @@ class WrappedModel:
         trace, second = record(self.model, self._modules, *self._copied(args, kwargs))
         if settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
-        if trace.draws:
-            trace.seeded = self._is_seeded(args, kwargs, second)
         return trace
-
-    def _is_seeded(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> bool:
-        """Whether the model draws random numbers and yet gives the same answer from another state of the generator."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch.initial_seed() ^ 0x5EED)
-            args, kwargs = self._copied(args, kwargs)
-            return identical(self._whole(Session({}, None), args, kwargs), output)
 
     def _copied(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         structure, tensors = flatten((args, kwargs))

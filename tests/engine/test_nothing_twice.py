@@ -88,7 +88,8 @@ def operations_of_whole(case: Case, layer: str, inference: bool) -> tuple[Counte
 # Hooks of unseen modules, or modules that are not addressable by their path: the reference run cannot place the cut.
 UNPLACED = {
     "patched_instance_forward", "attribute_named_like_methods", "vmapped", "gradient_inside_forward", "checkpoint",
-    "shared_random_generator", "catches_everything", "threads_inside", "scripted_submodule", "inference_mode_inside", "exact_type_checks",
+    "shared_random_generator", "catches_everything", "threads_inside", "scripted_submodule",
+    "inference_mode_inside", "exact_type_checks",
 }  # fmt: skip
 
 
