@@ -9,7 +9,6 @@ Tensors and storages are remembered by weak references: planning needs the memor
 
 from __future__ import annotations
 
-import gc
 import types
 import weakref
 from collections.abc import Callable
@@ -42,21 +41,22 @@ from shared_hooks.views import View
 _POINT = View((1,), (1,), 0)
 
 
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
 def record(
-    model: nn.Module, modules: dict[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: nn.Module, modules: dict[nn.Module, ModuleInfo], fresh_inputs: Callable[[], Inputs]
 ) -> tuple[Trace, Any]:
-    """Run ``model(*args, **kwargs)`` once, writing to the inputs if the model does, and return what it did, and
-    its output. The model's own exceptions pass through.
+    """Run the model on fresh inputs; return what it did, and its output. The model's own exceptions pass through.
+
+    A tensor that no operation made is a constant kept somewhere (a global, a closure), or the work of code that torch
+    does not see. Where there are such tensors the model is recorded again: what is there a second time is a constant.
     """
-    recorder = Recorder(model, modules)
-    with torch.no_grad():
-        recorder.enter_inputs((args, kwargs))
-    token = running.set(recorder)
-    try:
-        with torch.no_grad(), fast_path_off(), _Functions(recorder), _Kernels(recorder):
-            output = model(*args, **kwargs)
-    finally:
-        running.reset(token)
+    recorder = Recorder(model, modules, [])
+    output = recorder.watch(*fresh_inputs())
+    if recorder.unknown:
+        recorder = Recorder(model, modules, recorder.unknown)
+        output = recorder.watch(*fresh_inputs())
     return recorder.finish(output), output
 
 
@@ -92,7 +92,8 @@ class _Kernels(TorchDispatchMode):
 class Recorder:
     """The session that builds a `Trace`; one run, one thread."""
 
-    def __init__(self, model: nn.Module, modules: dict[nn.Module, ModuleInfo]) -> None:
+    def __init__(self, model: nn.Module, modules: dict[nn.Module, ModuleInfo], constants: list[torch.Tensor]) -> None:
+        self.model = model
         self.modules = modules
         self.seq = 0
         self.muted = False
@@ -117,8 +118,20 @@ class Recorder:
         self.fresh: list[Storage] = []
         self.values: list[Value] = []
         self.value_by_id: dict[int, tuple[Any, Value]] = {}
-        for tensor in _tensors_that_exist(model):
+        self.unknown: list[torch.Tensor] = []
+        for tensor in [*model.parameters(), *model.buffers(), *_plain_tensors(model), *constants]:
             self.storage_of(tensor)
+
+    def watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model and return its output. Writes to the inputs if the model does."""
+        with torch.no_grad():
+            self.enter_inputs((args, kwargs))
+        token = running.set(self)
+        try:
+            with torch.no_grad(), fast_path_off(), _Functions(self), _Kernels(self):
+                return self.model(*args, **kwargs)
+        finally:
+            running.reset(token)
 
     def tick(self) -> int:
         self.seq += 1
@@ -150,9 +163,9 @@ class Recorder:
         storage.outside = created is None
         self.storages[key] = storage
         self.fresh.append(storage)
-        return self._mark(storage, is_input)
+        return self._mark(storage, is_input, tensor)
 
-    def _mark(self, storage: Storage, is_input: bool) -> Storage:
+    def _mark(self, storage: Storage, is_input: bool, tensor: torch.Tensor | None = None) -> Storage:
         if is_input:
             storage.created = storage.tainted = -1
             storage.outside, storage.born_tainted = False, True
@@ -160,6 +173,8 @@ class Recorder:
             # it did not exist before the forward and no operation made it: code out of torch's sight did, from whatever
             storage.tainted = self.seq
             storage.foreign = True
+            if tensor is not None:
+                self.unknown.append(tensor)
             if not self.escaped:
                 self.foreign = self.seq
         return storage
@@ -531,13 +546,6 @@ def _is_custom(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("torch.nn.")
 
 
-def _subclasses(kind: type) -> list[type]:
-    children: list[type] = kind.__subclasses__()
-    return [kind, *(found for child in children for found in _subclasses(child))]
-
-
-def _tensors_that_exist(model: nn.Module) -> list[torch.Tensor]:
-    """Parameters, buffers, and every other tensor of the process: constants may live in attributes and globals."""
-    kinds = set(_subclasses(torch.Tensor))
-    others = [thing for thing in gc.get_objects() if type(thing) in kinds]
-    return [*model.parameters(), *model.buffers(), *others]
+def _plain_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """Tensors in plain attributes of the modules."""
+    return [tensor for module in model.modules() for tensor in tensors_in(list(_attributes(module).values()))]

@@ -135,7 +135,10 @@ class Call:
 class Trace:
     """The record of one forward.
 
-    ``inputs``: the structure of (args, kwargs) and the values in it; ``end``: last seq.
+    ``input_structure``: of (args, kwargs); ``end``: the last seq; ``dynamic``: where Python read data; ``foreign``:
+    the last
+    seq at which a tensor appeared that no operation made (threads of the model's own, extensions), -1 if none;
+    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree.
     """
 
     root: Call

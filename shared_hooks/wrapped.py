@@ -115,12 +115,16 @@ class WrappedModel:
 
         ``settle``: run once before, so that caches are built and the state is steady.
         """
-        if settle:
-            first_args, first_kwargs = self._copied(args, kwargs)
-            random_state = torch.get_rng_state()
-            first = self._whole(Session({}, None), first_args, first_kwargs)
+        random_state = torch.get_rng_state()
+
+        def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
             torch.set_rng_state(random_state)
-        trace, second = record(self.model, self._modules, *self._copied(args, kwargs))
+            return self._copied(args, kwargs)
+
+        if settle:
+            first_args, first_kwargs = fresh()
+            first = self._whole(Session({}, None), first_args, first_kwargs)
+        trace, second = record(self.model, self._modules, fresh)
         if settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
         return trace

@@ -3,7 +3,7 @@
 Two fresh processes that are the same in all else (model, plan, connection to a real server): one runs heads, the other
 whole requests. The highest resident size is read from the kernel after each run. What a request rises above the process
 at rest, less what a head does, is the cost of getting the frontier out: packing, chunks, what gRPC holds; what stays
-behind between requests counts, too. The frontier is 64 MB, above the size that the allocator keeps for later, so what is
+behind between requests counts, too. The frontier is 64 MB, above the size that the allocator keeps for later: what is
 freed is really gone. Garbage is collected as it would be. The server has its own process and does not count.
 """
 

@@ -37,7 +37,7 @@ def make_recipe(nbytes: int, name: str = "layer") -> Recipe:
         input_structure=[],
         inputs=(),
         steps=(),
-        values=0,
+        values=(),
     )
 
 
