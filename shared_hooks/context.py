@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -51,6 +51,10 @@ def environment() -> dict[str, str]:
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
         "mha_fast_path": "off",
+        "mkldnn": str(torch.backends.mkldnn.enabled),
+        "cudnn": str(torch.backends.cudnn.enabled),
+        "tf32": f"matmul {torch.backends.cuda.matmul.allow_tf32}, cudnn {torch.backends.cudnn.allow_tf32}",
+        "attention_kernels": _attention_kernels(),
     }
 
 
@@ -73,6 +77,16 @@ def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo]) -> N
             raise Disagreement(f"{name} is {other} on the edge and {value} here")
     if context.get("training") != mine["training"]:
         raise Disagreement(f"modules in training mode: {context.get('training')} on the edge, {mine['training']} here")
+
+
+def _attention_kernels() -> str:
+    kinds: dict[str, Callable[[], bool]] = {
+        "flash": torch.backends.cuda.flash_sdp_enabled,
+        "memory-efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+        "math": torch.backends.cuda.math_sdp_enabled,
+        "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
+    }
+    return ", ".join(name for name, enabled in kinds.items() if enabled())
 
 
 def signature(

@@ -1,8 +1,9 @@
-"""Copies of inputs: planning and verifying must not write to what the user passed."""
+"""Planning and verifying run the model for themselves: on copies of the inputs, and with its buffers put back."""
 
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from shared_hooks.views import View
 
@@ -35,3 +36,18 @@ def _strided(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout == torch.strided and not tensor.is_nested and type(tensor) in (torch.Tensor, torch.nn.Parameter)
     )
+
+
+class Buffers:
+    """The buffers of a model as they are now, so that trial runs leave no trace in them (batch statistics, counters)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+
+    def restore(self) -> None:
+        """Write back what was changed in place; what was replaced by another tensor stays."""
+        with torch.no_grad():
+            for buffer, before in self._kept:
+                # batch normalisation writes without raising the version counter, so the values are compared
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)

@@ -11,7 +11,7 @@ from shared_hooks.errors import CutRefused
 from shared_hooks.liveness import Frontier
 from shared_hooks.operations import Kind
 from shared_hooks.recipe import Slot
-from shared_hooks.trace import Call, Op, Storage, Trace, Value
+from shared_hooks.trace import Call, Op, Storage, Trace, Value, calls_in
 from shared_hooks.trees import Structure, dtype_name
 from shared_hooks.views import View
 
@@ -33,27 +33,35 @@ class Capture:
 
 @dataclass(frozen=True)
 class Cutting:
-    """Slots, steps and inputs for the recipe; captures (one a slot) and banked operations for the head."""
+    """Slots, steps and inputs for the recipe; captures (one a slot) and banked operations for the head.
+
+    ``position``: the seq of the cut; ``watched``: the head needs a function mode.
+    """
 
     slots: tuple[Slot, ...]
     inputs: tuple[list[Any], ...]
     steps: tuple[list[Any], ...]
     captures: tuple[Capture, ...]
     banked: tuple[int, ...]
+    position: int
     watched: bool
     counts: dict[str, int]
 
 
-def cut_after(trace: Trace, layer: Call | None, frontier: Frontier) -> Cutting:
-    """Work out the cut after ``layer`` (None: before the first layer). Raises `CutRefused` with the reason."""
-    return _Cutter(trace, layer, frontier).work()
+def cut_after(trace: Trace, layer: Call | None, frontier: Frontier, *, wide: bool = False) -> Cutting:
+    """Work out the cut after ``layer`` (None: before the first layer). Raises `CutRefused` with the reason.
+
+    ``wide``: what the tail writes is not what it wrote in the plan.
+    """
+    return _Cutter(trace, layer, frontier, wide).work()
 
 
 class _Cutter:
-    def __init__(self, trace: Trace, layer: Call | None, frontier: Frontier) -> None:
+    def __init__(self, trace: Trace, layer: Call | None, frontier: Frontier, wide: bool) -> None:
         # what began as a constant and is only overwritten needs no slot: the cloud has the storage
         frontier = {storage: live for storage, live in frontier.items() if live or storage.born_tainted}
         self.trace = trace
+        self.wide = wide
         self.layer = layer
         self.position = 0 if layer is None else layer.exit
         self.frontier = frontier
@@ -79,8 +87,9 @@ class _Cutter:
         self._fill()
         self._check_given()
         written = {storage for event in self.trace.events if event.seq > self.position for storage in event.writes}
+        unsure = self.wide or max(self.trace.dynamic, default=-1) > self.position
         slots = tuple(
-            Slot(storage.dtype, storage.elements, live.pieces, storage in written)
+            Slot(storage.dtype, storage.elements, live.pieces, unsure or storage in written)
             for storage, live in self.frontier.items()
         )
         captures = tuple(self._capture(storage) for storage in self.frontier)
@@ -88,12 +97,12 @@ class _Cutter:
         watched = dynamic or bool(self.banked) or any(capture.kind == "op" for capture in captures)
         watched = watched and self.layer is not None
         steps = tuple(self.steps)
-        return Cutting(slots, inputs, steps, captures, tuple(self.banked), watched, self._counts())
+        return Cutting(slots, inputs, steps, captures, tuple(self.banked), self.position, watched, self._counts())
 
     def _counts(self) -> dict[str, int]:
         before: dict[str, int] = {}
         again: set[str] = set()
-        for call in _calls(self.trace.root):
+        for call in calls_in(self.trace.root):
             if call.enter > self.position:
                 again.add(call.path)
             else:
@@ -259,7 +268,7 @@ class _Cutter:
 
     def _touched_by_tail(self) -> set[Value]:
         later = {value for op in self.trace.ops if op.seq > self.position for value in op.args}
-        later.update(value for call in _calls(self.trace.root) if call.enter > self.position for value in call.args)
+        later.update(value for call in calls_in(self.trace.root) if call.enter > self.position for value in call.args)
         later.update(self.trace.outputs)
         return {value for value in later if value.made < self.position}
 
@@ -270,7 +279,7 @@ class _Cutter:
             if value.storage is storage:
                 return Capture("input", None, leaf, value.view, True)
         copy = not storage.born_tainted
-        for call in _calls(self.trace.root):
+        for call in calls_in(self.trace.root):
             for leaf, value in enumerate(call.results):
                 if value.storage is storage and call.exit <= self.position:
                     return Capture("result", (call.path, call.number), leaf, value.view, copy)
@@ -280,15 +289,6 @@ class _Cutter:
                     if value.storage is storage:
                         return Capture("op", self.ordinal[op], leaf, value.view, copy)
         raise CutRefused("a value that crosses is made where torch functions are not seen")
-
-
-def _calls(call: Call) -> list[Call]:
-    """Every call inside, inner ones first."""
-    found: list[Call] = []
-    for item in call.items:
-        if isinstance(item, Call):
-            found += [*_calls(item), item]
-    return found
 
 
 def _has_number(structure: Any) -> bool:

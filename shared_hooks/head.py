@@ -16,13 +16,14 @@ from torch.overrides import TorchFunctionMode
 
 from shared_hooks.cutting import Capture, Cutting
 from shared_hooks.early import EarlyOutput
+from shared_hooks.following import Follower
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.metrics import HostClock, StreamClock
 from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
 from shared_hooks.plan import Plan
 from shared_hooks.recipe import Recipe
 from shared_hooks.session import Frame, HookExitException, Session
-from shared_hooks.trees import Structure, flatten, leaves_of
+from shared_hooks.trees import Structure, UnknownHolder, flatten, leaves_of
 
 
 class Diverged(BaseException):
@@ -50,7 +51,10 @@ class HeadSession(Session):
         self.stopped = False
         self.in_opaque = 0
         self.values: dict[int, Structure] = {}
+        self.other_values = False
         self.found: dict[int, torch.Tensor] = {}
+        dynamic = any(seq < cutting.position for seq in plan.trace.dynamic)
+        self.follower = Follower(plan.trace, inputs) if dynamic else None
         self.wanted: dict[Any, list[tuple[int, Capture]]] = {}
         for slot, capture in enumerate(cutting.captures):
             if capture.kind == "input":
@@ -71,6 +75,12 @@ class HeadSession(Session):
             self.in_opaque -= 1
 
     def module_done(self, frame: Frame, output: Any) -> None:
+        if self.follower is not None:
+            call = self.plan.calls.get((frame.info.path, frame.number))
+            with torch._C.DisableTorchFunction():  # our own look at the tensors is no operation of the model's
+                on_path = call is not None and self.follower.call(call, output)
+            if not on_path:
+                raise Diverged
         wanted = self.wanted.get((frame.info.path, frame.number))
         if wanted:
             self.capture(wanted, leaves_of(output))
@@ -103,7 +113,10 @@ class HeadSession(Session):
     def early(self) -> EarlyOutput:
         """Cut the pieces out of the captured storages, as they are now."""
         pieces: list[torch.Tensor] = []
-        for number, (slot, capture) in enumerate(zip(self.recipe.slots, self.cutting.captures, strict=True)):
+        recipe = self.recipe
+        if self.other_values:
+            recipe = self.plan.cutting(recipe.layer_id, wide=True)[1]
+        for number, (slot, capture) in enumerate(zip(recipe.slots, self.cutting.captures, strict=True)):
             if number not in self.found:
                 raise Diverged
             tensor = self.found[number].detach()
@@ -117,7 +130,7 @@ class HeadSession(Session):
                 view = whole.as_strided(piece.shape, piece.stride, origin + piece.offset)
                 pieces.append(view.clone() if capture.copy else view)
         values = tuple(self.values[ordinal] for ordinal in self.cutting.banked)
-        return EarlyOutput(self.recipe, tuple(pieces), values)
+        return EarlyOutput(recipe, tuple(pieces), values)
 
 
 class Watch(TorchFunctionMode):
@@ -130,7 +143,6 @@ class Watch(TorchFunctionMode):
         self.names = session.plan.names
         self.ops = session.plan.trace.ops
         self.banked = set(session.cutting.banked)
-        self.dynamic = bool(session.plan.trace.dynamic)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -147,16 +159,22 @@ class Watch(TorchFunctionMode):
         self.count += 1
         if number >= len(self.names) or self.names[number] != name:
             raise Diverged
-        if self.dynamic and kind is Kind.TENSOR:
-            planned = self.ops[number].results
-            leaves = leaves_of(result)
-            if len(leaves) != len(planned) or any(
-                tuple(leaf.shape) != value.shape for leaf, value in zip(leaves, planned, strict=True)
-            ):
-                raise Diverged
-        if number in self.banked:
-            session.values[number] = flatten(result, plain=True)[0]
+        results = leaves_of(result) if kind is Kind.TENSOR else []
+        if session.follower is not None and not session.follower.operation(self.ops[number], arguments, results):
+            raise Diverged
+        if kind is Kind.VALUE:
+            self._value(number, result)
         wanted = session.wanted.get(number)
         if wanted:
-            session.capture(wanted, leaves_of(result))
+            session.capture(wanted, results)
         return result
+
+    def _value(self, number: int, result: Any) -> None:
+        try:
+            structure: Structure | None = flatten(result, plain=True)[0]
+        except UnknownHolder:
+            structure = None
+        if number in self.banked and structure is not None:
+            self.session.values[number] = structure
+        if structure is None or structure != self.ops[number].structure:
+            self.session.other_values = True

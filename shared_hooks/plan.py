@@ -9,11 +9,13 @@ from typing import Any
 
 from shared_hooks.cutting import Cutting, cut_after
 from shared_hooks.errors import CutRefused, UnknownLayer
+from shared_hooks.following import footprint, form_of_result
 from shared_hooks.hierarchy import near
 from shared_hooks.liveness import Frontier, frontier_bytes, frontiers
 from shared_hooks.recipe import Recipe
-from shared_hooks.trace import Call, Trace
+from shared_hooks.trace import Call, Trace, calls_in
 from shared_hooks.trees import form_of
+from shared_hooks.views import LiveSet
 
 INPUT = "input"
 Cut = int | str
@@ -45,11 +47,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         self._frontiers = self._compute_frontiers()
-        self._cuttings: dict[int, tuple[Cutting, Recipe] | CutRefused] = {}
+        self._cuttings: dict[tuple[int, bool], tuple[Cutting, Recipe] | CutRefused] = {}
         self._refused: dict[int, str] = {}
         self._layers: tuple[LayerInfo, ...] | None = None
         self.names = [op.name for op in self.trace.ops]
-        self.forms = [tuple(value.shape for value in op.results) for op in self.trace.ops]
+        self.calls = {(call.path, call.number): call for call in calls_in(self.trace.root)}
+        self.forms = [[footprint(value) for value in (*op.args, *op.results)] for op in self.trace.ops]
         self.paths = [call.path for call in self.trace.layers]
         self._ids = {call.name: number for number, call in enumerate(self.trace.layers)}
         self.digest = self._digest()
@@ -98,17 +101,21 @@ class Plan:
         """Raw bytes that cross at a cut."""
         return frontier_bytes(self._merged(self.layer_id(cut)))
 
-    def cutting(self, cut: Cut) -> tuple[Cutting, Recipe]:
-        """What head and tail do for a cut. Raises `CutRefused`, with the layer's name and the reason."""
+    def cutting(self, cut: Cut, *, wide: bool = False) -> tuple[Cutting, Recipe]:
+        """What head and tail do for a cut. Raises `CutRefused`, with the layer's name and the reason.
+
+        ``wide``: for a run that read other values from its data than the plan did. They may say which part of a tensor
+        the tail reads or writes, so storages cross whole and the tail works on copies.
+        """
         number = self.layer_id(cut)
         if number in self._refused:
             raise self._refusal(number, self._refused[number])
-        if number not in self._cuttings:
+        if (number, wide) not in self._cuttings:
             try:
-                self._cuttings[number] = self._cut(number)
+                self._cuttings[number, wide] = self._cut(number, wide)
             except CutRefused as error:
-                self._cuttings[number] = self._refusal(number, str(error))
-        found = self._cuttings[number]
+                self._cuttings[number, wide] = self._refusal(number, str(error))
+        found = self._cuttings[number, wide]
         if isinstance(found, CutRefused):
             raise found
         return found
@@ -127,9 +134,12 @@ class Plan:
         self._cuttings.clear()
         self._layers = None
 
-    def _cut(self, number: int) -> tuple[Cutting, Recipe]:
+    def _cut(self, number: int, wide: bool) -> tuple[Cutting, Recipe]:
         layer = None if number < 0 else self.trace.layers[number]
-        cutting = cut_after(self.trace, layer, self._merged(number))
+        frontier = self._merged(number)
+        if wide:
+            frontier = {storage: LiveSet.full(storage.elements) for storage in frontier}
+        cutting = cut_after(self.trace, layer, frontier, wide=wide)
         recipe = Recipe(
             self.signature,
             self.digest,
@@ -179,17 +189,15 @@ class Plan:
     @property
     def path(self) -> tuple[Any, ...]:
         """What tells one path through the model from another."""
-        return self.digest, self.names, self.forms, self.paths
+        returned = [
+            (call.name, form_of_result(call.structure), [footprint(value) for value in call.results])
+            for call in calls_in(self.trace.root)
+        ]
+        return self.digest, self.names, self.forms, self.paths, returned
 
     def called_paths(self) -> set[str]:
         """Paths of the modules, layers or not, that ran."""
-        found: set[str] = set()
-        waiting = [self.trace.root]
-        while waiting:
-            call = waiting.pop()
-            found.add(call.path)
-            waiting += [item for item in call.items if isinstance(item, Call)]
-        return found
+        return {path for path, _ in self.calls}
 
     # -- layers -------------------------------------------------------------------------------------------------
 

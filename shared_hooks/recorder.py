@@ -258,6 +258,7 @@ class Recorder:
             for outer in self.stack:
                 outer.keep = outer.keep or "a module inside it has hooks of somebody else's"
         storages = len(self.storages)
+        given = _contents((*args, *kwargs.values()))
         custom = _is_custom(module)
         if custom:
             self._note_state()
@@ -275,6 +276,8 @@ class Recorder:
             self.stack.pop()
             self.muted = False
         self.muted = True
+        if _contents((*args, *kwargs.values())) != given:
+            call.keep = call.keep or "it changes a list or dictionary that it is given"
         try:
             call.structure, tensors = flatten(output, plain=True)
         except UnknownHolder:
@@ -296,7 +299,7 @@ class Recorder:
         changed = False
         for module, before in self.state.items():
             after = _attributes(module)
-            if before.keys() != after.keys() or any(before[name] is not after[name] for name in before):
+            if before != after:
                 self.state[module] = after
                 changed = True
         if changed:
@@ -527,8 +530,31 @@ _MODULE_OWN = frozenset(vars(nn.Module()))
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """A module's plain attributes: what its Python may change while it runs."""
-    return {name: value for name, value in vars(module).items() if name not in _MODULE_OWN}
+    """What a module's Python may change while it runs: its plain attributes, and what is in them."""
+    return {name: _contents(value) for name, value in vars(module).items() if name not in _MODULE_OWN}
+
+
+def _contents(value: Any, depth: int = 4) -> Any:
+    """Something that is equal as long as a value is the same object and holds the same objects."""
+    if depth and isinstance(value, tuple):
+        return [_contents(item, depth - 1) for item in value]
+    if depth and isinstance(value, list):
+        return _Same(value), [_contents(item, depth - 1) for item in value]
+    if depth and isinstance(value, dict):
+        return _Same(value), [(_Same(key), _contents(item, depth - 1)) for key, item in value.items()]
+    return _Same(value)
+
+
+class _Same:
+    """Equal if it is the same object, which is kept so that no other takes its place."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _random_state(func: Any, kwargs: dict[str, Any], tensors: Any) -> torch.Tensor:
@@ -543,9 +569,13 @@ def _random_state(func: Any, kwargs: dict[str, Any], tensors: Any) -> torch.Tens
 
 def _is_custom(module: nn.Module) -> bool:
     """Whether a module's Python may change attributes, its own or others'; torch's own modules do not."""
-    return not type(module).__module__.startswith("torch.nn.")
+    return not type(module).__module__.startswith(("torch.nn.", "torch.jit."))
 
 
 def _plain_tensors(model: nn.Module) -> list[torch.Tensor]:
     """Tensors in plain attributes of the modules."""
-    return [tensor for module in model.modules() for tensor in tensors_in(list(_attributes(module).values()))]
+    return [
+        tensor
+        for module in model.modules()
+        for tensor in tensors_in([v for k, v in vars(module).items() if k not in _MODULE_OWN])
+    ]

@@ -158,3 +158,12 @@ class Trace:
     def signature_of(self, value: Value) -> list[Any]:
         """Shape and dtype, for digests and messages."""
         return [list(value.shape), str(value.dtype).removeprefix("torch.")]
+
+
+def calls_in(call: Call) -> list[Call]:
+    """Every call inside, inner ones first."""
+    found: list[Call] = []
+    for item in call.items:
+        if isinstance(item, Call):
+            found += [*calls_in(item), item]
+    return found

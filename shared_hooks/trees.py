@@ -8,7 +8,8 @@ A *structure* is the JSON-able shape of such a value, with a number in place of 
     ["list", [...]]  ["tuple", [...]]        sequences
     ["dict", [[key, structure], ...]]        keys are literals
     ["named", class, [...]]                  named tuple, fields in order
-    ["data", class, [[field, ...], ...]]     dataclass
+    ["data", class, [[field, ...], ...]]     dataclass, its attributes
+    ["enum", class, name]                    member of an enumeration
     ["map", class, [[key, ...], ...]]        ModelOutput and other dictionaries that are built from keywords
 
 Classes travel as ``module:qualname`` and are looked up by the receiver among classes it already has; nothing is
@@ -19,6 +20,7 @@ An object of any other type is an error (`UnknownHolder`), never a leaf: a tenso
 from __future__ import annotations
 
 import dataclasses
+import enum
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -66,7 +68,7 @@ def _is_keyword_map(value: Any) -> bool:
 
 
 def _literal(value: Any) -> Structure | None:
-    if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
+    if value is None or type(value) in (bool, str, int, float):
         return ["v", value]
     if isinstance(value, torch.dtype):
         return ["x", "dtype", dtype_name(value)]
@@ -130,6 +132,8 @@ def _down(value: Any, depth: int, plain: bool, tensors: list[torch.Tensor], numb
         raise UnknownHolder(f"a value nested deeper than {MAX_DEPTH} levels")
     kind = type(value)
     rest = (depth + 1, plain, tensors, numbers)
+    if not plain and isinstance(value, enum.Enum):
+        return ["enum", class_name(kind), value.name]
     if kind is list:
         return ["list", [_down(item, *rest) for item in value]]
     if kind is tuple:
@@ -141,8 +145,8 @@ def _down(value: Any, depth: int, plain: bool, tensors: list[torch.Tensor], numb
     if kind in (dict, OrderedDict) or (not plain and isinstance(value, dict) and _dict_like(kind)):
         return ["dict", [[_key(key), _down(item, *rest)] for key, item in value.items()]]
     if not plain and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [[field.name, _down(getattr(value, field.name), *rest)] for field in dataclasses.fields(value)]
-        return ["data", class_name(kind), fields]
+        names = list(vars(value)) if hasattr(value, "__dict__") else [field.name for field in dataclasses.fields(value)]
+        return ["data", class_name(kind), [[name, _down(getattr(value, name), *rest)] for name in names]]
     raise UnknownHolder(
         f"a value of type {class_name(kind)} cannot be taken apart: pass tensors in built-in containers"
     )
@@ -199,7 +203,9 @@ def classes_of(modules: set[str]) -> ClassFinder:
         found: Any = sys.modules.get(module)
         for part in qualname.split("."):
             found = getattr(found, part, None)
-        holder = isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))
+        if not isinstance(found, type):
+            return None
+        holder = dataclasses.is_dataclass(found) or hasattr(found, "_fields") or issubclass(found, enum.Enum)
         return found if holder else None
 
     return find
@@ -237,13 +243,26 @@ def _up(node: Any, depth: int, tensors: list[Any] | Mapping[int, Any], find: Cla
                 return tuple(items)
             # named tuples may override __new__; structure sequences take one iterable
             return tuple.__new__(cls, items) if hasattr(cls, "_fields") else cls(items)
+        if kind == "enum":
+            cls = find(node[1])
+            return node[2] if cls is None else cls[node[2]]  # type: ignore[index]
         if kind in ("data", "map"):
             entries = {str(key): _up(item, *rest) for key, item in node[2]}
             cls = find(node[1])
-            return entries if cls is None else cls(**entries)
+            if cls is None or kind == "map":
+                return entries if cls is None else cls(**entries)
+            return _filled(cls, entries)
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise BadFrame(f"malformed structure at {kind!r:.20}: {error}") from error
     raise BadFrame(f"unknown structure {kind!r:.20}")
+
+
+def _filled(cls: type, entries: dict[str, Any]) -> Any:
+    # as it was, and not as its __init__ and __post_init__ would make it a second time
+    made: Any = object.__new__(cls)
+    for name, value in entries.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def tensors_in(value: Any, _seen: set[int] | None = None) -> Iterator[torch.Tensor]:

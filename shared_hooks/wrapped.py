@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from shared_hooks import attach, context, hierarchy
-from shared_hooks.copies import fresh_copies
+from shared_hooks.copies import Buffers, fresh_copies
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, IsthmusError, PlanMismatch, UnknownLayer
 from shared_hooks.fastpath import fast_path_off
@@ -94,7 +94,11 @@ class WrappedModel:
             self._plans.move_to_end(key)
             # the caller's random numbers go on as if nobody had planned
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                trace = self._record(args, kwargs, settle=not paths)
+                buffers = Buffers(self.model)
+                try:
+                    trace = self._record(args, kwargs, settle=not paths)
+                finally:
+                    buffers.restore()
             plan = Plan(trace, digest, self.depth, around, self._aliases)
             for known in paths:
                 if known.path == plan.path:
@@ -350,9 +354,11 @@ class WrappedModel:
         plan = self.plan(*args, **kwargs)
         # inputs may be written in place: every run gets its own
         random_state = torch.get_rng_state()
+        buffers = Buffers(self.model)
 
         def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
             torch.set_rng_state(random_state)
+            buffers.restore()
             return self._copied(args, kwargs)
 
         whole_args, whole_kwargs = fresh()
@@ -376,6 +382,7 @@ class WrappedModel:
                     differing.append(info)
             if on_cut is not None:
                 on_cut(done + 1, len(plan.layers) + 1)
+        fresh()
         return Report(tuple(exact), tuple(refused), tuple(differing), input_exact)
 
     def _cut_is_exact(self, cut: Cut, inputs: tuple[tuple[Any, ...], dict[str, Any]], whole: Any) -> bool:

@@ -56,17 +56,22 @@ def timed(function: Callable[[], Any], clock: Clock) -> int:
 
 
 def interleave(
-    functions: Mapping[str, Callable[[], Any]], repeats: int, clock: Clock, warm_up: int = 2
+    functions: Mapping[str, Callable[[], Any]], repeats: int, clock: Clock, warm_up: int = 2, burst: int = 1
 ) -> dict[str, list[int]]:
-    """Nanoseconds of ``repeats`` calls of each function, called in turns after ``warm_up`` rounds."""
+    """Nanoseconds of ``repeats`` calls of each function, called in turns after ``warm_up`` rounds.
+
+    ``burst``: calls of one function in a row, of which the first does not count unless it is the only one. For what
+    lives by the processor's caches, so that each function finds in them what it left there itself.
+    """
     for _ in range(warm_up):
         for function in functions.values():
             function()
     found: dict[str, list[int]] = {name: [] for name in functions}
     gc.collect()
-    for _ in range(repeats):
+    for _ in range(-(-repeats // max(1, burst - 1))):
         for name, function in functions.items():
-            found[name].append(timed(function, clock))
+            times = [timed(function, clock) for _ in range(burst)]
+            found[name] += times[1:] if burst > 1 else times
     return found
 
 

@@ -8,9 +8,14 @@ from typing import Any
 import torch
 
 from shared_hooks import EarlyOutput, WrappedModel
-from tests.zoo import Call, Case
+from tests.zoo import CASES, Call, Case
 
 MAX_BYTES = 1 << 24
+
+
+def case_of(name: str) -> Case:
+    """The case of the zoo with this name."""
+    return next(case for case in CASES if case.name == name)
 
 
 def through_bytes(early: EarlyOutput) -> EarlyOutput:

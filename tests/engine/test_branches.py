@@ -6,7 +6,7 @@ import pytest
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import IsthmusError
-from tests.engine.cutting import cuts_of, head, planned, tail, whole
+from tests.engine.cutting import case_of, cuts_of, head, planned, tail, whole
 from tests.zoo import CASES, Case
 from tests.zoo.case import Draw
 from tests.zoo.compare import differences
@@ -49,7 +49,7 @@ def test_both_sides_planned_on_different_paths(case: Case) -> None:
 
 @pytest.mark.parametrize("name", ["branch_on_item", "branch_on_hidden_item", "early_return"])
 def test_the_planned_path_works_at_the_first_try(name: str) -> None:
-    case = next(case for case in CASES if case.name == name)
+    case = case_of(name)
     for make in (case.inputs, case.other_inputs):
         args, kwargs = make()
         expected = case.run(case.build(), make())

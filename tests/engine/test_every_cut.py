@@ -6,7 +6,7 @@ import pytest
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, IsthmusError
-from tests.engine.cutting import cuts_of, head, planned, tail, whole
+from tests.engine.cutting import case_of, cuts_of, head, planned, tail, whole
 from tests.zoo import CASES, Case
 from tests.zoo.compare import differences
 
@@ -78,7 +78,7 @@ def test_verify_finds_every_cut_exact(case: Case) -> None:
 
 @pytest.mark.parametrize("name", ["residual", "hf_bert", "one_module_several_times", "single_linear_root"])
 def test_cuts_may_be_named(name: str) -> None:
-    case = next(case for case in CASES if case.name == name)
+    case = case_of(name)
     expected, edge, cloud = case.run(case.build()), planned(case), WrappedModel(case.build())
     names = [layer.name for layer in edge.layers]
     assert len(set(names)) == len(names)
@@ -92,7 +92,7 @@ def test_cuts_may_be_named(name: str) -> None:
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("name", ["residual", "hf_bert", "nested_sequential", "transformer_encoder", "unet"])
 def test_shallow_wraps_are_exact(name: str, depth: int) -> None:
-    case = next(case for case in CASES if case.name == name)
+    case = case_of(name)
     args, kwargs = case.inputs()
     expected = case.run(case.build())
     edge, cloud = WrappedModel(case.build(), depth=depth), WrappedModel(case.build(), depth=depth)

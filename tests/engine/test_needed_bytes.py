@@ -35,7 +35,7 @@ BLIND = {
     ),
     "writes_into_overlapping_input": "an operation works on more elements than are used afterwards",
     **dict.fromkeys(["packed_sequence_lstm", "ragged_list"], "padding is copied, and then not used"),
-    "vitlike": "all tokens are normalised, the class token is used",
+    "vit_like": "all tokens are normalised, the class token is used",
     "non_finite_input": "it is NaN already",
     "quantised_dynamically": "NaN cannot be quantised",
 }

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shared_hooks import WrappedModel
-from tests.engine.cutting import cuts_of, head, planned, tail
+from tests.engine.cutting import case_of, cuts_of, head, planned, tail
 from tests.zoo import CASES, Case
 
 Signature = tuple[str, tuple[tuple[int, ...], ...]]
@@ -151,7 +151,7 @@ SIZES = [
 
 @pytest.mark.parametrize(("name", "cut", "size"), SIZES, ids=[f"{name}-{cut}" for name, cut, _ in SIZES])
 def test_frontiers_hold_what_the_tail_reads(name: str, cut: str, size: int) -> None:
-    case = next(case for case in CASES if case.name == name)
+    case = case_of(name)
     edge = planned(case)
     args, kwargs = case.inputs()
     early = edge.forward(*args, end=cut, **kwargs)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from shared_hooks import WrappedModel
-from tests.engine.cutting import through_bytes
-from tests.zoo import CASES
+from tests.engine.cutting import case_of, through_bytes
 from tests.zoo.case import Draw
 from tests.zoo.compare import same
 
@@ -20,7 +19,7 @@ THREADS = 8
 
 @pytest.mark.parametrize("name", ["residual", "one_module_several_times", "hf_bert", "base_and_view_cross_then_write"])
 def test_mixed_cuts_in_eight_threads(name: str) -> None:
-    case = next(case for case in CASES if case.name == name)
+    case = case_of(name)
     wrapped = WrappedModel(case.build())
     args, kwargs = case.inputs()
     wrapped.plan(*args, **kwargs)
@@ -52,7 +51,7 @@ def test_mixed_cuts_in_eight_threads(name: str) -> None:
 
 def test_first_use_by_many_threads_at_once() -> None:
     """Planning itself is raced for."""
-    case = next(case for case in CASES if case.name == "unet_skips")
+    case = case_of("unet_skips")
     wrapped = WrappedModel(case.build())
     shapes = [(1 + i % 3, 3, 16, 16) for i in range(THREADS)]
     plain = case.build()
@@ -70,7 +69,7 @@ def test_first_use_by_many_threads_at_once() -> None:
 
 
 def test_metrics_are_each_threads_own() -> None:
-    case = next(case for case in CASES if case.name == "residual")
+    case = case_of("residual")
     wrapped = WrappedModel(case.build())
     args, _ = case.inputs()
     wrapped.forward(*args)
@@ -90,7 +89,7 @@ def test_metrics_are_each_threads_own() -> None:
 
 def test_unwrapped_use_beside_wrapped_use() -> None:
     """While one thread stops heads, another calls the model directly."""
-    case = next(case for case in CASES if case.name == "residual")
+    case = case_of("residual")
     model = case.build()
     wrapped = WrappedModel(model)
     args, _ = case.inputs()

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from shared_hooks import EarlyOutput, HookExitException, WrappedModel
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, UnknownLayer
-from tests.engine.cutting import through_bytes
-from tests.zoo import CASES
+from tests.engine.cutting import case_of, through_bytes
 from tests.zoo.case import seeded
 from tests.zoo.compare import same
 from tests.zoo.foreign import PatchedInstanceForward, UserHooksChangeOutputs
@@ -205,7 +204,7 @@ def test_unknown_names_get_near_ones() -> None:
 
 
 def test_a_layer_that_never_ran_is_said_so() -> None:
-    case = next(case for case in CASES if case.name == "module_list_chain")
+    case = case_of("module_list_chain")
     with WrappedModel(case.build()) as wrapped, pytest.raises(UnknownLayer, match="did not run|never|no layer"):
         wrapped.forward(*case.inputs()[0], end="layers.3")
 
@@ -260,7 +259,7 @@ def test_the_exit_signal_is_no_exception_a_model_catches() -> None:
 
 
 def test_refused_cut_names_layer_and_reason() -> None:
-    case = next(case for case in CASES if case.name == "numpy_round_trip")
+    case = case_of("numpy_round_trip")
     wrapped = WrappedModel(case.build())
     args, _ = case.inputs()
     wrapped.plan(*args)
@@ -272,7 +271,7 @@ def test_refused_cut_names_layer_and_reason() -> None:
 
 def test_output_aliases_stay_aliases() -> None:
     """Outputs that are views of one another are so behind a cut too."""
-    case = next(case for case in CASES if case.name == "aliased_outputs")
+    case = case_of("aliased_outputs")
     edge, cloud = WrappedModel(case.build()), WrappedModel(case.build())
     args, _ = case.inputs()
     for cut in range(3):

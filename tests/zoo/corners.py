@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import enum
-import functools
 from typing import Any
 
 import torch
@@ -12,31 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence, pad_sequence
 
-from tests.zoo.case import Call, Draw, add, call, image, sequence, vector, zoo
+from tests.zoo.case import Call, Draw, add, call, sequence, vector, zoo
 from tests.zoo.control import Four
-from tests.zoo.settings import seeded_random
 
-GLOBAL_SHIFT = torch.linspace(-1, 1, 8)
 SCRATCH: dict[str, Tensor] = {}
-
-
-@zoo(vector)
-class ConstantsElsewhere(Four):
-    """Tensors in a module global, a class attribute, a default argument and a closure."""
-
-    table = torch.arange(8.0)
-
-    def __init__(self) -> None:
-        super().__init__()
-        hidden = torch.full((8,), 0.25)
-        self.close = lambda x: x * hidden
-
-    def scaled(self, x: Tensor, by: Tensor = torch.tensor(0.5)) -> Tensor:  # noqa: B008
-        return x * by
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.b(self.a(x + GLOBAL_SHIFT) * self.table)
-        return self.d(self.close(self.scaled(self.c(x)))) + self.table
 
 
 @zoo(vector, max_refused=1.0, notes="values leave a module by the side")
@@ -58,33 +36,6 @@ class GlobalScratch(Four):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c(self.get(torch.tanh(self.b(self.put(self.a(x))))))
-
-
-@zoo(vector)
-class LruCachedMask(Four):
-    """A helper keeps its tensors in functools.lru_cache, by shape."""
-
-    @staticmethod
-    @functools.lru_cache(maxsize=4)
-    def mask(size: int) -> Tensor:
-        return torch.tril(torch.ones(size, size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.a(x) @ self.mask(x.shape[-1])
-        return self.c(torch.tanh(self.b(x))) @ self.mask(x.shape[-1])
-
-
-@zoo(vector)
-class LayerMadeAtFirstCall(Four):
-    """A submodule is added to the model by its first forward."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.a(x)
-        if not hasattr(self, "late"):
-            self.late = nn.Linear(x.shape[-1], 8)
-            nn.init.constant_(self.late.weight, 0.1)
-            nn.init.constant_(self.late.bias, 0.2)
-        return self.c(torch.tanh(self.late(self.b(x))))
 
 
 @zoo(vector)
@@ -215,20 +166,6 @@ class LogsValues(Four):
         return self.d(self.c(h)), text
 
 
-@zoo(vector)
-class ScalarsFromParameters(Four):
-    """Python numbers read from weights: the cloud has them itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.a(x) * self.gain.item()
-        x = self.b(x) if self.gain > 0 else self.c(x)
-        return self.d(x / float(self.a.weight.abs().max()))
-
-
 def spiky(draw: Draw) -> Call:
     x = draw.randn(2, 8)
     x[0, 0], x[1, 1] = float("inf"), float("nan")
@@ -273,23 +210,6 @@ class RareLiterals(Four):
         return self.c(x[dots].to(dtype).view(shape)) if mood is Mood.GOOD else x
 
 
-@zoo(vector)
-class ParameterContainers(nn.Module):
-    """ParameterList and ParameterDict, walked in forward; a buffer that is no parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(torch.randn(8, 8) for _ in range(2))
-        self.named = nn.ParameterDict({"gain": torch.randn(8), "shift": torch.randn(8)})
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for weight in self.weights:
-            x = torch.tanh(x @ weight) * self.named["gain"] + self.named["shift"]
-        return self.last(x)
-
-
 add("data_parallel_on_cpu", lambda: nn.DataParallel(Four1()), vector)
 
 
@@ -312,25 +232,3 @@ class RaggedList(nn.Module):
         packed, (h, _) = self.lstm(pack_sequence([torch.tanh(self.inp(row)) for row in rows]))
         padded, lengths = pad_packed_sequence(packed)
         return self.out(padded) + pad_sequence(rows)[..., :2], self.out(h) / lengths[:, None]
-
-
-@zoo(image, setting=seeded_random)
-class MonteCarloDropout(nn.Module):
-    """One dropout that is on in eval mode: drawn on one side of any cut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.fc, self.out = nn.Conv2d(3, 4, 3), nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.fc(self.conv(x).mean((2, 3)))
-        return self.out(F.dropout(x, 0.5, training=True))
-
-
-@zoo(vector, setting=seeded_random, max_refused=0.5, notes="no cut between two draws from one generator")
-class MonteCarloDropoutTwice(Four):
-    """Two such dropouts: between them the generator's state would have to cross."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.dropout(self.b(self.a(x)), 0.5, training=True)
-        return self.d(F.dropout(self.c(x), 0.5, training=True))

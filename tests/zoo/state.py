@@ -157,41 +157,6 @@ class CapturedByOwnHook(Base):
         return x + self.features["a"]
 
 
-@zoo(vector, max_refused=1.0, notes="one generator feeds several layers; skipping one shifts the others")
-class SharedRandomGenerator(nn.Module):
-    """A generator seeded in the root is consumed by each layer."""
-
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
-            return torch.tanh(self.layer(x) + torch.randn(8, generator=generator))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(self.Noisy() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(5)
-        for layer in self.layers:
-            x = layer(x, generator)
-        return x + torch.randn(8, generator=generator)
-
-
-@zoo(vector, max_refused=1.0, notes="the global generator, seeded inside forward")
-class SeedsInsideForward(Base):
-    """manual_seed in forward, then dropout-like noise between layers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3)
-            x = self.a(x) + torch.randn_like(x)
-            x = self.b(torch.tanh(x)) * (torch.rand(8) > 0.5)
-            return self.c(x) + torch.randn(8)
-
-
 @zoo(vector, max_refused=1.0, notes=SIDE)
 class PythonCounterInLayers(nn.Module):
     """A counter on self, reset by the root, raised by each layer, decides what a layer does."""

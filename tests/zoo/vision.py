@@ -250,7 +250,7 @@ class UNet(nn.Module):
 
 
 @zoo(photo, listed=False)
-class ViTLike(nn.Module):
+class VitLike(nn.Module):
     """Patches, class token, positions, pre-norm blocks with functional attention."""
 
     class Block(nn.Module):
