@@ -39,7 +39,9 @@ def _strided(tensor: torch.Tensor) -> bool:
 
 
 class Buffers:
-    """The buffers of a model as they are now, so that trial runs leave no trace in them (batch statistics, counters)."""
+    """The buffers of a model as they are now, so that trial runs leave no trace in them (batch statistics,
+    counters).
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]

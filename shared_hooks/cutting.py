@@ -77,7 +77,7 @@ class _Cutter:
             self._check_trace()
         for storage in self.frontier:
             if storage.opaque:
-                raise CutRefused("a sparse or nested tensor crosses")
+                raise CutRefused("a sparse, nested or quantised tensor crosses")
             if storage.outside:
                 raise CutRefused("the model keeps a value of this request in its own state, and reads it after the cut")
         inputs = tuple(self._source_of_input(value) for value in self.trace.inputs)
@@ -224,7 +224,7 @@ class _Cutter:
                 "an operation before the cut gives a value that does not depend on the inputs, among others"
             )
         if storage.opaque:
-            raise CutRefused("a sparse or nested tensor is made between layers before the cut")
+            raise CutRefused("a sparse, nested or quantised tensor is made between layers before the cut")
         return ["hole", view.shape, view.stride, dtype_name(value.dtype)]
 
     def _slot_source(self, value: Value) -> list[Any]:
@@ -244,7 +244,7 @@ class _Cutter:
         if value.storage in self.slot_of:
             return self._slot_source(value)
         if value.storage.opaque:
-            raise CutRefused("an input is sparse or nested")
+            raise CutRefused("an input is sparse, nested or quantised")
         return ["hole", value.view.shape, value.view.stride, dtype_name(value.dtype)]
 
     def _fill(self) -> None:

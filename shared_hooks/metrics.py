@@ -67,5 +67,5 @@ def clock_for(device: torch.device) -> HostClock | StreamClock:
 def output_bytes(output: Any) -> int:
     """Bytes of all tensors of an output."""
     if isinstance(output, torch.Tensor):
-        return output.numel() * output.itemsize
-    return sum(tensor.numel() * tensor.itemsize for tensor in tensors_in(output))
+        return int(output.numel()) * output.itemsize
+    return sum(int(tensor.numel()) * tensor.itemsize for tensor in tensors_in(output))

@@ -49,6 +49,10 @@ FORM_OF_OTHERS = frozenset(
 )
 
 
+# Comparisons that Python may call with the operands changed round.
+REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+
+
 class Kind(enum.Enum):
     """How one call of a torch function is treated."""
 

@@ -102,6 +102,17 @@ class Recipe:
         return sum(slot.storage_bytes for slot in self.slots)
 
     @cached_property
+    def largest_view_bytes(self) -> int:
+        """Bytes of the largest tensor over a slot: views with stride 0 are larger than what they are views of."""
+        sources = [*self.inputs, *(source for step in self.steps if len(step) > 3 for source in step[3])]
+        sizes = [
+            View(tuple(source[2]), tuple(source[3]), 0).numel * dtype_named(source[5]).itemsize
+            for source in sources
+            if source[0] in ("slot", "real")
+        ]
+        return max(sizes, default=0)
+
+    @cached_property
     def digest(self) -> str:
         """Hexadecimal digest of `to_bytes`."""
         return digest_of(self.to_bytes())
@@ -138,6 +149,8 @@ class Recipe:
         if len(data) > MAX_RECIPE_BYTES:
             raise TooLarge(f"a recipe of {len(data)} bytes; at most {MAX_RECIPE_BYTES} are taken")
         recipe = _parsed(bytes(data)) if len(data) <= _REMEMBERED_BYTES else _parse(bytes(data))
+        if recipe.largest_view_bytes > max_bytes:
+            raise TooLarge(f"a tensor of {recipe.largest_view_bytes} bytes; at most {max_bytes} are taken")
         if recipe.storage_bytes > max_bytes:
             raise TooLarge(f"the frontier needs {recipe.storage_bytes} bytes; at most {max_bytes} are taken")
         return recipe

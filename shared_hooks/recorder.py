@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared_hooks.attach import running
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.metrics import output_bytes
 from shared_hooks.operations import (
     FORM_OF_OTHERS,
     FORM_ONLY,
@@ -143,6 +144,8 @@ class Recorder:
         """The storage of a tensor; one never seen existed before the forward unless ``created`` says otherwise."""
         index = len(self.storages) + len(self.opaque)
         try:
+            if tensor.is_quantized or tensor.is_nested:
+                raise NotImplementedError
             untyped = tensor.untyped_storage()
             key, size = untyped._cdata, untyped.nbytes()
         except (RuntimeError, NotImplementedError, ValueError):
@@ -197,7 +200,7 @@ class Recorder:
         if known is not None and known[0]() is tensor:
             return known[1]
         storage = self.storage_of(tensor)
-        view = View.of(tensor, storage.base) if not storage.opaque else View(tuple(tensor.shape), (), 0)
+        view = View.of(tensor, storage.base) if not storage.opaque else View(_shape(tensor), (), 0)
         flags = ("c" if tensor.is_conj() else "") + ("n" if tensor.is_neg() else "")
         made_in = self.stack[-1] if self.started else None
         if storage.tainted <= self.seq and tensor.requires_grad and self.started:
@@ -287,7 +290,7 @@ class Recorder:
             self._opaque_effects(call, list(tensors_in((args, kwargs))), tensors, storages)
         call.results = [self.value_of(tensor, hidden=info.opaque) for tensor in tensors]
         self.stack.pop()
-        call.output_bytes = sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
+        call.output_bytes = output_bytes(tensors)
         if not call.has_child:
             call.layer_id = len(self.layers)
             self.layers.append(call)
@@ -524,6 +527,10 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
             values[number] = None
     # out= may name a tensor that is an argument, too
     return written, unread - {id(tensor) for tensor in arguments_of(tuple(values), {})}
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return () if tensor.is_nested else tuple(tensor.shape)
 
 
 _MODULE_OWN = frozenset(vars(nn.Module()))

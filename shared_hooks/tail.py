@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
@@ -20,7 +21,7 @@ from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import PlanMismatch
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.metrics import HostClock, StreamClock
-from shared_hooks.operations import Kind, arguments_of, is_form, is_mapped, kind_of, name_of
+from shared_hooks.operations import REFLECTED, Kind, arguments_of, is_form, is_mapped, kind_of, name_of
 from shared_hooks.parcel import ALIGN
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.recipe import Slot
@@ -53,7 +54,7 @@ class TailSession(Session):
         self.tainted = {slot.untyped_storage()._cdata for slot in self.slots}
         self.modes: list[Replay | Below] = []
         self.inside = False
-        self.kept: list[torch.Tensor] = []
+        self.kept: list[Any] = []
 
     def inputs(self, find: Callable[[str], type | None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's (args, kwargs): injected where they are read after the cut, placeholders elsewhere."""
@@ -198,7 +199,8 @@ class TailSession(Session):
         self, name: str, arguments: list[torch.Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         step = self.next_step()
-        matches = step[1] == name and step[0] in ("give", "value", "run", "draw")
+        # Python asks a subclass first, so that `constant < placeholder` arrives as `placeholder > constant`
+        matches = step[1] in (name, REFLECTED.get(name)) and step[0] in ("give", "value", "run", "draw")
         if not any(self.is_tainted(tensor) for tensor in arguments):
             if not (matches and step[0] == "draw"):
                 return func(*args, **kwargs)
@@ -265,7 +267,9 @@ class TailSession(Session):
             argument = arguments[number]
             if type(argument) is Placeholder:
                 continue
-            self.tainted.add(argument.untyped_storage()._cdata)
+            storage = argument.untyped_storage()
+            self.tainted.add(storage._cdata)
+            self.kept.append(StorageWeakRef(storage))  # the address must not be used again for a constant
             if slot >= 0:
                 source = self.slots[slot]
                 whole = _whole(argument, source.dtype)

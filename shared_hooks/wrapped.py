@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -17,7 +16,7 @@ from torch import nn
 from shared_hooks import attach, context, hierarchy
 from shared_hooks.copies import Buffers, fresh_copies
 from shared_hooks.early import EarlyOutput
-from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, IsthmusError, PlanMismatch, UnknownLayer
+from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMismatch, UnknownLayer
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.head import Diverged, HeadSession, Watch
 from shared_hooks.metrics import LayerMetrics, clock_for
@@ -58,6 +57,8 @@ class WrappedModel:
         self._save: frozenset[int | str] = frozenset()
         self._plans: OrderedDict[str, list[Plan]] = OrderedDict()
         self._latest: Plan | None = None
+        self._unplanned: set[str] = set()
+        self._obstacle = "call plan() or forward() with example inputs first"
         self._planning = threading.RLock()
         self._own = threading.local()
         self._attached = True
@@ -153,7 +154,7 @@ class WrappedModel:
     def layers(self) -> tuple[LayerInfo, ...]:
         """The layers of the latest plan, in execution order."""
         if self._latest is None:
-            raise UnknownLayer("no plan yet: call plan() or forward() with example inputs first")
+            raise UnknownLayer(f"no plan yet: {self._obstacle}")
         return self._latest.layers
 
     @property
@@ -162,7 +163,7 @@ class WrappedModel:
         all.
         """
         if self._latest is None:
-            raise UnknownLayer("no plan yet: call plan() or forward() with example inputs first")
+            raise UnknownLayer(f"no plan yet: {self._obstacle}")
         called = self._latest.called_paths()
         return tuple(info.path for info in self._modules.values() if info.path not in called)
 
@@ -188,9 +189,7 @@ class WrappedModel:
             return self._tail(early, start)
         if end is not None:
             return self._head(end, args, kwargs)
-        with contextlib.suppress(UnknownHolder):
-            # what cannot be taken apart cannot be cut, but it can run
-            self._check_saved(self._plans_for(args, kwargs))
+        self._plan_if_possible(args, kwargs)
         session = self._session(Session)
         started = time.perf_counter_ns()
         output = self._whole(session, args, kwargs)
@@ -198,6 +197,20 @@ class WrappedModel:
         return output
 
     __call__ = forward
+
+    def _plan_if_possible(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A model that cannot be planned cannot be cut, but it can run; `layers` then says what was in the way."""
+        try:
+            key = context.signature(self._modules, self._first_tensor(), args, kwargs)[0]
+            if key not in self._unplanned:
+                self._check_saved(self._plans_for(args, kwargs))
+        except UnknownLayer:
+            raise
+        except UnknownHolder as error:
+            self._obstacle = str(error)
+        except Exception as error:  # if it is the model's own, the run that follows raises it
+            self._obstacle = f"{type(error).__name__}: {error}"
+            self._unplanned.add(key)
 
     def _check_saved(self, plans: list[Plan]) -> None:
         """Names and ids in `save_layers` must exist; a layer of another path does."""
@@ -233,6 +246,7 @@ class WrappedModel:
 
     def _head_on(self, plan: Plan, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
         cutting, recipe = plan.cutting(end)
+        self._check_saved([plan])
         session: HeadSession = self._session(HeadSession, plan, cutting, recipe, flatten((args, kwargs))[1])
         started = time.perf_counter_ns()
         try:
@@ -301,7 +315,7 @@ class WrappedModel:
 
     @save_layers.setter
     def save_layers(self, layers: Iterable[int | str]) -> None:
-        self._save = frozenset(layers)
+        self._save = frozenset([layers] if isinstance(layers, str) else layers)
 
     @property
     def banked_output(self) -> Mapping[int | str, Any]:
@@ -389,7 +403,7 @@ class WrappedModel:
         try:
             early = self._head(cut, *inputs)
             output = self.forward(EarlyOutput.from_bytes(early.to_bytes(), max_bytes=1 << 40), start=cut)
-        except IsthmusError:
+        except Exception:  # whatever it is, the cut does not give the model's answer
             return False
         return identical(whole, output)
 

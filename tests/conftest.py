@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
 from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -18,25 +16,14 @@ torch.set_num_threads(1)
 settings.register_profile("repeatable", database=None, deadline=None)
 settings.load_profile("repeatable")
 
-_frozen_at = 0
-
 
 @pytest.fixture(autouse=True)
 def clean_torch() -> Iterator[None]:
     """The global generator starts the same, and global switches end where they were."""
-    _freeze_libraries()
     torch.manual_seed(0)
     before = _switches()
     yield
     assert _switches() == before, "a test changed a global switch of torch"
-
-
-def _freeze_libraries() -> None:
-    """A plan looks through all objects of the process for tensors; those of freshly imported modules need no look."""
-    global _frozen_at
-    if len(sys.modules) != _frozen_at:
-        _frozen_at = len(sys.modules)
-        gc.freeze()
 
 
 def _switches() -> tuple[object, ...]:

@@ -43,8 +43,8 @@ def measure(options: Options) -> Row:
     found = spreads(measured, 1e-6)
     note = (
         f"{found['loopback'].median:.2f} ms against {found['one process'].median:.2f} ms, "
-        f"frontier {frontier / 1e3:.0f} kB; quartiles of neighbouring pairs {known.low:.3f} to {known.high:.3f}, "
-        f"{known.count} pairs"
+        f"frontier {frontier / 1e3:.0f} kB; lower quartiles {found['loopback'].low / found['one process'].low:.3f} x; "
+        f"neighbouring pairs {known.low:.3f} to {known.high:.3f} x, {known.count} of them"
     )
     line = Line(
         "loopback round trip / head + tail, AlexNet",

@@ -8,6 +8,7 @@ the whole model's, its answer with the right one, bit by bit, at every cut; next
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,9 +71,9 @@ def measure(options: Options) -> Row:
                 banked = naive.bank(x)
                 early = wrapped.forward(x, end=layer.layer_id)
                 run = {
-                    "whole": lambda plain=plain: plain(x),
-                    "naive": lambda naive=naive, banked=banked: naive.resume(banked, tuple(x.shape)),
-                    "ours": lambda wrapped=wrapped, early=early: wrapped.forward(early, start=early.layer_id),
+                    "whole": partial(plain, x),
+                    "naive": partial(naive.resume, banked, tuple(x.shape)),
+                    "ours": partial(wrapped.forward, early, start=early.layer_id),
                 }
                 measured = interleave(run, 5, cpu_ns, warm_up=1)
                 whole, resumed, ours = (statistics.median(measured[kind]) for kind in ("whole", "naive", "ours"))

@@ -26,8 +26,9 @@ def table(lines: Iterable[Line]) -> str:
 
 def heading(facts: Mapping[str, Any], threads: int) -> str:
     load = facts["load_average"][0]
+    busy = " (BUSY: the rows in wall-clock time mean little)" if load > facts["cores"] / 2 else ""
     return (
-        f"{facts['cpu']}, {facts['cores']} cores, load {load}; Python {facts['python']}, torch {facts['torch']}, "
+        f"{facts['cpu']}, {facts['cores']} cores, load {load}{busy}; Python {facts['python']}, torch {facts['torch']}, "
         f"grpcio {facts['grpcio']}, {threads} thread(s)"
     )
 

@@ -258,3 +258,12 @@ class AttributeNamedLikeMethods(nn.Module):
         for name, layer in self.named_children():
             x = torch.tanh(layer(x)) + len(name)
         return x
+
+
+@zoo(vector, max_refused=1.0, notes="a quantised tensor crosses; such cuts may be refused")
+class QuantisedTensors(Net):
+    """A skip kept as a quantised tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.quantize_per_tensor(self.a(x), 0.1, 0, torch.qint8)
+        return self.c(self.act(self.b(x))) + kept.dequantize()
