@@ -130,10 +130,12 @@ class Outbox(Iterator[wire.ClientFrame]):
     def _pick(self) -> wire.ClientFrame | None:
         if self._control:
             return self._control.popleft()
+        was_sending = self._sending is not None
         frame = self._continue()
         if frame is not None:
             return frame
-        if self._acknowledge and (self._finished or self._can_begin() or time.monotonic() >= self._acknowledge_at):
+        # after a request, while the server computes, and not before one, where it would be in the way
+        if self._acknowledge and (self._finished or was_sending or time.monotonic() >= self._acknowledge_at):
             ids, self._acknowledge = self._acknowledge, []
             return split_pb2.ClientFrame(acknowledge=split_pb2.Acknowledge(ids=ids))
         while self._can_begin():

@@ -211,9 +211,7 @@ def _decode(section: Section, data: torch.Tensor, view: memoryview) -> torch.Ten
 def _storage_order(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """The bytes of a tensor as a flat uint8 tensor on the CPU, and the strides that give the tensor back."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-    view = View.of(plain)
-    if not view.is_run():
+    if not plain.is_contiguous() and not View.of(plain).is_run():
         plain = plain.contiguous()
-        view = View.of(plain)
-    flat = plain.as_strided((view.numel,), (1,), plain.storage_offset())
+    flat = plain.as_strided((plain.numel(),), (1,), plain.storage_offset())
     return flat.view(torch.uint8), list(plain.stride())

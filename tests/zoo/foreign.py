@@ -264,6 +264,10 @@ class AttributeNamedLikeMethods(nn.Module):
 class QuantisedTensors(Net):
     """A skip kept as a quantised tensor."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.qint8)  # torch warns once that this will go away
+
     def forward(self, x: Tensor) -> Tensor:
         kept = torch.quantize_per_tensor(self.a(x), 0.1, 0, torch.qint8)
         return self.c(self.act(self.b(x))) + kept.dequantize()
