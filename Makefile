@@ -2,7 +2,7 @@
 #
 #   PYTHON=...      the interpreter to make .venv with; default: the first of python3, python3.13 ... that is 3.10 or later
 #   PIP_FLAGS=...   for pip, e.g. another index (PyTorch's CPU-only wheels for Linux come from an index of their own)
-#   PYTEST_FLAGS=   for pytest, e.g. -k zoo
+#   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process a core
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
 
 VENV := .venv
@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 PIP_FLAGS ?=
-PYTEST_FLAGS ?=
+PYTEST_FLAGS ?= -n auto
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 
