@@ -1,10 +1,26 @@
 """``python -m cloud_server``, and the console script ``cloud-server``."""
 
+from __future__ import annotations
+
+import os
+import signal
 import sys
+from collections.abc import Sequence
 
-from cloud_server.cli import main
+INTERRUPTED = 128 + signal.SIGINT
 
-__all__ = ["main"]
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command (`cloud_server.cli.main`); returns its exit status."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a port that is in use is our line to write, not gRPC's
+    try:
+        from cloud_server import cli  # here, for it loads torch, and Ctrl-C may come meanwhile
+
+        return cli.main(argv)
+    except KeyboardInterrupt:  # before the server was up; later ones drain
+        print("cloud-server: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,8 @@
 """The ``cloud-server`` command: read what to serve, serve it, drain on SIGTERM or Ctrl-C.
 
 Exit status: 0 after draining, 1 when the server could not start or broke, 2 for a wrong command line or configuration,
-3 when it ended before every running request was answered (a second signal, or the time limit).
+3 when it ended before every running request was answered (a second signal, or the time limit), 130 for Ctrl-C before it
+was up.
 """
 
 from __future__ import annotations
@@ -43,8 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except IsthmusError as error:
         print(f"cloud-server: {type(error).__name__}: {error}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:  # before the server was up; later ones drain
-        return 128 + signal.SIGINT
 
 
 def serve(config: ServerConfig) -> int:

@@ -10,6 +10,9 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
+LONGEST_SECONDS = 1_000_000.0
+"""What every wait of Python and gRPC can take."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -48,8 +51,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) <= 0:
-                raise SpecError(f"limits.{field.name}: expected a number above 0, found {getattr(self, field.name)}")
+            value = getattr(self, field.name)
+            if not value > 0:  # not so for NaN either
+                raise SpecError(f"limits.{field.name}: expected a number above 0, found {value}")
+            if field.name.endswith("_seconds") and value > LONGEST_SECONDS:
+                raise SpecError(f"limits.{field.name}: expected at most {LONGEST_SECONDS:.0f}, found {value}")
         if self.chunk_bytes + 64 * KIB > self.max_message_bytes:
             raise SpecError(
                 f"limits.chunk_bytes: expected at least 64 KiB below max_message_bytes ({self.max_message_bytes}), "

@@ -18,7 +18,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="cloud-server",
         description="Serves the tails of models to edge clients; with nothing given, of the shipped model `digits`.",
-        epilog="Exit status: 0 drained, 1 failed, 2 wrong command line or file, 3 ended before all was answered.",
+        epilog="Exit status: 0 drained, 1 failed, 2 wrong command line or file, 3 ended before all was answered, "
+        "130 Ctrl-C before it was up.",
     )
     made.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="what to serve, and limits")
     for name, metavar, text in (

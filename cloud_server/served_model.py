@@ -64,7 +64,12 @@ class ServedModel:
     def _check_plan(self, plan: Plan, recipe: Recipe) -> None:
         """For inputs like the example, the server knows by itself what crosses."""
         if recipe.plan_digest != plan.digest:
-            return  # another path through a model that branches on its data: its layers and frontiers are its own
+            if self._branches:
+                return  # another path through the model, taken for this input's data: its layers are its own
+            raise Disagreement(
+                "plan: on inputs of these shapes the client's model ran other operations or layers than this side's, "
+                "and it does not branch on data: the code differs"
+            )
         cut = recipe.layer_id
         try:
             layer = plan.resolve(cut)

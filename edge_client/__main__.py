@@ -6,15 +6,27 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
+from io import TextIOWrapper
 
 from edge_client.commands import exits
+from edge_client.commands.text import one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit status (`edge_client.commands.exits`)."""
     parser = make_parser()
     options = parser.parse_args(argv)
+    if isinstance(sys.stdout, TextIOWrapper):  # a file name that cannot be shown as it is must not end a run
+        sys.stdout.reconfigure(errors="backslashreplace")
+    options.stdout = sys.stdout
+    # JSON is alone on standard output, whatever else is printed, by a model's own code, too.
+    with redirect_stdout(sys.stderr) if options.json == "-" else nullcontext():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that goes away is our line to write, not gRPC's
     try:
         from shared_hooks.errors import IsthmusError
@@ -22,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             status: int = import_module(f"edge_client.commands.{options.command}").main(options)
             sys.stdout.flush()
+            options.stdout.flush()
             return status
         except IsthmusError as error:
             if options.debug:
@@ -29,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _complain(f"{error}")
         except BrokenPipeError:
             # The reader of our output has left (a pager, head): not worth a word, and nothing can be flushed any more.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), options.stdout.fileno())
             return exits.SOME_FAILED
         except Exception as error:
             if options.debug:
@@ -74,7 +87,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="(default: the environment variable ISTHMUS_SERVER)",
     )
-    run.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input", help="the layer after which to cut")
+    run.add_argument(
+        "--split",
+        required=True,
+        metavar="LAYER_ID|NAME|input",
+        help="the layer after which to cut; a name goes before an id",
+    )
     run.add_argument(
         "--input",
         action="append",
@@ -107,7 +125,7 @@ def _seconds(text: str) -> float:
 
 
 def _complain(message: str) -> int:
-    print(f"edge-client: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"edge-client: error: {one_line(message)}", file=sys.stderr)
     return exits.USAGE
 
 

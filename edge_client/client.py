@@ -19,7 +19,7 @@ from edge_client.connection import Connection
 from edge_client.exchange import Exchange
 from edge_client.half import Cut, EdgeHalf, Head, Inputs
 from edge_client.many import in_order
-from edge_client.options import ConnectionOptions, KeepAlive, check_address
+from edge_client.options import ConnectionOptions, KeepAlive, check_address, check_seconds
 from edge_client.state import Counters, State
 from edge_client.times import Stamps, Times, now_ns
 from shared_hooks import WrappedModel
@@ -30,7 +30,6 @@ from shared_hooks.errors import (
     IsthmusError,
     PlanMismatch,
     ServerUnavailable,
-    SpecError,
     UnknownModel,
 )
 from shared_hooks.models import ModelSpec, pick_device, set_threads
@@ -90,11 +89,9 @@ class EdgeClient:
         max_answer_bytes: int = 1 << 30,
         keep_alive: KeepAlive | None = None,
     ) -> None:
-        if deadline <= 0:
-            raise SpecError(f"deadline={deadline}: must be more than 0 seconds")
         self.server = check_address(server)
         self.split = split
-        self.deadline = deadline
+        self.deadline = check_seconds("deadline", deadline)
         self._options = ConnectionOptions(
             patience=patience,
             max_in_flight=max_in_flight,
@@ -220,6 +217,7 @@ class EdgeClient:
         sent from where it lies (one that was changed is noticed by its checksum, and fails).
         """
         cut = self._cut(split)
+        self._until(deadline)  # a wrong one is nobody's failure but the caller's
 
         def start(item: Any) -> _Running:
             stamps, until = Stamps(), self._until(deadline)
@@ -324,4 +322,4 @@ class EdgeClient:
         return self.split if split is None else split
 
     def _until(self, deadline: float | None) -> float:
-        return time.monotonic() + (self.deadline if deadline is None else deadline)
+        return time.monotonic() + check_seconds("deadline", self.deadline if deadline is None else deadline)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from edge_client import wire
 from shared_hooks.errors import SpecError
+
+LONGEST_SECONDS: Final = 1_000_000.0  # in milliseconds it fits 32 bits, which is what gRPC has
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,10 @@ class KeepAlive:
 
     every: float = 10.0
     timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_seconds("every", self.every)
+        check_seconds("timeout", self.timeout)
 
     def options(self) -> list[tuple[str, int]]:
         """gRPC channel arguments."""
@@ -47,8 +54,14 @@ class ConnectionOptions:
         if self.max_in_flight < 1:
             raise SpecError(f"max_in_flight={self.max_in_flight}: must be 1 or more")
         for name in ("patience", "welcome_within"):
-            if getattr(self, name) <= 0:
-                raise SpecError(f"{name}={getattr(self, name)}: must be more than 0 seconds")
+            check_seconds(name, getattr(self, name))
+
+
+def check_seconds(name: str, value: float) -> float:
+    """``value``, or SpecError unless it is above 0 and at most `LONGEST_SECONDS`."""
+    if not 0 < value <= LONGEST_SECONDS:  # not so for NaN either
+        raise SpecError(f"{name}={value}: must be more than 0 and at most {LONGEST_SECONDS:.0f} seconds")
+    return value
 
 
 def check_address(server: str) -> str:

@@ -11,7 +11,7 @@ from shared_hooks.errors import CutRefused
 from shared_hooks.liveness import Frontier
 from shared_hooks.operations import Kind
 from shared_hooks.recipe import Slot
-from shared_hooks.trace import Call, Op, Storage, Trace, Value, calls_in
+from shared_hooks.trace import Call, Op, Storage, Trace, Value
 from shared_hooks.trees import Structure, dtype_name
 from shared_hooks.views import View
 
@@ -69,7 +69,6 @@ class _Cutter:
         self.steps: list[list[Any]] = []
         self.given: set[Value] = set()
         self.banked: list[int] = []
-        self.ordinal = {op: number for number, op in enumerate(trace.ops)}
         self.last_write: dict[Storage, tuple[list[Any] | None, Op]] = {}
 
     def work(self) -> Cutting:
@@ -102,7 +101,7 @@ class _Cutter:
     def _counts(self) -> dict[str, int]:
         before: dict[str, int] = {}
         again: set[str] = set()
-        for call in calls_in(self.trace.root):
+        for call in self.trace.calls:
             if call.enter > self.position:
                 again.add(call.path)
             else:
@@ -175,7 +174,7 @@ class _Cutter:
         if op.hidden and op.kind is Kind.VALUE:
             raise CutRefused(f"before the cut {op.name} reads a value where torch functions are not seen")
         if op.kind is Kind.VALUE:
-            self.banked.append(self.ordinal[op])
+            self.banked.append(self.trace.ordinals[op])
             self.steps.append(["value", op.name])
             return
         touched = [value.storage for value in op.results] + op.writes
@@ -268,7 +267,7 @@ class _Cutter:
 
     def _touched_by_tail(self) -> set[Value]:
         later = {value for op in self.trace.ops if op.seq > self.position for value in op.args}
-        later.update(value for call in calls_in(self.trace.root) if call.enter > self.position for value in call.args)
+        later.update(value for call in self.trace.calls if call.enter > self.position for value in call.args)
         later.update(self.trace.outputs)
         return {value for value in later if value.made < self.position}
 
@@ -279,7 +278,7 @@ class _Cutter:
             if value.storage is storage:
                 return Capture("input", None, leaf, value.view, True)
         copy = not storage.born_tainted
-        for call in calls_in(self.trace.root):
+        for call in self.trace.calls:
             for leaf, value in enumerate(call.results):
                 if value.storage is storage and call.exit <= self.position:
                     return Capture("result", (call.path, call.number), leaf, value.view, copy)
@@ -287,7 +286,7 @@ class _Cutter:
             if op.seq < self.position:
                 for leaf, value in enumerate(op.results):
                     if value.storage is storage:
-                        return Capture("op", self.ordinal[op], leaf, value.view, copy)
+                        return Capture("op", self.trace.ordinals[op], leaf, value.view, copy)
         raise CutRefused("a value that crosses is made where torch functions are not seen")
 
 

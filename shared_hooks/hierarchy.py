@@ -1,17 +1,13 @@
-"""The static module tree: which modules are walked, by which names, and a digest of it."""
+"""The static module tree: which modules are walked, and by which names."""
 
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-
-from shared_hooks.trees import dtype_name
 
 ROOT = "(model)"
 
@@ -59,24 +55,6 @@ def aliases(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def structure_digest(model: nn.Module, depth: int | None) -> str:
-    """Hexadecimal digest of paths, classes, and the names, shapes and dtypes of parameters and buffers."""
-    modules = [[name, type(module).__name__] for name, module in model.named_modules(remove_duplicate=False)]
-    tensors = [[name, dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in model.state_dict().items()]
-    text = json.dumps([modules, tensors, depth], separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def weights_hash(model: nn.Module) -> str:
-    """Hexadecimal digest of the state dictionary: names, shapes, dtypes and bytes, whatever device they are on."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(json.dumps([name, dtype_name(tensor.dtype), list(tensor.shape)]).encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(memoryview(flat.view(torch.uint8).numpy()))
-    return digest.hexdigest()
-
-
 def holder_modules(model: nn.Module) -> set[str]:
     """Python modules whose dataclasses and named tuples this model may take or return: those its own classes live
     in.
@@ -91,16 +69,3 @@ def near(name: str, known: Iterable[str]) -> str:
     """``" Did you mean a, b?"`` or nothing."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
-
-
-__all__ = [
-    "ROOT",
-    "ModuleInfo",
-    "aliases",
-    "holder_modules",
-    "is_opaque",
-    "near",
-    "structure_digest",
-    "walk",
-    "weights_hash",
-]

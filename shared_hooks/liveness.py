@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared_hooks.trace import Storage, Trace
+from shared_hooks.trace import NEVER, Storage, Trace
 from shared_hooks.views import LiveSet
 
 Frontier = dict[Storage, LiveSet]
@@ -33,7 +33,7 @@ def frontiers(trace: Trace, cuts: list[int]) -> list[Frontier]:
             if storage in live:
                 live[storage] = live[storage].remove(view)
         for storage, view in event.reads:
-            if storage.created < event.seq:
+            if storage.created < event.seq and storage.tainted < NEVER:
                 live[storage] = live.get(storage, LiveSet.empty(storage.elements)).add(view)
     close(-1)
     if trace.foreign >= 0 and 0 in found:

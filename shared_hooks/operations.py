@@ -93,6 +93,21 @@ def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Te
     return found
 
 
+def literals_of(value: Any) -> Any:
+    """The arguments that are no tensors, as JSON: what a function was told. Devices are left out, they may differ."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [literals_of(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): literals_of(item) for key, item in value.items()}
+    if isinstance(value, slice):
+        return ["slice", literals_of((value.start, value.stop, value.step))]
+    if isinstance(value, (torch.dtype, torch.memory_format)):
+        return str(value)
+    return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
 def is_mapped(tensors: list[torch.Tensor]) -> bool:
     """Whether a tensor is a wrapper of ``torch.func`` (vmap): such calls are looked through, to the kernels below."""
     return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)

@@ -13,7 +13,7 @@ from shared_hooks.following import footprint, form_of_result
 from shared_hooks.hierarchy import near
 from shared_hooks.liveness import Frontier, frontier_bytes, frontiers
 from shared_hooks.recipe import Recipe
-from shared_hooks.trace import Call, Trace, calls_in
+from shared_hooks.trace import Call, Trace
 from shared_hooks.trees import form_of
 from shared_hooks.views import LiveSet
 
@@ -51,7 +51,7 @@ class Plan:
         self._refused: dict[int, str] = {}
         self._layers: tuple[LayerInfo, ...] | None = None
         self.names = [op.name for op in self.trace.ops]
-        self.calls = {(call.path, call.number): call for call in calls_in(self.trace.root)}
+        self.calls = {(call.path, call.number): call for call in self.trace.calls}
         self.forms = [[footprint(value) for value in (*op.args, *op.results)] for op in self.trace.ops]
         self.paths = [call.path for call in self.trace.layers]
         self._ids = {call.name: number for number, call in enumerate(self.trace.layers)}
@@ -61,12 +61,15 @@ class Plan:
         return frontiers(self.trace, [0, *(call.exit for call in self.trace.layers)])
 
     def _digest(self) -> str:
-        """Over operations, layers, shapes and dtypes; not over strides and devices, which may differ between the
-        sides.
+        """Over operations and what they are told, layers, shapes and dtypes.
+
+        Not over strides and devices, which may differ between the sides; nor, where Python reads data, over fractions
+        that operations are told: they may come from the data, and kernels of other devices round them differently.
         """
         trace = self.trace
+        told = [_without_fractions(op.literals) if trace.dynamic else op.literals for op in trace.ops]
         layers = [[call.name, call.module_type, [trace.signature_of(v) for v in call.results]] for call in trace.layers]
-        text = json.dumps([self.signature, self.names, layers], separators=(",", ":"))
+        text = json.dumps([self.signature, self.names, told, layers], separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     # -- cuts ---------------------------------------------------------------------------------------------------
@@ -191,7 +194,7 @@ class Plan:
         """What tells one path through the model from another."""
         returned = [
             (call.name, form_of_result(call.structure), [footprint(value) for value in call.results])
-            for call in calls_in(self.trace.root)
+            for call in self.trace.calls
         ]
         return self.digest, self.names, self.forms, self.paths, returned
 
@@ -216,3 +219,11 @@ class Plan:
             reason = str(error).partition(": ")[2]
         crossing = frontier_bytes(self._merged(number))
         return LayerInfo(number, call.name, call.module_type, call.output_bytes, crossing, not reason, reason)
+
+
+def _without_fractions(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_fractions(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_fractions(item) for key, item in value.items()}
+    return "fraction" if isinstance(value, float) else value

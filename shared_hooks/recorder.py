@@ -33,6 +33,7 @@ from shared_hooks.operations import (
     is_escape,
     is_mapped,
     kind_of,
+    literals_of,
     name_of,
 )
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
@@ -324,7 +325,7 @@ class Recorder:
         if is_mapped(tensors):
             return func(*args, **kwargs)
         arguments = [self.value_of(tensor) for tensor in tensors]
-        op = Op(self.tick(), name, arguments)
+        op = Op(self.tick(), name, arguments, literals=literals_of((args, kwargs)))
         op.args_tainted = any(value.storage.tainted <= op.seq for value in arguments)
         first_event = len(self.events)
         self.fresh.clear()

@@ -8,6 +8,7 @@ refers to a live tensor.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -101,6 +102,7 @@ class Op:
     hidden: bool = False
     trouble: str = ""
     end: int = -1
+    literals: Any = None
 
 
 @dataclass(eq=False)
@@ -154,6 +156,16 @@ class Trace:
     foreign: int
     draws: list[int]
     unsteady: str = ""
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """Every call, inner ones first."""
+        return calls_in(self.root)
+
+    @cached_property
+    def ordinals(self) -> dict[Op, int]:
+        """The number of every operation."""
+        return {op: number for number, op in enumerate(self.ops)}
 
     def signature_of(self, value: Value) -> list[Any]:
         """Shape and dtype, for digests and messages."""

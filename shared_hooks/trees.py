@@ -34,6 +34,7 @@ Structure = list[Any]
 MAX_DEPTH = 64
 
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_DTYPE_NAMES = {value: str(value).removeprefix("torch.") for value in _DTYPES.values()}
 
 
 class UnknownHolder(InputMismatch):
@@ -47,7 +48,7 @@ def class_name(cls: type) -> str:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """``torch.float32`` -> ``"float32"``."""
-    return str(dtype).removeprefix("torch.")
+    return _DTYPE_NAMES[dtype]
 
 
 def dtype_named(name: Any) -> torch.dtype:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks import attach, context, hierarchy
+from shared_hooks import agreement, attach, context, hierarchy
 from shared_hooks.copies import Buffers, fresh_copies
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMismatch, UnknownLayer
@@ -52,6 +52,8 @@ class WrappedModel:
         self.metrics_enabled = metrics
         self._modules = hierarchy.walk(model, depth)
         self._aliases = hierarchy.aliases(model)
+        # before anything runs: attributes may count calls
+        self._configuration = agreement.configuration_digest(model)
         self._anchor = _find_anchor(model)
         self._find = classes_of(hierarchy.holder_modules(model))
         self._save: frozenset[int | str] = frozenset()
@@ -346,16 +348,19 @@ class WrappedModel:
         return next(self.model.parameters(), None) if owner is None else owner.get(name)
 
     def structure_digest(self) -> str:
-        """Hexadecimal; see `hierarchy.structure_digest`."""
-        return hierarchy.structure_digest(self.model, self.depth)
+        """Hexadecimal; see `agreement.structure_digest`."""
+        return agreement.structure_digest(self.model, self.depth)
 
     def weights_hash(self) -> str:
-        """Hexadecimal; see `hierarchy.weights_hash`."""
-        return hierarchy.weights_hash(self.model)
+        """Hexadecimal; see `agreement.weights_hash`."""
+        return agreement.weights_hash(self.model)
 
     def environment(self) -> dict[str, str]:
-        """Settings that must be the same on both sides."""
-        return context.environment()
+        """What else must be the same on both sides: settings that change kernels, the model's configuration and
+        code.
+        """
+        own = {"model_configuration": self._configuration, "model_code": agreement.code_digest(self.model)}
+        return {**context.environment(), **own}
 
     # -- verification -------------------------------------------------------------------------------------------
 

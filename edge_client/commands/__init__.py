@@ -8,4 +8,5 @@ progress.py  progress on a terminal, or in plain lines
 loading.py   model, inputs and cut from the command line's words
 exits.py     exit statuses
 output.py    JSON and tables as text
+text.py      text that a terminal can take
 """

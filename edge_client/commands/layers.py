@@ -6,7 +6,7 @@ import argparse
 
 from edge_client.commands import exits
 from edge_client.commands.loading import load
-from edge_client.commands.output import check_json_target, size, table, text_stream, write_json
+from edge_client.commands.output import check_json_target, size, table, write_json
 
 
 def main(options: argparse.Namespace) -> int:
@@ -36,6 +36,7 @@ def main(options: argparse.Namespace) -> int:
                 ],
             },
             options.json,
+            options.stdout,
         )
     if options.json != "-":
         rows = [
@@ -51,6 +52,6 @@ def main(options: argparse.Namespace) -> int:
             for layer in layers
         ]
         headers = ["id", "name", "type", "output", "frontier", "can split", "reason"]
-        print(table(headers, rows, right=(0, 3, 4)), file=text_stream(options.json))
-        print(f"\n{loaded.spec.model_id}: {len(layers)} layers, {splittable} cuts", file=text_stream(options.json))
+        print(table(headers, rows, right=(0, 3, 4)))
+        print(f"\n{loaded.spec.model_id}: {len(layers)} layers, {splittable} cuts")
     return exits.OK

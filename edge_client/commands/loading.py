@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLayer
-from shared_hooks.hierarchy import near
+from shared_hooks.hierarchy import near, walk
 
 if TYPE_CHECKING:
-    from shared_hooks import LayerInfo, WrappedModel
+    from shared_hooks import WrappedModel
     from shared_hooks.models import InputItem, ModelSpec
 
 
@@ -60,17 +60,30 @@ def find(patterns: Sequence[str]) -> list[InputItem]:
         raise SpecError(f"--input: {error}") from error
 
 
-def cut_of(text: str, layers: Sequence[LayerInfo]) -> int | str:
-    """--split as the engine takes it: "input", a layer's name, or its id. Raises UnknownLayer, CutRefused."""
+def cut_of(text: str, wrapped: WrappedModel) -> int | str:
+    """--split as the engine takes it: "input", a layer's name, or its id. Raises UnknownLayer, CutRefused.
+
+    A name stays a name: on another path through the model the layer has another id.
+    """
     if text == "input":
         return text
+    layers = wrapped.layers
     by_name = {layer.name: layer for layer in layers}
     by_id = {str(layer.layer_id): layer for layer in layers}
     layer = by_name.get(text) or by_id.get(text)
     if layer is None:
+        if _unused(text, wrapped):
+            return text
         if text.lstrip("-").isdigit():
             raise UnknownLayer(f"--split {text}: layer ids are 0 to {len(layers) - 1}")
         raise UnknownLayer(f'--split {text}: no such layer, and not "input".{near(text, by_name)}')
     if not layer.can_split:
         raise CutRefused(f"--split {text}: the model cannot be cut after layer {layer.layer_id}: {layer.reason}")
-    return layer.layer_id
+    return text if text in by_name else layer.layer_id
+
+
+def _unused(name: str, wrapped: WrappedModel) -> bool:
+    """Whether ``name`` is a module that the latest plan does not run: another input may."""
+    path = name.partition("#")[0]
+    ran = any(layer.name.partition("#")[0] == path or layer.name.startswith(f"{path}.") for layer in wrapped.layers)
+    return not ran and any(module.path == path for module in walk(wrapped.model, wrapped.depth).values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,12 +11,12 @@ from typing import Any, TextIO
 from shared_hooks.errors import SpecError
 
 
-def write_json(value: Any, target: str) -> None:
-    """``value`` as JSON to a file, or to standard output for "-". NaN and infinities become null: JSON has none."""
+def write_json(value: Any, target: str, stdout: TextIO) -> None:
+    """``value`` as JSON to a file, or to ``stdout`` for "-". NaN and infinities become null: JSON has none."""
     text = json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
     if target == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        stdout.write(text)
+        stdout.flush()
         return
     try:
         Path(target).write_text(text, encoding="utf-8")
@@ -30,15 +29,15 @@ def check_json_target(target: str | None) -> None:
     if target is None or target == "-":
         return
     path = Path(target)
-    if path.is_dir():
-        raise SpecError(f"--json: {target} is a folder")
-    if not path.parent.is_dir():
-        raise SpecError(f"--json: there is no folder {path.parent}")
-
-
-def text_stream(json_target: str | None) -> TextIO:
-    """Where tables go: standard output, unless JSON goes there."""
-    return sys.stderr if json_target == "-" else sys.stdout
+    known = path.exists()
+    if known and not path.is_file() and not path.is_dir():
+        return  # whoever reads a pipe would take this for its end
+    try:
+        path.open("ab").close()
+        if not known:
+            path.unlink()
+    except OSError as error:
+        raise SpecError(f"--json: {target} cannot be written: {error.strerror}") from error
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

@@ -48,7 +48,7 @@ def _bar(what: str, total: int | None) -> Iterator[Advance]:
     with Progress(
         *columns[: None if total else 2],
         TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}"),
+        TextColumn("{task.fields[text]}", markup=False),  # a file name may hold [brackets]
         console=Console(stderr=True),
         redirect_stdout=sys.stdout.isatty(),
         transient=True,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_client.answer import Answer
 from edge_client.commands.output import milliseconds, size, table
+from edge_client.commands.text import printable
 from edge_client.times import Times
 
 if TYPE_CHECKING:
@@ -41,14 +42,22 @@ class Outcome:
         best = self.best
         return best[0].label == self.item.truth if self.item.truth is not None and len(best) == 1 else None
 
+    @property
+    def cut(self) -> str:
+        """Where the model was really cut, in words."""
+        assert self.answer is not None
+        layer_id, name = self.answer.layer_id, self.answer.split
+        return "before the first layer" if layer_id < 0 else f"after layer {layer_id} ({name})"
+
     def line(self, width: int) -> str:
         """One line per row: file, label, score, and what is known of the truth."""
-        name = self.item.name.ljust(width)
+        name = printable(self.item.name).ljust(width)
         if not self.predictions:
             return f"{name}  answered"
-        truth = {None: "", True: f"  truth {self.item.truth}  ok", False: f"  truth {self.item.truth}  WRONG"}
+        verdict = {None: "", True: f"  truth {self.item.truth}  ok", False: f"  truth {self.item.truth}  WRONG"}
+        known = printable(verdict[self.correct])
         return "\n".join(
-            f"{name}{f' [{one.row}]' if len(self.best) > 1 else ''}  {one.label}  {one.score:.4f}{truth[self.correct]}"
+            f"{name}{f' [{one.row}]' if len(self.best) > 1 else ''}  {printable(one.label)}  {one.score:.4f}{known}"
             for one in self.best
         )
 
@@ -68,6 +77,8 @@ class Outcome:
             "predictions": [
                 {"row": one.row, "label": one.label, "index": one.index, "score": one.score} for one in self.predictions
             ],
+            "layer_id": self.answer.layer_id,
+            "layer_name": self.answer.split,
             "request_id": self.answer.request_id,
             "sends": self.answer.sends,
             "bytes_up": self.answer.bytes_up,
@@ -87,11 +98,19 @@ class Report:
         self._outcomes: list[Outcome] = []
         self._began = time.perf_counter()
         self._seconds = 0.0
+        self._cuts: dict[str, int] = {}  # where inputs were cut, and how many
         self.gave_up = False
 
     def add(self, outcome: Outcome) -> None:
         """The next input's outcome, in the order of the inputs."""
         self._outcomes.append(outcome)
+        if outcome.error is None:
+            self._cuts[outcome.cut] = self._cuts.get(outcome.cut, 0) + 1
+
+    def line(self, outcome: Outcome, width: int) -> str:
+        """An added outcome's lines, with its cut where that is not the first input's."""
+        note = "" if outcome.cut == next(iter(self._cuts)) else f"  cut {outcome.cut}"
+        return "\n".join(line + note for line in outcome.line(width).split("\n"))
 
     def give_up(self, items: Sequence[InputItem], error: Exception) -> None:
         """The connection failed: every input without an outcome has failed with it."""
@@ -116,11 +135,13 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; times in nanoseconds."""
         answered, judged = self.answered, self._judged
-        first = answered[0].answer if answered else None
+        ids = {one.answer.layer_id for one in answered if one.answer}
+        names = {one.answer.split for one in answered if one.answer}
         return {
             **self._about,
-            "layer_id": first.layer_id if first else None,
-            "layer_name": first.split if first else None,
+            # of all inputs; null where it is not the same for all
+            "layer_id": ids.pop() if len(ids) == 1 else None,
+            "layer_name": names.pop() if len(names) == 1 else None,
             "inputs": [outcome.as_dict() for outcome in self._outcomes],
             "answered": len(answered),
             "failed": len(self.failed),
@@ -164,8 +185,9 @@ class Report:
         ]
         if judged:
             lines.append(f"accuracy {sum(judged) / len(judged):.4f} ({sum(judged)} of {len(judged)} with known truth)")
-        if answered and (first := answered[0].answer):
-            where = "before the first layer" if first.layer_id < 0 else f"after layer {first.layer_id} ({first.split})"
+        if answered:
+            many = len(self._cuts) > 1
+            where = ", ".join(f"{cut}{f': {count} inputs' if many else ''}" for cut, count in self._cuts.items())
             up = sum(one.answer.bytes_up for one in answered if one.answer) / len(answered)
             down = sum(one.answer.bytes_down for one in answered if one.answer) / len(answered)
             lines.append(f"cut {where}; per input {size(round(up))} up, {size(round(down))} down")

@@ -12,9 +12,10 @@ from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import exits
 from edge_client.commands.loading import cut_of, find, spec_of
-from edge_client.commands.output import check_json_target, text_stream, write_json
+from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.progress import progress
 from edge_client.commands.report import Outcome, Report
+from edge_client.commands.text import one_line, printable
 from edge_client.options import check_address
 from edge_client.times import now_ns
 from shared_hooks.errors import IsthmusError, SpecError
@@ -59,44 +60,46 @@ def main(options: argparse.Namespace) -> int:
     finally:
         client.close()
     status = exits.CONNECTION if report.gave_up else exits.SOME_FAILED if report.failed else exits.OK
-    if options.json:
-        write_json({**report.as_dict(), "exit_status": status}, options.json)
+    # The text first: a disk that is full by now costs the file, and not this, too.
     if report.answered or not report.gave_up:
-        print(report.as_text(layers=options.layers), file=text_stream(options.json))
+        print(report.as_text(layers=options.layers), flush=True)
+    if options.json:
+        write_json({**report.as_dict(), "exit_status": status}, options.json, options.stdout)
     return status
 
 
 def _resolve(client: EdgeClient, split: str, items: Sequence[InputItem]) -> int | str:
-    """--split checked against the plan before anything is sent; the spec without an example is planned on an input."""
+    """--split checked before anything is sent: on the example's plan, else on that of the first input that has one."""
     client.prepare()
     if client.spec is not None and client.spec.example() is None:
         for item in items:
             try:
                 args, kwargs = client.spec.preprocess(item)
-            except IsthmusError:
-                continue  # reported at its place
-            client.wrapped.plan(*to_device(args, client.device), **to_device(kwargs, client.device))
+                client.wrapped.plan(*to_device(args, client.device), **to_device(kwargs, client.device))
+            except Exception:  # whatever preprocessing or the model raises is reported at the input's place
+                continue
             break
         else:
-            return int(split) if split.isdigit() else split
-    return cut_of(split, client.wrapped.layers)
+            return split
+    return cut_of(split, client.wrapped)
 
 
 def _send(
     client: EdgeClient, spec: ModelSpec, items: Sequence[InputItem], report: Report, options: argparse.Namespace
 ) -> None:
-    out = text_stream(options.json)
-    width = max(len(item.name) for item in items)
+    width = max(len(printable(item.name)) for item in items)
     with progress("inputs", len(items), not options.no_progress) as advance:
         answers = client.infer_many(items, prepare=spec.preprocess, failures="return")
         for item, answer in zip(items, answers, strict=True):
             outcome = _outcome(spec, item, answer)
             report.add(outcome)
-            advance(item.name)
+            advance(printable(item.name))
             if outcome.error is None:
-                print(outcome.line(width), file=out, flush=True)
+                print(report.line(outcome, width), flush=True)
             else:
-                print(f"edge-client: {item.path}: {_one_line(outcome.error)}", file=sys.stderr, flush=True)
+                print(
+                    f"edge-client: {printable(str(item.path))}: {_one_line(outcome.error)}", file=sys.stderr, flush=True
+                )
 
 
 def _outcome(spec: ModelSpec, item: InputItem, answer: Answer | Failure) -> Outcome:
@@ -113,4 +116,4 @@ def _outcome(spec: ModelSpec, item: InputItem, answer: Answer | Failure) -> Outc
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return one_line(f"{type(error).__name__}: {error}")

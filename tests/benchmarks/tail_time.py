@@ -24,7 +24,7 @@ from tests.benchmarks.row import Line, Options, Row
 from tests.benchmarks.timing import Spread, cpu_ns, pairwise, ratio, timed
 
 SHORTEST_NS = 5_000_000
-LEAST, MOST = 15, 60
+LEAST, MOST = 15, 40
 PRECISION = 0.01
 
 

@@ -41,6 +41,22 @@ class Branching(nn.Module):
         return out
 
 
+class Longer(nn.Module):
+    """A batch takes one layer more, and so gives those after it other ids: input (n, 4), output (n, 4)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Linear(4, 4)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        if len(values) > 1:
+            values = self.extra(values)
+        out: Tensor = self.second(torch.relu(self.first(values)))
+        return out
+
+
 class Moody(nn.Module):
     """Raises in its last layer for values above 100."""
 

@@ -318,3 +318,17 @@ def test_public_names_are_importable() -> None:
         assert getattr(getattr(edge_client, name), "__name__", "CONNECTION_ERRORS") == name
     with pytest.raises(AttributeError):
         _ = edge_client.nothing
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e12])
+def test_times_that_no_wait_can_take_are_refused(seconds: float) -> None:
+    for option in ("deadline", "patience"):
+        with pytest.raises(SpecError, match=option):
+            EdgeClient("127.0.0.1:1", "digits", **{option: seconds})
+    with pytest.raises(SpecError, match="every"):
+        edge_client.KeepAlive(every=seconds)
+    with pair(small_models.Residual, "stem") as (client, _):
+        with pytest.raises(SpecError, match="deadline"):
+            client.infer(image(), deadline=seconds)
+        with pytest.raises(SpecError, match="deadline"):
+            client.infer_many([image()], deadline=seconds, failures="return")

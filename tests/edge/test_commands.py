@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ import torch
 
 from edge_client.__main__ import main
 from edge_client.commands import output
+from edge_client.commands.progress import progress
 from shared_hooks.errors import SpecError
 from shared_hooks.models import load_spec
 from tests.edge import fake_server as fake
+from tests.edge import small_models
 from tests.edge.fake_server import FakeServer
 
 IMAGES = Path(__file__).parents[2] / "shared_hooks" / "models" / "digits" / "images"
@@ -157,6 +160,131 @@ def test_a_failing_input_is_reported_and_the_others_go_on(
     assert [one["ok"] for one in known["inputs"]] == [False] + [True] * 7 + [False]
 
 
+@pytest.fixture
+def inputs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Arrays as files of one folder."""
+
+    def save(**arrays: tuple[int, ...]) -> Path:
+        for name, shape in arrays.items():
+            np.save(tmp_path / f"{name}.npy", np.ones(shape, dtype=np.float32))
+        return tmp_path
+
+    yield save
+
+
+@contextmanager
+def serving(model: str) -> Iterator[list[str]]:
+    """A server of a small model; the words to run it."""
+    reference = f"{small_models.__name__}:{model}"
+    with FakeServer(fake.tails(load_spec(reference).load_model("cpu"))) as other:
+        yield ["run", "--server", other.address, "--model", reference]
+
+
+def test_a_first_input_that_fails_does_not_end_the_run(inputs: Callable[..., Path], capsys: Captured) -> None:
+    folder = inputs(a_bad=(1, 4, 16, 16), b=(1, 3, 16, 16), c=(1, 3, 16, 16))
+    with serving("Residual") as words:
+        assert main([*words, "--split", "body", "--input", str(folder), "--json", "-"]) == 1
+        out, err = capsys.readouterr()
+        known = json.loads(out)
+        assert [one["ok"] for one in known["inputs"]] == [False, True, True]
+        assert known["inputs"][0]["error"] == "ModelFailed" and "a_bad.npy: ModelFailed" in err
+        # Only the bad one: nothing to check --split on.
+        assert main([*words, "--split", "0", "--input", str(folder / "a_bad.npy")]) == 1
+        assert "0 of 1 inputs answered" in capsys.readouterr().out
+
+
+def test_a_name_is_the_same_layer_on_every_path(inputs: Callable[..., Path], capsys: Captured) -> None:
+    folder = inputs(one=(1, 4), two=(2, 4))
+
+    def cuts(split: str) -> tuple[list[tuple[int, str]], Any]:
+        assert main([*words, "--split", split, "--input", str(folder), "--json", str(folder / "run.json")]) == 0
+        known = json.loads((folder / "run.json").read_text())
+        return [(one["layer_id"], one["layer_name"]) for one in known["inputs"]], known
+
+    with serving("Longer") as words:
+        found, known = cuts("first")
+        assert found == [(0, "first"), (1, "first")]
+        assert (known["layer_id"], known["layer_name"]) == (None, "first")
+        out = capsys.readouterr().out
+        assert "cut after layer 0 (first): 1 inputs, after layer 1 (first): 1 inputs;" in out
+        rows = [line for line in out.splitlines() if ".npy" in line]
+        assert [(row[:3], row.endswith("  cut after layer 1 (first)")) for row in rows] == [
+            ("one", False),
+            ("two", True),
+            ("two", True),
+        ]
+        found, known = cuts("0")
+        assert found == [(0, "first"), (0, "extra")]
+        assert (known["layer_id"], known["layer_name"]) == (0, None)
+
+
+def test_a_layer_that_only_later_inputs_run(inputs: Callable[..., Path], capsys: Captured) -> None:
+    folder = inputs(one=(1, 4), two=(2, 4))
+    with serving("Longer") as words:
+        assert main([*words, "--split", "extra", "--input", str(folder)]) == 1
+        out, err = capsys.readouterr()
+        assert "cut after layer 0 (extra)" in out and "one.npy: UnknownLayer" in err
+        assert main([*words, "--split", "extr", "--input", str(folder)]) == 2
+    complaint(capsys)
+
+
+def test_names_that_cannot_be_shown_end_nothing(server: FakeServer, images: Path, tmp_path: Path) -> None:
+    image = sorted(images.iterdir())[0]
+    for name in (b"\xff\xfe.png", "é.png".encode(), b"\x1b[2J.png", b"[red]x.png"):
+        shutil.copy(image, os.fsencode(images) + b"/" + name)
+    target = tmp_path / "run.json"
+    words = ["run", "--server", server.address, "--split", "0", "--input", str(images), "--json", str(target)]
+    process = spawn(*words, PYTHONIOENCODING="ascii")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "10 of 10 inputs answered" in out and json.loads(target.read_text())["answered"] == 10
+    assert "\\udcff\\udcfe.png" in out and "\\xe9.png" in out and "\\x1b[2J.png" in out and "\x1b" not in out
+
+
+def test_a_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress("inputs", 1) as advance:
+        advance("x[/blue].png")
+        print("a row")
+    assert capsys.readouterr().out == "a row\n"
+
+
+def test_json_is_alone_whatever_the_model_prints(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["from torch import nn", "print('loaded')", "def build():", "    print('built')", "    return nn.ReLU()"]
+    (tmp_path / "noisy_net.py").write_text("\n".join(lines))
+    (tmp_path / "noisy.toml").write_text(
+        'id = "noisy"\nfactory = "noisy_net:build"\n[[example.args]]\nshape = [1, 4]\n'
+    )
+    for command in ("layers", "verify"):
+        assert main([command, "--model", str(tmp_path / "noisy.toml"), "--json", "-"]) == 0
+        out, err = capsys.readouterr()
+        assert json.loads(out)["model"] == "noisy" and "built" in err
+
+
+def test_a_json_file_is_tried_before_the_work(images: Path, tmp_path: Path, capsys: Captured) -> None:
+    nowhere = tmp_path / "file"
+    nowhere.touch()
+    for target in (nowhere / "x.json", tmp_path, tmp_path / "none" / "x.json"):
+        assert (
+            main(["run", "--server", "127.0.0.1:1", "--split", "0", "--input", str(images), "--json", str(target)]) == 2
+        )
+        assert f"--json: {target} cannot be written" in complaint(capsys)
+    output.check_json_target(str(tmp_path / "later.json"))
+    assert not (tmp_path / "later.json").exists()
+
+
+def test_json_that_fails_late_costs_only_itself(
+    server: FakeServer, images: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_client.commands.run.check_json_target", lambda target: None)
+    words = ["--server", server.address, "--split", "0", "--input", str(images), "--json", str(tmp_path)]
+    assert main(["run", *words]) == 2
+    out, err = capsys.readouterr()
+    assert "6 of 6 inputs answered" in out and "where the time went" in out and "cannot be written" in err
+
+
 def test_nan_becomes_null(server: FakeServer, capsys: Captured, tmp_path: Path) -> None:
     args, _ = load_spec("digits").preprocess(next(IMAGES.glob("*.png")))
     np.save(tmp_path / "nan.npy", torch.full_like(args[0], float("nan")).numpy())
@@ -178,6 +306,8 @@ def test_nan_becomes_null(server: FakeServer, capsys: Captured, tmp_path: Path) 
         (["run", "--server", "nowhere", "--split", "0", "--input", "{images}"], ["nowhere", "HOST:PORT"]),
         (["run", "--server", "{server}", "--split", "stage2.0.conv", "--input", "{images}"], ["stage2.0.conv1"]),
         (["run", "--server", "{server}", "--split", "999", "--input", "{images}"], ["999", "0 to"]),
+        (["run", "--server", "{server}", "--split", "stage2", "--input", "{images}"], ["stage2"]),
+        (["run", "--server", "{server}", "--split", "0", "--input", "{images}", "--deadline", "1e12"], ["deadline"]),
         (["run", "--server", "{server}", "--split", "-1", "--input", "{images}"], ["-1"]),
         (["run", "--server", "{server}", "--split", "0", "--input", "{images}/nothing.png"], ["nothing.png"]),
         (["run", "--server", "{server}", "--split", "0", "--input", "{images}/*.jpg"], ["*.jpg"]),
@@ -237,7 +367,7 @@ def test_a_server_that_disagrees_is_quoted(images: Path, capsys: Captured, code:
         assert name in line and other.address in line and "weights: client 1, server 2" in line
 
 
-def test_a_server_lost_on_the_way_ends_with_what_was_answered(images: Path, capsys: Captured) -> None:
+def test_a_server_lost_on_the_way_ends_with_what_was_answered(images: Path, capsys: Captured, tmp_path: Path) -> None:
     answering = fake.tails(load_spec("digits").load_model("cpu"))
 
     def two(server: FakeServer, frames: fake.Frames, context: Any) -> Iterator[Any]:
@@ -248,11 +378,22 @@ def test_a_server_lost_on_the_way_ends_with_what_was_answered(images: Path, caps
             if seen == 2:
                 context.abort(fake.grpc.StatusCode.NOT_FOUND, "the model was taken away")
 
-    with FakeServer(two) as other:
-        assert main(["run", "--server", other.address, "--split", "0", "--input", str(images), "--in-flight", "1"]) == 3
+    # The stream may end before the third request is on it, which then goes out on another.
+    gone = fake.refuse(fake.grpc.StatusCode.NOT_FOUND, "the model was taken away")
+    target = tmp_path / "run.json"
+    with FakeServer(two, gone) as other:
+        words = ["--server", other.address, "--split", "0", "--input", str(images), "--json", str(target)]
+        assert main(["run", *words, "--in-flight", "1"]) == 3
     out, err = capsys.readouterr()
-    assert "2 of 6 inputs answered" in out and "4 failed" in out
-    assert "the model was taken away" in err
+    rows = [line.split()[0] for line in out.splitlines() if "  truth " in line]
+    assert 0 < len(rows) < 6
+    assert f"{len(rows)} of 6 inputs answered" in out and f", {6 - len(rows)} failed" in out
+    assert err.count("the model was taken away") == 1
+    known = json.loads(target.read_text())
+    assert [Path(one["file"]).name for one in known["inputs"] if one["ok"]] == rows
+    failed = [one for one in known["inputs"] if not one["ok"]]
+    assert (known["answered"], known["failed"]) == (len(rows), len(failed)) == (len(rows), 6 - len(rows))
+    assert all(one["error"] == "UnknownModel" for one in failed)
 
 
 def test_debug_shows_the_traceback() -> None:
@@ -273,11 +414,11 @@ def test_tables_are_aligned_and_sizes_readable() -> None:
     ]
 
 
-def spawn(*words: str) -> subprocess.Popen[str]:
+def spawn(*words: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "edge_client", *words],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -89,6 +89,8 @@ def test_weights_and_example_of_a_factory(tmp_path: Path) -> None:
         ("[models.x]\ndepth = 1", "models.x.factory: missing"),
         ('[models.x]\nfactory = "a:b"\ndepth = -1', "models.x.depth"),
         ("[limits]\nmax_clients = 0", "limits.max_clients: expected a number above 0"),
+        ("[limits]\nhello_seconds = nan", "limits.hello_seconds: expected a number above 0"),
+        ("[limits]\ndrain_seconds = inf", "limits.drain_seconds: expected at most"),
         ("[limits]\nmax_clients = 1.5", "limits.max_clients: expected an integer"),
         ("[limits]\nchunk_bytes = 100000000", "limits.chunk_bytes"),
         ("[limits]\nmax_request_bytes = 100000000000", "limits.max_request_bytes"),

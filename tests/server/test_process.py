@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,3 +154,22 @@ def test_a_port_in_use(start: Start, capsys: pytest.CaptureFixture[str]) -> None
         port = taken.getsockname()[1]
         assert main([f"--listen=127.0.0.1:{port}"]) == 2
         assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "start", [["-m", "cloud_server"], ["-c", "from cloud_server.__main__ import main; exit(main())"]]
+)
+def test_ctrl_c_while_torch_is_loaded(tmp_path: Path, start: list[str]) -> None:
+    (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [sys.executable, *start],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "cloud-server: interrupted\n")

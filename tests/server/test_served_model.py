@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -182,6 +182,40 @@ def test_other_code_is_named(served: ServedModel) -> None:
         client = CoreClient(core, greet=False)
         client.send(greet(edge, "residual", edge.plan(torch.zeros(2, 8)).digest))
         assert "plan" in str(client.ended())
+
+
+def test_other_code_is_named_where_only_the_server_has_an_example() -> None:
+    """A model that does not branch has one path for inputs of one shape."""
+    served = ServedModel(_straight("build"), CPU)
+    with WrappedModel(_straight("other").spec.load_model()) as edge, Core([served]) as core:
+        client = CoreClient(core, greet=False)
+        client.send(greet(edge, "straight"))
+        ask(client, 1, edge.forward(torch.ones(2, 8), end=0))
+        failed = client.answer(1).failed
+    assert failed is not None and failed.error == "Disagreement" and "the code differs" in failed.message
+
+
+def _straight(build: str) -> ModelEntry:
+    table = {"id": "straight", "factory": f"{__name__}:{build}", "example": {"args": [{"shape": [2, 8]}]}}
+    return ModelEntry(spec_from_table(Table(table, "test"), Path.cwd()))
+
+
+class Straight(torch.nn.Module):
+    def __init__(self, after: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.after = after
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.layer(x))
+
+
+def build() -> Straight:
+    return Straight(torch.relu)
+
+
+def other() -> Straight:
+    return Straight(torch.tanh)
 
 
 def test_a_model_without_an_example_serves_too(edge: WrappedModel) -> None:
