@@ -13,7 +13,7 @@ from shared_hooks.operations import Kind
 from shared_hooks.recipe import Slot
 from shared_hooks.trace import Call, Op, Storage, Trace, Value
 from shared_hooks.trees import Structure, dtype_name
-from shared_hooks.views import View
+from shared_hooks.views import LiveSet, View
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,23 @@ def cut_after(trace: Trace, layer: Call | None, frontier: Frontier, *, wide: boo
     return _Cutter(trace, layer, frontier, wide).work()
 
 
+_NOWHERE = View((), (), 0)
+
+
+def _reshaped(trace: Trace, layer: Call) -> set[Storage]:
+    """Storages of tensors whose shape is changed in place before the cut."""
+    ops = (op for op in trace.ops if op.reshapes and op.args_tainted and op.seq < layer.exit)
+    return {value.storage for op in ops for value in op.results if value.storage.born_tainted}
+
+
 class _Cutter:
     def __init__(self, trace: Trace, layer: Call | None, frontier: Frontier, wide: bool) -> None:
         # what began as a constant and is only overwritten needs no slot: the cloud has the storage
         frontier = {storage: live for storage, live in frontier.items() if live or storage.born_tainted}
+        if layer is not None:
+            frontier |= {
+                storage: LiveSet.empty(storage.elements) for storage in _reshaped(trace, layer) - set(frontier)
+            }
         self.trace = trace
         self.wide = wide
         self.layer = layer
@@ -177,6 +190,11 @@ class _Cutter:
             self.banked.append(self.trace.ordinals[op])
             self.steps.append(["value", op.name])
             return
+        if op.reshapes:
+            # on a real tensor, be there anything in it or not: a placeholder cannot change its shape
+            self.steps.append(["run", op.name])
+            self.given.update(op.results)
+            return
         touched = [value.storage for value in op.results] + op.writes
         if (
             op.kind is Kind.TENSOR
@@ -274,6 +292,8 @@ class _Cutter:
     # -- the head -----------------------------------------------------------------------------------------------
 
     def _capture(self, storage: Storage) -> Capture:
+        if not self.frontier[storage]:
+            return Capture("nothing", None, 0, _NOWHERE, False)
         for leaf, value in enumerate(self.trace.inputs):
             if value.storage is storage:
                 return Capture("input", None, leaf, value.view, True)

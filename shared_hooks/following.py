@@ -51,7 +51,8 @@ class Follower:
         """One torch function."""
         if len(arguments) != len(op.args) or len(results) != len(op.results):
             return False
-        return all(map(self._same, arguments, op.args)) and all(map(self._same, results, op.results))
+        # an argument that changed its shape in place is seen as it is afterwards
+        return (op.reshapes or all(map(self._same, arguments, op.args))) and all(map(self._same, results, op.results))
 
     def call(self, call: Call, output: Any) -> bool:
         """What one module returns."""

@@ -59,7 +59,7 @@ class HeadSession(Session):
         for slot, capture in enumerate(cutting.captures):
             if capture.kind == "input":
                 self.found[slot] = inputs[capture.leaf]
-            else:
+            elif capture.kind != "nothing":
                 self.wanted.setdefault(capture.where, []).append((slot, capture))
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -117,6 +117,8 @@ class HeadSession(Session):
         if self.other_values:
             recipe = self.plan.cutting(recipe.layer_id, wide=True)[1]
         for number, (slot, capture) in enumerate(zip(recipe.slots, self.cutting.captures, strict=True)):
+            if not slot.pieces:
+                continue
             if number not in self.found:
                 raise Diverged
             tensor = self.found[number].detach()

@@ -379,8 +379,17 @@ class Recorder:
         for tensor in results:
             value = known.get(id(tensor)) or self.value_of(tensor)
             if id(tensor) in known and not value.storage.opaque and value.view != View.of(tensor, value.storage.base):
-                op.trouble = "it changes the shape of a tensor in place"
+                value = self._reshaped(op, tensor, value)
             op.results.append(value)
+
+    def _reshaped(self, op: Op, tensor: torch.Tensor, before: Value) -> Value:
+        """The same object with another shape is another value from here on."""
+        op.reshapes = True
+        del self.value_by_id[id(tensor)]
+        for call in self.stack:
+            if before.made < call.enter:
+                call.keep = call.keep or "it changes the shape of a tensor made outside it in place"
+        return self.value_of(tensor)
 
     def _value_read(self, op: Op, tensors: list[torch.Tensor], result: Any, first_event: int) -> None:
         if not any(event.reads for event in self.events[first_event:]):

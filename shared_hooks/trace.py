@@ -86,7 +86,10 @@ class Event:
 
 @dataclass(eq=False)
 class Op:
-    """One call of a torch function made from Python while no other was running; ``hidden``: made from elsewhere."""
+    """One call of a torch function made from Python while no other was running.
+
+    ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``).
+    """
 
     seq: int
     name: str
@@ -103,6 +106,7 @@ class Op:
     trouble: str = ""
     end: int = -1
     literals: Any = None
+    reshapes: bool = False
 
 
 @dataclass(eq=False)

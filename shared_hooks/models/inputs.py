@@ -125,5 +125,5 @@ def _read_npy(path: Path) -> torch.Tensor:
             raise InputMismatch(f"{path} is an archive of several arrays; expected one array")
         # torch takes native byte order only, and from_numpy warns about read-only memory.
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-    except (OSError, ValueError, TypeError, EOFError) as error:
+    except (OSError, ValueError, TypeError, EOFError, MemoryError) as error:
         raise InputMismatch(f"{path} cannot be read as a .npy array: {error}") from error

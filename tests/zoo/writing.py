@@ -215,3 +215,17 @@ class RealAndImaginaryViews(Three):
         hidden = self.c(x)
         real[..., 0] += hidden
         return z.abs() + z.real
+
+
+@zoo(vector)
+class ReshapesInPlace(Three):
+    """`unsqueeze_`, `squeeze_` and `transpose_` change the shape of the very object, read later under its first name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x)
+        half = hidden * 0.5
+        hidden.unsqueeze_(1)
+        half.t_()
+        other = self.b(hidden)[:, 0]
+        hidden.squeeze_(1)
+        return self.c(other + half.t()) + hidden
