@@ -22,7 +22,7 @@ _FREE = """empty empty_strided empty_like new_empty new_empty_strided full zeros
     _unsafe_view reshape alias detach slice select unsqueeze squeeze t transpose permute copy_ clone _to_copy lift_fresh
     lift set_ resize_ unbind split split_with_sizes chunk narrow view_as_real view_as_complex _conj _neg_view unfold
     arange scalar_tensor _local_scalar_dense is_same_size _reshape_alias reshape_as flatten unflatten expand_as
-    contiguous to conj resolve_conj resolve_neg type_as diagonal view_as"""
+    contiguous to conj resolve_conj resolve_neg type_as diagonal view_as unsqueeze_ squeeze_ t_ transpose_"""
 FREE = frozenset(_FREE.split())
 # They read the form of their argument, not its values.
 FORM_ONLY = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like"}

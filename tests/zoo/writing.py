@@ -219,7 +219,7 @@ class RealAndImaginaryViews(Three):
 
 @zoo(vector)
 class ReshapesInPlace(Three):
-    """`unsqueeze_`, `squeeze_` and `transpose_` change the shape of the very object, read later under its first name."""
+    """`unsqueeze_`, `squeeze_` and `t_` change the shape of the very object, read later under its first name."""
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.a(x)
