@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
+from shared_hooks.trees import classes_of, flatten, unflatten
 from shared_hooks.views import View
+
+
+def copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's inputs with every tensor copied."""
+    structure, tensors = flatten((args, kwargs))
+    made: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(structure, fresh_copies(tensors), _find_local)
+    return made
+
+
+def _find_local(name: str) -> type | None:
+    # inputs of our own caller: their classes are ours to use, whatever module they are from
+    return classes_of({name.partition(":")[0]})(name)
 
 
 def fresh_copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

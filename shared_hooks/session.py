@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from shared_hooks.attach import running
+from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.metrics import HostClock, LayerMetrics, StreamClock, output_bytes
 from shared_hooks.trees import tensors_in
@@ -22,6 +24,16 @@ class HookExitException(BaseException):
 
     Derived from BaseException so that a model's own ``except Exception`` does not swallow it.
     """
+
+
+def run_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The whole model in no session, under the conditions of one: without gradients and without the fast path."""
+    token = running.set(None)
+    try:
+        with torch.no_grad(), fast_path_off():
+            return model(*args, **kwargs)
+    finally:
+        running.reset(token)
 
 
 class Frame:

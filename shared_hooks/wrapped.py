@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
@@ -14,31 +13,26 @@ import torch
 from torch import nn
 
 from shared_hooks import agreement, attach, context, hierarchy
-from shared_hooks.copies import Buffers, fresh_copies
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMismatch, UnknownLayer
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.head import Diverged, HeadSession, Watch
 from shared_hooks.metrics import LayerMetrics, clock_for
-from shared_hooks.plan import INPUT, Cut, LayerInfo, Plan
-from shared_hooks.recorder import record
-from shared_hooks.report import Report, identical
+from shared_hooks.plan import Cut, LayerInfo, Plan
+from shared_hooks.planner import Planner
+from shared_hooks.report import Report
 from shared_hooks.session import HookExitException, Session
 from shared_hooks.tail import TailSession
-from shared_hooks.trace import Trace
-from shared_hooks.trees import UnknownHolder, classes_of, flatten, unflatten
-
-MAX_PLANS = 64
-MAX_PATHS = 16
+from shared_hooks.trees import classes_of, flatten
+from shared_hooks.verification import verify
 
 
 class WrappedModel:
     """A model that can be stopped after any layer, and resumed there by another `WrappedModel` of the same model.
 
-    ``depth``: how far to descend into the module tree; None = down to the leaves, 1 = the model's children. The
-    model is
-    not edited; `detach`, or leaving the ``with`` block, takes away exactly what was attached. Several threads may run
-    requests at once; results of the last forward (`get_layer_metrics`, `banked_output`, `durations`) are each
+    ``depth``: how far to descend into the module tree; None = down to the leaves, 1 = the model's children. The model
+    is not edited; `detach`, or leaving the ``with`` block, takes away exactly what was attached. Several threads may
+    run requests at once; the results of the last forward (`get_layer_metrics`, `banked_output`, `durations`) are each
     thread's own.
     """
 
@@ -54,14 +48,9 @@ class WrappedModel:
         self._aliases = hierarchy.aliases(model)
         # before anything runs: attributes may count calls
         self._configuration = agreement.configuration_digest(model)
-        self._anchor = _find_anchor(model)
         self._find = classes_of(hierarchy.holder_modules(model))
         self._save: frozenset[int | str] = frozenset()
-        self._plans: OrderedDict[str, list[Plan]] = OrderedDict()
-        self._latest: Plan | None = None
-        self._unplanned: set[str] = set()
-        self._obstacle = "call plan() or forward() with example inputs first"
-        self._planning = threading.RLock()
+        self._planner = Planner(model, self._modules, self._aliases, depth)
         self._own = threading.local()
         self._attached = True
         for module in self._modules:
@@ -85,88 +74,22 @@ class WrappedModel:
     # -- planning -----------------------------------------------------------------------------------------------
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Record the model on these inputs (one whole forward, after one to let it settle), and remember the path
-        taken.
+        """Record the model on these inputs, after one forward to let it settle, and remember the path taken.
 
         `forward` plans by itself on a new input signature. An input that takes another path than those known adds it.
         """
         self._check_attached()
-        key, digest, around = context.signature(self._modules, self._first_tensor(), args, kwargs)
-        with self._planning:
-            paths = self._plans.setdefault(key, [])
-            self._plans.move_to_end(key)
-            # the caller's random numbers go on as if nobody had planned
-            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                buffers = Buffers(self.model)
-                try:
-                    trace = self._record(args, kwargs, settle=not paths)
-                finally:
-                    buffers.restore()
-            plan = Plan(trace, digest, self.depth, around, self._aliases)
-            for known in paths:
-                if known.path == plan.path:
-                    self._latest = known
-                    return known
-            paths.insert(0, plan)
-            del paths[MAX_PATHS:]
-            for known in paths:
-                known.siblings = paths
-                known.forget_cuts()
-            while len(self._plans) > MAX_PLANS:
-                self._plans.popitem(last=False)
-            self._latest = plan
-            return plan
-
-    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
-        """Record on copies of the inputs.
-
-        ``settle``: run once before, so that caches are built and the state is steady.
-        """
-        random_state = torch.get_rng_state()
-
-        def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
-            torch.set_rng_state(random_state)
-            return self._copied(args, kwargs)
-
-        if settle:
-            first_args, first_kwargs = fresh()
-            first = self._whole(Session({}, None), first_args, first_kwargs)
-        trace, second = record(self.model, self._modules, fresh)
-        if settle and not identical(first, second):
-            trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
-        return trace
-
-    def _copied(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        structure, tensors = flatten((args, kwargs))
-        copied: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(structure, fresh_copies(tensors), self._find_local)
-        return copied
-
-    @staticmethod
-    def _find_local(name: str) -> type | None:
-        # inputs of our own caller: their classes are ours to use, whatever module they are from
-        return classes_of({name.partition(":")[0]})(name)
-
-    def _plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
-        key = context.signature(self._modules, self._first_tensor(), args, kwargs)[0]
-        with self._planning:
-            known = list(self._plans.get(key, ()))
-            return known or [self.plan(*args, **kwargs)]
+        return self._planner.plan(args, kwargs)
 
     @property
     def layers(self) -> tuple[LayerInfo, ...]:
         """The layers of the latest plan, in execution order."""
-        if self._latest is None:
-            raise UnknownLayer(f"no plan yet: {self._obstacle}")
-        return self._latest.layers
+        return self._planner.latest.layers
 
     @property
     def never_called(self) -> tuple[str, ...]:
-        """Walked modules that the latest plan did not see running: used through their parameters only, or not at
-        all.
-        """
-        if self._latest is None:
-            raise UnknownLayer(f"no plan yet: {self._obstacle}")
-        called = self._latest.called_paths()
+        """Walked modules that the latest plan did not see running: not used, or only through their parameters."""
+        called = self._planner.latest.called_paths()
         return tuple(info.path for info in self._modules.values() if info.path not in called)
 
     # -- running ------------------------------------------------------------------------------------------------
@@ -191,7 +114,7 @@ class WrappedModel:
             return self._tail(early, start)
         if end is not None:
             return self._head(end, args, kwargs)
-        self._plan_if_possible(args, kwargs)
+        self._check_saved(self._planner.plans_if_possible(args, kwargs))
         session = self._session(Session)
         started = time.perf_counter_ns()
         output = self._whole(session, args, kwargs)
@@ -199,20 +122,6 @@ class WrappedModel:
         return output
 
     __call__ = forward
-
-    def _plan_if_possible(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A model that cannot be planned cannot be cut, but it can run; `layers` then says what was in the way."""
-        try:
-            key = context.signature(self._modules, self._first_tensor(), args, kwargs)[0]
-            if key not in self._unplanned:
-                self._check_saved(self._plans_for(args, kwargs))
-        except UnknownLayer:
-            raise
-        except UnknownHolder as error:
-            self._obstacle = str(error)
-        except Exception as error:  # if it is the model's own, the run that follows raises it
-            self._obstacle = f"{type(error).__name__}: {error}"
-            self._unplanned.add(key)
 
     def _check_saved(self, plans: list[Plan]) -> None:
         """Names and ids in `save_layers` must exist; a layer of another path does."""
@@ -233,7 +142,7 @@ class WrappedModel:
 
     def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
         for attempt in range(2):
-            plans = self._plans_for(args, kwargs) if attempt == 0 else [self.plan(*args, **kwargs)]
+            plans = self._planner.plans_for(args, kwargs) if attempt == 0 else [self.plan(*args, **kwargs)]
             unknown: UnknownLayer | None = None
             for plan in plans:
                 try:
@@ -339,13 +248,8 @@ class WrappedModel:
     @property
     def device(self) -> torch.device:
         """The device of the model's first parameter or buffer; the CPU for a model without."""
-        tensor = self._first_tensor()
+        tensor = self._planner.weight()
         return torch.device("cpu") if tensor is None else tensor.device
-
-    def _first_tensor(self) -> torch.Tensor | None:
-        # asked for at every forward: walking the module tree each time would cost more than a small layer
-        owner, name = self._anchor
-        return next(self.model.parameters(), None) if owner is None else owner.get(name)
 
     def structure_digest(self) -> str:
         """Hexadecimal; see `agreement.structure_digest`."""
@@ -365,67 +269,15 @@ class WrappedModel:
     # -- verification -------------------------------------------------------------------------------------------
 
     def verify(self, *args: Any, on_cut: Callable[[int, int], None] | None = None, **kwargs: Any) -> Report:
-        """Compare every cut, through bytes, with the whole model on these inputs; ``on_cut(done, total)`` shows
-        progress.
+        """Compare every cut, through bytes, with the whole model on these inputs.
 
-        A cut that differs is refused from then on.
+        ``on_cut(done, total)`` shows progress. A cut that differs is refused from then on.
         """
-        plan = self.plan(*args, **kwargs)
-        # inputs may be written in place: every run gets its own
-        random_state = torch.get_rng_state()
-        buffers = Buffers(self.model)
-
-        def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
-            torch.set_rng_state(random_state)
-            buffers.restore()
-            return self._copied(args, kwargs)
-
-        whole_args, whole_kwargs = fresh()
-        whole = self._whole(Session({}, None), whole_args, whole_kwargs)
-        exact: list[LayerInfo] = []
-        refused: list[LayerInfo] = []
-        differing: list[LayerInfo] = []
-        input_exact = False
-        for done, cut in enumerate([INPUT, *range(len(plan.layers))]):
-            info = plan.resolve(cut)
-            if info is not None and not info.can_split:
-                refused.append(info)
-            else:
-                same = self._cut_is_exact(cut, fresh(), whole)
-                if info is None:
-                    input_exact = same
-                elif same:
-                    exact.append(info)
-                else:
-                    plan.refuse(cut, "verify found that the tail differs from the whole model")
-                    differing.append(info)
-            if on_cut is not None:
-                on_cut(done + 1, len(plan.layers) + 1)
-        fresh()
-        return Report(tuple(exact), tuple(refused), tuple(differing), input_exact)
-
-    def _cut_is_exact(self, cut: Cut, inputs: tuple[tuple[Any, ...], dict[str, Any]], whole: Any) -> bool:
-        try:
-            early = self._head(cut, *inputs)
-            output = self.forward(EarlyOutput.from_bytes(early.to_bytes(), max_bytes=1 << 40), start=cut)
-        except Exception:  # whatever it is, the cut does not give the model's answer
-            return False
-        return identical(whole, output)
+        return verify(self.model, self.forward, self.plan(*args, **kwargs), args, kwargs, on_cut)
 
     def _check_attached(self) -> None:
         if not self._attached:
             raise PlanMismatch("this WrappedModel is detached; make a new one")
-
-
-def _find_anchor(model: nn.Module) -> tuple[dict[str, Any] | None, str]:
-    """Where the first parameter or buffer is kept: (the dictionary, its name)."""
-    for tensors in ("_parameters", "_buffers"):
-        for module in model.modules():
-            kept = vars(module).get(tensors)
-            for name, tensor in (kept or {}).items():
-                if tensor is not None:
-                    return kept, name
-    return None, ""
 
 
 @contextmanager

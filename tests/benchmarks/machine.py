@@ -1,4 +1,7 @@
-"""Facts about the machine that a result means nothing without; no names, no paths."""
+"""Facts about the machine that a result means nothing without; no names, no paths.
+
+``busy_before``: the share of all cores' time that others took in two seconds before anything was measured.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 
@@ -23,7 +27,7 @@ def facts() -> dict[str, Any]:
         "torch": torch.__version__,
         "grpcio": version("grpcio"),
         "protobuf": version("protobuf"),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "busy_before": round(psutil.cpu_percent(2.0) / 100, 2),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 

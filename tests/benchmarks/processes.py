@@ -16,12 +16,12 @@ NETWORKS = "tests.benchmarks.networks"
 
 
 @contextmanager
-def cloud(*models: str, shape: tuple[int, ...], threads: int, config: Path | None = None) -> Iterator[str]:
+def cloud(*models: str, shape: tuple[int, ...], threads: int) -> Iterator[str]:
     """A cloud server with these callables of `networks`, all planned on an input of ``shape``; yields its address."""
     words = ["--listen", "127.0.0.1:0", "--threads", str(threads), "--log-level", "warning"]
     for name in models:
         words += ["--model", target(name), "--example", f"{name}={','.join(map(str, shape))}"]
-    with _listening("cloud_server", *([str(config)] if config else []), *words, threads=threads) as address:
+    with _listening("cloud_server", *words, threads=threads) as address:
         yield address
 
 

@@ -25,11 +25,11 @@ def table(lines: Iterable[Line]) -> str:
 
 
 def heading(facts: Mapping[str, Any], threads: int) -> str:
-    load = facts["load_average"][0]
-    busy = " (BUSY: the rows in wall-clock time mean little)" if load > facts["cores"] / 2 else ""
+    busy = facts["busy_before"]
+    warning = " (too busy for the rows in wall-clock time)" if busy > 0.15 else ""
     return (
-        f"{facts['cpu']}, {facts['cores']} cores, load {load}{busy}; Python {facts['python']}, torch {facts['torch']}, "
-        f"grpcio {facts['grpcio']}, {threads} thread(s)"
+        f"{facts['cpu']}, {facts['cores']} cores, {busy:.0%} busy{warning}; Python {facts['python']}, "
+        f"torch {facts['torch']}, grpcio {facts['grpcio']}, {threads} thread(s)"
     )
 
 
