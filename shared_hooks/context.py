@@ -28,9 +28,15 @@ def ambient() -> dict[str, Any]:
     return {"autocast": found}
 
 
-@contextlib.contextmanager
-def restored(context: dict[str, Any]) -> Iterator[None]:
+def restored(context: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
     """Autocast as it was around the head, whatever is around the tail."""
+    if not context.get("autocast") and not any(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES)):
+        return contextlib.nullcontext()
+    return _restored(context)
+
+
+@contextlib.contextmanager
+def _restored(context: dict[str, Any]) -> Iterator[None]:
     try:
         wanted = {str(device): dtype_named(dtype) for device, dtype in context.get("autocast", [])}
     except (TypeError, ValueError) as error:
@@ -64,11 +70,14 @@ def context_of(modules: Mapping[nn.Module, ModuleInfo]) -> dict[str, Any]:
     return {**ambient(), "environment": environment(), "training": training}
 
 
-def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo]) -> None:
+def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo], cache: dict[Any, Any]) -> None:
     """Compare the head's context with this side's, autocast aside (it is restored).
 
-    `Disagreement` names what differs.
+    `Disagreement` names what differs. ``cache`` keeps what was found to agree, so that asking again costs little.
     """
+    now = (environment(), [module.training for module in modules])
+    if cache.get("agreed") == now:
+        return
     mine = context_of(modules)
     theirs = context.get("environment")
     for name, value in mine["environment"].items():
@@ -77,6 +86,7 @@ def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo]) -> N
             raise Disagreement(f"{name} is {other} on the edge and {value} here")
     if context.get("training") != mine["training"]:
         raise Disagreement(f"modules in training mode: {context.get('training')} on the edge, {mine['training']} here")
+    cache["agreed"] = now
 
 
 def _attention_kernels() -> str:

@@ -25,12 +25,13 @@ def fast_path_off() -> Iterator[None]:
     with _lock:
         if _running == 0:
             _before = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)
+            if _before:
+                torch.backends.mha.set_fastpath_enabled(False)
         _running += 1
     try:
         yield
     finally:
         with _lock:
             _running -= 1
-            if _running == 0:
-                torch.backends.mha.set_fastpath_enabled(_before)
+            if _running == 0 and _before:
+                torch.backends.mha.set_fastpath_enabled(True)

@@ -191,7 +191,7 @@ class WrappedModel:
             )
         if recipe.depth != self.depth:
             raise Disagreement(f"the head was planned with depth={recipe.depth}, this side has depth={self.depth}")
-        context.check(recipe.context, self._modules)
+        context.check(recipe.context, self._modules, recipe.cache)
         started = time.perf_counter_ns()
         session: TailSession = self._session(TailSession, early, self.device)
         with torch.no_grad(), _running(session), fast_path_off(), context.restored(recipe.context):
