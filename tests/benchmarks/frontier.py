@@ -4,8 +4,9 @@ Ours is one whole `EdgeClient.infer` of a model that does next to nothing (an Id
 and a maximum after it, which must read every byte) less the model's own time on both sides: packing, checksums,
 framing, hand-overs between threads, placing the frontier and unpacking the answer remain. The echo is the least that
 gRPC can do: a process of its own, the same channel options, a standing stream, the same chunks (made beforehand, sent
-without serializers), the same small answer in two messages; nobody looks at the bytes. Interleaved, wall-clock. In the
-notes: `infer` as a whole; and a tail that answers all 3.2 MB, against an echo that sends them all back.
+without serializers); nobody looks at the bytes. Judged twice: against an echo that sends the chunks back, as the word
+says, and against one that answers as little as ours does (two small messages), which is the stricter comparison. In
+the notes: a tail that answers all 3.2 MB against the former. Interleaved, wall-clock.
 """
 
 from __future__ import annotations
@@ -106,15 +107,27 @@ def measure(options: Options) -> Row:
     def against(ours: str, bare: str) -> float:
         return found[ours].median / found[bare].median
 
-    note = (
-        f"{found['small without model'].median:.2f} ms against {found['small echo'].median:.2f} ms; with the model's "
-        f"own work {against('small', 'small echo'):.2f} x; 3.2 MB back as well: "
-        f"{found['full without model'].median:.2f} against {found['full echo'].median:.2f} ms, "
-        f"{against('full without model', 'full echo'):.2f} x; lower quartiles "
-        f"{found['small without model'].low / found['small echo'].low:.2f} x; {len(without['small'])} rounds"
+    bare_ms = (
+        f"{found['small without model'].median:.2f} ms (with the model's work {found['small'].median:.2f}) against"
     )
-    line = Line(
-        "3.2 MB frontier over loopback / bare echo", against("small without model", "small echo"), "x", LIMIT, note
+    what = "3.2 MB frontier over loopback / bare echo"
+    lines = (
+        Line(
+            f"{what} of all chunks",
+            against("small without model", "full echo"),
+            "x",
+            LIMIT,
+            f"{bare_ms} {found['full echo'].median:.2f} ms; when ours answers 3.2 MB, too, "
+            f"{against('full without model', 'full echo'):.2f} x",
+        ),
+        Line(
+            f"{what} with a small answer",
+            against("small without model", "small echo"),
+            "x",
+            LIMIT,
+            f"{bare_ms} {found['small echo'].median:.2f} ms; lower quartiles "
+            f"{found['small without model'].low / found['small echo'].low:.2f} x; {len(without['small'])} rounds",
+        ),
     )
     where = {
         kind: {name: Spread.of([one[name] for one in own[10:]]).scaled(1e-6).as_dict() for name in own[0]}
@@ -125,4 +138,4 @@ def measure(options: Options) -> Row:
         "ms": {name: one.as_dict() for name, one in found.items()},
         "where_ms": where,
     }
-    return Row((line,), details)
+    return Row(lines, details)
