@@ -92,7 +92,7 @@ def test_verify_as_json_and_as_text(capsys: Captured) -> None:
 
 
 def test_verify_fails_when_a_cut_differs(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared_hooks.wrapped.identical", lambda whole, other: False)
+    monkeypatch.setattr("shared_hooks.verification.identical", lambda whole, other: False)
     assert main(["verify", "--depth", "1"]) == 1
     assert "DIFFERS" in capsys.readouterr().out
 
