@@ -42,7 +42,8 @@ class Cut:
 
     @property
     def ratio(self) -> float:
-        return ratio(self.tail, self.true_tail)
+        """The median over the rounds, so that a change of the machine's speed half-way weighs on both sides."""
+        return pairwise(self.tail, self.true_tail).median
 
     def as_dict(self) -> dict[str, Any]:
         left = statistics.median(self.whole) - statistics.median(self.head)
@@ -52,6 +53,7 @@ class Cut:
             "name": self.name,
             "rounds": len(self.tail),
             "ratio": self.ratio,
+            "ratio_of_medians": ratio(self.tail, self.true_tail),
             "ratio_spread": pairwise(self.tail, self.true_tail).as_dict(),
             "by_difference": statistics.median(self.tail) / left,
             "ms": {
