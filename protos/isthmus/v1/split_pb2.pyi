@@ -100,7 +100,7 @@ class RecipeUpload(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RequestHeader(_message.Message):
-    __slots__ = ("id", "recipe_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics")
+    __slots__ = ("id", "recipe_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file")
     ID_FIELD_NUMBER: _ClassVar[int]
     RECIPE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class RequestHeader(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     WANT_METRICS_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
     id: int
     recipe_digest: str
     header: bytes
@@ -117,7 +118,16 @@ class RequestHeader(_message.Message):
     step: int
     deadline_ms: int
     want_metrics: bool
-    def __init__(self, id: _Optional[int] = ..., recipe_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ...) -> None: ...
+    file: FileInput
+    def __init__(self, id: _Optional[int] = ..., recipe_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ...) -> None: ...
+
+class FileInput(_message.Message):
+    __slots__ = ("suffix", "preprocess_digest")
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    PREPROCESS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    suffix: str
+    preprocess_digest: str
+    def __init__(self, suffix: _Optional[str] = ..., preprocess_digest: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("id", "offset", "data")
@@ -158,32 +168,100 @@ class Durations(_message.Message):
     def __init__(self, queue_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., inject_ns: _Optional[int] = ..., compute_ns: _Optional[int] = ..., encode_ns: _Optional[int] = ..., receive_ns: _Optional[int] = ...) -> None: ...
 
 class LayerMetric(_message.Message):
-    __slots__ = ("layer_id", "name", "layer_type", "inference_ns", "output_bytes")
+    __slots__ = ("layer_id", "name", "layer_type", "inference_ns", "output_bytes", "outputs", "cpu_ns", "energy", "mean_power", "memory_allocated", "memory_peak", "cpu_utilisation", "gpu_utilisation", "memory_utilisation")
     LAYER_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     LAYER_TYPE_FIELD_NUMBER: _ClassVar[int]
     INFERENCE_NS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    CPU_NS_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_FIELD_NUMBER: _ClassVar[int]
+    MEAN_POWER_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_ALLOCATED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_PEAK_FIELD_NUMBER: _ClassVar[int]
+    CPU_UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    GPU_UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_UTILISATION_FIELD_NUMBER: _ClassVar[int]
     layer_id: int
     name: str
     layer_type: str
     inference_ns: int
     output_bytes: int
-    def __init__(self, layer_id: _Optional[int] = ..., name: _Optional[str] = ..., layer_type: _Optional[str] = ..., inference_ns: _Optional[int] = ..., output_bytes: _Optional[int] = ...) -> None: ...
+    outputs: _containers.RepeatedCompositeFieldContainer[TensorShape]
+    cpu_ns: int
+    energy: Reading
+    mean_power: Reading
+    memory_allocated: Reading
+    memory_peak: Reading
+    cpu_utilisation: Reading
+    gpu_utilisation: Reading
+    memory_utilisation: Reading
+    def __init__(self, layer_id: _Optional[int] = ..., name: _Optional[str] = ..., layer_type: _Optional[str] = ..., inference_ns: _Optional[int] = ..., output_bytes: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[TensorShape, _Mapping]]] = ..., cpu_ns: _Optional[int] = ..., energy: _Optional[_Union[Reading, _Mapping]] = ..., mean_power: _Optional[_Union[Reading, _Mapping]] = ..., memory_allocated: _Optional[_Union[Reading, _Mapping]] = ..., memory_peak: _Optional[_Union[Reading, _Mapping]] = ..., cpu_utilisation: _Optional[_Union[Reading, _Mapping]] = ..., gpu_utilisation: _Optional[_Union[Reading, _Mapping]] = ..., memory_utilisation: _Optional[_Union[Reading, _Mapping]] = ...) -> None: ...
+
+class TensorShape(_message.Message):
+    __slots__ = ("dtype", "shape")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Reading(_message.Message):
+    __slots__ = ("value", "status", "note")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    value: float
+    status: str
+    note: int
+    def __init__(self, value: _Optional[float] = ..., status: _Optional[str] = ..., note: _Optional[int] = ...) -> None: ...
+
+class ForwardMetric(_message.Message):
+    __slots__ = ("total_ns", "layers_ns", "cpu_ns", "energy", "mean_power", "memory_peak")
+    TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_NS_FIELD_NUMBER: _ClassVar[int]
+    CPU_NS_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_FIELD_NUMBER: _ClassVar[int]
+    MEAN_POWER_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_PEAK_FIELD_NUMBER: _ClassVar[int]
+    total_ns: int
+    layers_ns: int
+    cpu_ns: int
+    energy: Reading
+    mean_power: Reading
+    memory_peak: Reading
+    def __init__(self, total_ns: _Optional[int] = ..., layers_ns: _Optional[int] = ..., cpu_ns: _Optional[int] = ..., energy: _Optional[_Union[Reading, _Mapping]] = ..., mean_power: _Optional[_Union[Reading, _Mapping]] = ..., memory_peak: _Optional[_Union[Reading, _Mapping]] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("pending", "workers", "queue_ns")
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    pending: int
+    workers: int
+    queue_ns: int
+    def __init__(self, pending: _Optional[int] = ..., workers: _Optional[int] = ..., queue_ns: _Optional[int] = ...) -> None: ...
 
 class ReplyHeader(_message.Message):
-    __slots__ = ("id", "header", "payload_bytes", "durations", "layers")
+    __slots__ = ("id", "header", "payload_bytes", "durations", "layers", "forward", "notes", "load")
     ID_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     DURATIONS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     id: int
     header: bytes
     payload_bytes: int
     durations: Durations
     layers: _containers.RepeatedCompositeFieldContainer[LayerMetric]
-    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ...) -> None: ...
+    forward: ForwardMetric
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    load: Load
+    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("id", "code", "error", "message", "retry")
@@ -214,15 +292,75 @@ class ListModelsReply(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "weights_hash", "structure_digest", "plan_digest", "layers")
+    __slots__ = ("model_id", "weights_hash", "structure_digest", "plan_digest", "layers", "preprocess_digest")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_HASH_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PLAN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PREPROCESS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     weights_hash: str
     structure_digest: str
     plan_digest: str
     layers: int
-    def __init__(self, model_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., structure_digest: _Optional[str] = ..., plan_digest: _Optional[str] = ..., layers: _Optional[int] = ...) -> None: ...
+    preprocess_digest: str
+    def __init__(self, model_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., structure_digest: _Optional[str] = ..., plan_digest: _Optional[str] = ..., layers: _Optional[int] = ..., preprocess_digest: _Optional[str] = ...) -> None: ...
+
+class ProbeFrame(_message.Message):
+    __slots__ = ("padding", "last", "answer_bytes")
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    padding: bytes
+    last: bool
+    answer_bytes: int
+    def __init__(self, padding: _Optional[bytes] = ..., last: bool = ..., answer_bytes: _Optional[int] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("padding", "last", "received_bytes", "server_ns", "receive_ns", "load")
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SERVER_NS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_NS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    padding: bytes
+    last: bool
+    received_bytes: int
+    server_ns: int
+    receive_ns: int
+    load: Load
+    def __init__(self, padding: _Optional[bytes] = ..., last: bool = ..., received_bytes: _Optional[int] = ..., server_ns: _Optional[int] = ..., receive_ns: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class ProfileRequest(_message.Message):
+    __slots__ = ("model_id", "warmup", "repetitions", "seconds", "fresh")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_FIELD_NUMBER: _ClassVar[int]
+    REPETITIONS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    warmup: int
+    repetitions: int
+    seconds: float
+    fresh: bool
+    def __init__(self, model_id: _Optional[str] = ..., warmup: _Optional[int] = ..., repetitions: _Optional[int] = ..., seconds: _Optional[float] = ..., fresh: bool = ...) -> None: ...
+
+class ProfileReply(_message.Message):
+    __slots__ = ("progress", "profile")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    progress: ProfileProgress
+    profile: bytes
+    def __init__(self, progress: _Optional[_Union[ProfileProgress, _Mapping]] = ..., profile: _Optional[bytes] = ...) -> None: ...
+
+class ProfileProgress(_message.Message):
+    __slots__ = ("done", "total", "what")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    total: int
+    what: str
+    def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...

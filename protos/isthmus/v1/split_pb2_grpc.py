@@ -44,6 +44,16 @@ class SplitStub(object):
                 request_serializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ListModelsReply.FromString,
                 _registered_method=True)
+        self.Probe = channel.stream_stream(
+                '/isthmus.v1.Split/Probe',
+                request_serializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ProbeFrame.SerializeToString,
+                response_deserializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ProbeReply.FromString,
+                _registered_method=True)
+        self.Profile = channel.unary_stream(
+                '/isthmus.v1.Split/Profile',
+                request_serializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ProfileReply.FromString,
+                _registered_method=True)
 
 
 class SplitServicer(object):
@@ -62,6 +72,20 @@ class SplitServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request_iterator, context):
+        """What the link carries: rounds of so many bytes there and so many back, on one standing stream. No state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Profile(self, request, context):
+        """The server's half of every cut, measured there on the spec's example: progress, and at last the profile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SplitServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +98,16 @@ def add_SplitServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ListModelsRequest.FromString,
                     response_serializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ListModelsReply.SerializeToString,
+            ),
+            'Probe': grpc.stream_stream_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ProbeFrame.FromString,
+                    response_serializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ProbeReply.SerializeToString,
+            ),
+            'Profile': grpc.unary_stream_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ProfileRequest.FromString,
+                    response_serializer=protos_dot_isthmus_dot_v1_dot_split__pb2.ProfileReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +164,60 @@ class Split(object):
             '/isthmus.v1.Split/ListModels',
             protos_dot_isthmus_dot_v1_dot_split__pb2.ListModelsRequest.SerializeToString,
             protos_dot_isthmus_dot_v1_dot_split__pb2.ListModelsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/isthmus.v1.Split/Probe',
+            protos_dot_isthmus_dot_v1_dot_split__pb2.ProbeFrame.SerializeToString,
+            protos_dot_isthmus_dot_v1_dot_split__pb2.ProbeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/isthmus.v1.Split/Profile',
+            protos_dot_isthmus_dot_v1_dot_split__pb2.ProfileRequest.SerializeToString,
+            protos_dot_isthmus_dot_v1_dot_split__pb2.ProfileReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,1 @@
+"""Which cut is best, on this device, this network, this minute."""

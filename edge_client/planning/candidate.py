@@ -1,0 +1,60 @@
+"""One way to run a request: a cut, everything here, or everything there; and what is predicted of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from shared_hooks.reading import Reading
+
+EDGE_ONLY: Final = "edge-only"
+CLOUD_ONLY: Final = "cloud-only"
+CLOUD_FILE: Final = "cloud-only-file"
+"""Everything on the cloud: the raw input crosses (the cut "input"), or the file it came as."""
+
+STAGES: Final = ("prepare", "edge", "encode", "network", "queue", "tail", "finish")
+"""Where a request's time goes, as a plan predicts it and a sweep measures it. prepare: reading and preprocessing the
+input; edge: the head (or the whole model); encode: frontier to bytes; network: upload, download, both ways' latency;
+queue: waiting for a worker; tail: the server's decode, inject, compute and encode; finish: the answer to tensors."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A prediction. Times in ns, sizes in bytes, energy in joules."""
+
+    name: str
+    """EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, or the layer after which to cut: what ``--split`` takes."""
+    layer_id: int | None
+    stages_ns: Mapping[str, float]
+    bytes_up: int
+    bytes_down: int
+    edge_energy: Reading
+    edge_memory: Reading
+    accuracy: float | None = 1.0
+    """Agreement with the whole model's answer: 1.0 for what is exact, None when unknown."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def latency_ns(self) -> float:
+        return sum(self.stages_ns.values())
+
+    @property
+    def server_ns(self) -> float:
+        """What it takes of the server: not the waiting."""
+        return self.stages_ns.get("tail", 0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "layer_id": self.layer_id,
+            "latency_ns": self.latency_ns,
+            "stages_ns": dict(self.stages_ns),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "edge_energy": self.edge_energy.as_dict(),
+            "edge_memory": self.edge_memory.as_dict(),
+            "server_ns": self.server_ns,
+            "accuracy": self.accuracy,
+            "notes": list(self.notes),
+        }

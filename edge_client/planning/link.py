@@ -1,0 +1,86 @@
+"""What a link carries, as measured by a probe or as told: how long so many bytes take, each way."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Nanoseconds by bytes: straight lines between measured points, beyond the last one its last slope.
+
+    ``points`` are (bytes, ns), bytes rising from 0. Times never fall with more bytes.
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        if not self.points or self.points[0][0] != 0:
+            raise ValueError("a curve begins at 0 bytes")
+        sizes = [size for size, _ in self.points]
+        if sizes != sorted(set(sizes)):
+            raise ValueError("a curve's sizes rise")
+        highest, rising = 0.0, []
+        for size, ns in self.points:
+            highest = max(highest, ns)
+            rising.append((size, highest))
+        object.__setattr__(self, "points", tuple(rising))
+
+    @classmethod
+    def line(cls, fixed_ns: float, bytes_per_second: float) -> Curve:
+        """A link told by its numbers."""
+        return cls(((0, fixed_ns), (1 << 20, fixed_ns + (1 << 20) / bytes_per_second * 1e9)))
+
+    def ns(self, nbytes: float) -> float:
+        """Nanoseconds that ``nbytes`` take."""
+        points = self.points
+        if len(points) == 1:
+            return points[0][1]
+        at = min(max(1, bisect_left([size for size, _ in points], nbytes)), len(points) - 1)
+        (size0, ns0), (size1, ns1) = points[at - 1], points[at]
+        return ns0 + (ns1 - ns0) * (nbytes - size0) / (size1 - size0)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Goodput between the two largest points; infinite when more bytes cost nothing measurable."""
+        if len(self.points) < 2:
+            return float("inf")
+        (size0, ns0), (size1, ns1) = self.points[-2:]
+        return (size1 - size0) / (ns1 - ns0) * 1e9 if ns1 > ns0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy the server is: requests waiting or running, workers, and the recent mean wait for one (ns)."""
+
+    pending: int = 0
+    workers: int = 1
+    queue_ns: float = 0.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """``up(n)``: a request of n bytes and an empty answer, there and back, less the server's own time; it holds the
+    round trip and all that is fixed. ``down(n)``: what an answer of n bytes adds to that.
+    """
+
+    up: Curve
+    down: Curve
+    source: str = "measured"
+    """"measured", or what it was told by: for the reader of a plan."""
+
+    @property
+    def rtt_ns(self) -> float:
+        """A request and an answer of no bytes."""
+        return self.up.ns(0)
+
+    def network_ns(self, bytes_up: float, bytes_down: float) -> float:
+        """Nanoseconds on the network for a request and its answer."""
+        return self.up.ns(bytes_up) + self.down.ns(bytes_down)
+
+
+def as_points(curve: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
+    """Points as JSON has them."""
+    return tuple((int(size), float(ns)) for size, ns in curve)

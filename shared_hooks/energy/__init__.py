@@ -1,0 +1,1 @@
+"""Energy from what the machine has: one file a backend."""

@@ -1,0 +1,113 @@
+"""What a profile holds. One is made on each side; a plan is made of two.
+
+Times are nanoseconds, sizes bytes, energies joules (`Reading`), powers watts. `profile_file` writes and
+reads it as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from shared_hooks.metrics import TensorShape
+from shared_hooks.profiling.quartiles import Quartiles
+from shared_hooks.reading import Reading
+
+Side = Literal["edge", "cloud"]
+INPUT_CUT = -1
+"""`CutProfile.layer_id` of the cut before the first layer, whose name is "input"."""
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What a profile is of; compared before it is used. Digests are hexadecimal, as in the handshake."""
+
+    model_id: str
+    weights_hash: str
+    structure_digest: str
+    plan_digest: str
+    depth: int | None = None
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """One layer call in whole forwards."""
+
+    layer_id: int
+    name: str
+    layer_type: str
+    outputs: tuple[TensorShape, ...]
+    output_bytes: int
+    frontier_bytes: int | None
+    can_split: bool
+    reason: str
+    inference_ns: Quartiles
+    cpu_ns: Quartiles | None
+    energy: Reading
+    mean_power: Reading
+    memory_allocated: Reading
+    memory_peak: Reading
+    features: Mapping[str, float] = field(default_factory=dict)
+    """What its time may depend on, for models fitted on profiles: input_elements, output_elements, parameters, macs."""
+
+
+@dataclass(frozen=True)
+class CutProfile:
+    """One cut as this side sees it. The edge's stages: ``head``, ``encode``. The cloud's: ``decode``, ``inject``,
+    ``compute``, ``encode``.
+    """
+
+    layer_id: int
+    name: str
+    frontier_bytes: int
+    wire_bytes: int
+    """Header and payload of the request, encoded."""
+    stages: Mapping[str, Quartiles]
+    energy: Reading
+    """Of the edge's head and encoding, or the cloud's tail."""
+    memory_peak: Reading
+    estimated: str = ""
+    """How the stages were estimated; empty when this cut itself was measured."""
+
+
+@dataclass(frozen=True)
+class FileInput:
+    """A real input file as it came (PNG, JPEG, ...), for the candidate that sends it unread."""
+
+    name: str
+    suffix: str
+    nbytes: int
+    prepare_ns: Quartiles
+    """Reading and preprocessing it on this side."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One side of one model on one machine."""
+
+    side: Side
+    model: ModelIdentity
+    machine: Mapping[str, Any]
+    """See `machine.describe`: its ``id`` names the machine, and ``name`` is for people."""
+    created: str
+    """ISO 8601, UTC."""
+    settings: Mapping[str, Any]
+    """device, threads, warmup, repetitions, codec, seconds."""
+    whole_ns: Quartiles
+    outside_ns: Quartiles
+    """The part of the whole forward that no layer accounts for."""
+    layers: tuple[LayerProfile, ...]
+    cuts: tuple[CutProfile, ...]
+    """Every cut that the plan allows, "input" (-1) first."""
+    whole_energy: Reading
+    idle_power: Reading
+    whole_memory_peak: Reading
+    weights_bytes: int
+    answer_bytes: int
+    """Header and payload of the answer."""
+    files: tuple[FileInput, ...] = ()
+
+    def cut(self, layer_id: int) -> CutProfile | None:
+        """The cut after ``layer_id``; None where the plan allows none."""
+        return next((cut for cut in self.cuts if cut.layer_id == layer_id), None)
