@@ -13,16 +13,18 @@ PIP_FLAGS ?=
 PYTEST_FLAGS ?= -n auto
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
+EXPERIMENT_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench protos clean
+.PHONY: help demo test lint bench experiments protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
 	@echo "make test    lint, types, import rules, generated code, tests"
 	@echo "make lint    test without the tests"
 	@echo "make bench   the benchmarks: a table and JSON"
+	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
 	@echo "make protos  regenerate the code of the wire"
 	@echo "make clean   remove .venv and caches"
 
@@ -41,6 +43,9 @@ lint: $(DEV)
 
 bench: $(DEV)
 	$(PY) -m tests.benchmarks $(BENCH_FLAGS)
+
+experiments: $(DEV)
+	$(PY) -m tests.experiments all $(EXPERIMENT_FLAGS)
 
 protos: $(DEV)
 	$(PY) -m protos.generate

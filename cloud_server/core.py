@@ -10,16 +10,22 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 from cloud_server import wire
 from cloud_server.answers import Answer, AnswerStore, Key
 from cloud_server.engine import Engine, Identity
 from cloud_server.limits import Limits
+from cloud_server.load import QueueClock
+from cloud_server.probe import Probe
+from cloud_server.profiles import Profiles
 from cloud_server.recipes import RecipeCache
 from cloud_server.request import Request, State
 from cloud_server.session import Session
 from cloud_server.workers import Workers
+from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     BadFrame,
     Cancelled,
@@ -53,7 +59,10 @@ class Core:
         self._live_of: Counter[str] = Counter()
         self._live_bytes = 0
         self._answers = AnswerStore(self.limits)
-        self._workers = Workers(workers, self._work)
+        self._workers = Workers(workers)
+        self._queue_clock = QueueClock()
+        self._probes = threading.Semaphore(self.limits.max_probes)
+        self.profiles = Profiles(self.engines, self.limits, self._workers.put)
         self._closed = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name="isthmus-sweeper", daemon=True)
         self._sweeper.start()
@@ -94,6 +103,24 @@ class Core:
                 if request.state is not State.RUNNING:
                     self._end(request)
             self._changed.notify_all()
+
+    @contextmanager
+    def probing(self) -> Iterator[Probe]:
+        """A stream that measures the link. Raises ServerUnavailable while draining, or when there are enough."""
+        self.check_open()
+        if not self._probes.acquire(blocking=False):
+            raise ServerUnavailable(f"{self.limits.max_probes} streams probe the link, which is the limit")
+        try:
+            yield Probe(self.limits, self.load)
+        finally:
+            self._probes.release()
+
+    def load(self, but: Request | None = None) -> split_pb2.Load:
+        """How busy the server is, not counting the request ``but``."""
+        with self._changed:
+            waiting = (State.QUEUED, State.RUNNING)
+            pending = sum(one.state in waiting and one is not but for one in self._live.values())
+        return split_pb2.Load(pending=pending, workers=self._workers.count, queue_ns=self._queue_clock.mean_ns)
 
     # Requests
 
@@ -145,7 +172,7 @@ class Core:
             if request.state is State.RECEIVING:
                 request.state = State.QUEUED
                 request.completed()
-                self._workers.put(request)
+                self._workers.put(partial(self._work, request))
 
     def abandon(self, request: Request) -> None:
         """Forgets a request whose payload is not complete."""
@@ -198,6 +225,7 @@ class Core:
             if self._expired(request):
                 return
             request.state = State.RUNNING
+        self._queue_clock.add(time.perf_counter_ns() - request.complete_ns)
         answer = self._compute(request)
         request.payload = memoryview(b"")
         with self._changed:
@@ -212,8 +240,8 @@ class Core:
     def _compute(self, request: Request) -> Answer:
         started_ns = time.perf_counter_ns()
         try:
-            computed = request.engine.compute(request.recipe, request.header, request.payload, request.want_metrics)
-            return wire.answer(request, computed, started_ns)
+            computed = request.compute(self.limits.max_request_bytes)
+            return wire.answer(request, computed, started_ns, self.load(but=request))
         except IsthmusError as error:
             failure: IsthmusError = error
         except BaseException as error:  # a worker survives everything: a model may even raise SystemExit

@@ -4,11 +4,11 @@ another implementation may hand the work to other processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from shared_hooks import LayerMetrics, Recipe
+from shared_hooks import ForwardMetrics, LayerMetrics, Recipe
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Identity:
     """Versions and device, for messages only."""
     layers: int = 0
     """Layer calls of the plan; 0 without one."""
+    preprocess_digest: str = ""
+    """How input files are read; empty when they cannot be."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Computed:
     compute_ns: int = 0
     encode_ns: int = 0
     layers: tuple[LayerMetrics, ...] = ()
+    forward: ForwardMetrics | None = None
+
+
+Progress = Callable[[int, int, str], None]
+"""(done, total, what comes next)."""
 
 
 class Engine(Protocol):
@@ -52,3 +59,18 @@ class Engine(Protocol):
 
     def compute(self, recipe: Recipe, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
         """Runs the tail on a complete payload, which it may keep and write to. Raises an IsthmusError."""
+
+    def admit_file(
+        self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
+    ) -> None:
+        """As `admit`, for a request whose payload is an input file."""
+
+    def compute_file(
+        self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
+    ) -> Computed:
+        """Reads the file and runs the whole model. Raises an IsthmusError, InputMismatch for a file of no use."""
+
+    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+        """This side's profile (`shared_hooks.profiling.profile_file`), measured now. What ``on_progress`` raises ends
+        it. Raises CutRefused for a model without an example.
+        """

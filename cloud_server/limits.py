@@ -48,6 +48,18 @@ class Limits:
     """Time from the opening of a stream to its first frame."""
     drain_seconds: float = 30.0
     """Time that running requests have to finish after SIGTERM."""
+    max_probes: int = 16
+    """Streams that measure the link at a time."""
+    max_probe_rounds: int = 10_000
+    """Rounds on one of them; a round's payload and its answer are bounded as a request's payload is."""
+    probe_idle_seconds: float = 60.0
+    """Time between two rounds."""
+    max_profiles: int = 4
+    """Profiles that are measured (one) or waited for at a time."""
+    max_profile_repetitions: int = 1000
+    """Of every measurement, and of its warm-up."""
+    max_profile_seconds: float = 60.0
+    """Budget of one profile, during which a worker answers nobody else."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

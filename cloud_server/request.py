@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cloud_server.answers import Key
-from cloud_server.engine import Engine
+from cloud_server.engine import Computed, Engine
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Recipe
@@ -30,12 +30,14 @@ class State(Enum):
 class Request:
     """A request and its payload buffer. State changes happen under the core's lock; bytes are written by one thread."""
 
-    def __init__(self, session: Session, engine: Engine, recipe: Recipe, frame: split_pb2.RequestHeader) -> None:
+    def __init__(self, session: Session, engine: Engine, recipe: Recipe | None, frame: split_pb2.RequestHeader) -> None:
+        """``recipe``: None for a request that brings an input file."""
         self.key: Key = (session.client_id, frame.id)
         self.session: Session | None = session
         """The stream to answer on; None once it is gone, another one after a reconnect."""
         self.engine = engine
         self.recipe = recipe
+        self.suffix = frame.file.suffix
         self.header = frame.header
         self.payload_bytes = frame.payload_bytes
         self.deadline_ms = frame.deadline_ms
@@ -73,6 +75,12 @@ class Request:
     def completed(self) -> None:
         self.complete_ns = time.perf_counter_ns()
 
+    def compute(self, max_bytes: int) -> Computed:
+        """The engine's answer to the complete payload. ``max_bytes`` bounds what a file may be decoded to."""
+        if self.recipe is None:
+            return self.engine.compute_file(self.suffix, self.header, self.payload, self.want_metrics, max_bytes)
+        return self.engine.compute(self.recipe, self.header, self.payload, self.want_metrics)
+
     @property
     def age_seconds(self) -> float:
         """Since the request was announced."""
@@ -86,7 +94,8 @@ class Request:
 def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:
     """Tells a request that is sent again from another one of its id; the header holds the payload's checksums."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in (engine.identity.model_id.encode(), frame.recipe_digest.encode(), frame.header):
+    file = frame.file.SerializeToString(deterministic=True)
+    for part in (engine.identity.model_id.encode(), frame.recipe_digest.encode(), frame.header, file):
         digest.update(len(part).to_bytes(8, "little") + part)
     digest.update(frame.payload_bytes.to_bytes(8, "little") + bytes([frame.want_metrics]))
     return digest.digest()

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import platform
 import time
+from typing import Any
 
 import torch
 
 from cloud_server.config import ModelEntry
-from cloud_server.engine import Computed, Identity
+from cloud_server.engine import Computed, Identity, Progress
 from shared_hooks import EarlyOutput, Parcel, Plan, Recipe, WrappedModel
-from shared_hooks.errors import BadFrame, Disagreement, IsthmusError, ModelFailed, UnknownLayer
+from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError, ModelFailed, UnknownLayer
+from shared_hooks.models.example import to_device
+from shared_hooks.models.uploads import check_suffix, libraries
 from shared_hooks.operations import Kind
 from shared_hooks.parcel import read_header
+from shared_hooks.profiling.profile_file import to_json
+from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 
 
 class ServedModel:
@@ -21,6 +26,7 @@ class ServedModel:
     def __init__(self, entry: ModelEntry, device: torch.device) -> None:
         """Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example."""
         self._device = device
+        self._spec = entry.spec
         self._wrapped = WrappedModel(entry.spec.load_model(device), depth=entry.depth)
         self._plan = self._plan_example(entry)
         # Only a model that reads values from its data can take more than one path.
@@ -33,6 +39,7 @@ class ServedModel:
             environment=self._wrapped.environment(),
             about=about(device),
             layers=len(self._plan.layers) if self._plan else 0,
+            preprocess_digest=entry.spec.preprocess_digest(),
         )
 
     def _plan_example(self, entry: ModelEntry) -> Plan | None:
@@ -91,8 +98,44 @@ class ServedModel:
         started = time.perf_counter_ns()
         early = EarlyOutput.unpack(recipe, header, payload, payload.nbytes + recipe.payload_bytes, disposable=True)
         decoded = time.perf_counter_ns()
+        return self._run(decoded - started, want_metrics, early, start=recipe.layer_id)
+
+    def admit_file(
+        self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
+    ) -> None:
+        """Checks that both sides read files alike, and that the payload is one file.
+
+        Raises BadFrame, TooLarge, InputMismatch or Disagreement.
+        """
+        check_suffix(suffix)
+        if preprocess_digest != self.identity.preprocess_digest:
+            raise Disagreement(
+                f'preprocessing of model "{self.identity.model_id}": client "{preprocess_digest[:80]}", server '
+                f'"{self.identity.preprocess_digest}" (settings, code, or libraries; the server has {_decoders()})'
+            )
+        announced = Parcel.check_header(header, max_bytes)
+        if announced != payload_bytes:
+            raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
+        _, sections = read_header(header)
+        if len(sections) != 1 or sections[0].dtype is not torch.uint8 or len(sections[0].shape) != 1:
+            raise BadFrame("a file comes as one tensor of bytes")
+
+    def compute_file(
+        self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
+    ) -> Computed:
+        """The whole model on an input file; reading it counts as decoding."""
+        started = time.perf_counter_ns()
+        _, (data,) = Parcel.tensors(header, payload, max_bytes)
+        args, kwargs = self._spec.preprocess_bytes(suffix, data.numpy().tobytes(), max_bytes)
+        args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
+        return self._run(time.perf_counter_ns() - started, want_metrics, *args, **kwargs)
+
+    def _run(
+        self, decode_ns: int, want_metrics: bool, /, *args: Any, start: int | None = None, **kwargs: Any
+    ) -> Computed:
+        """The tail from ``start``, or the whole model without it."""
         try:
-            output = self._wrapped.forward(early, start=recipe.layer_id)
+            output = self._wrapped.forward(*args, start=start, **kwargs)
             returned = time.perf_counter_ns()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # the kernels are only launched until here
@@ -103,16 +146,32 @@ class ServedModel:
         computed = time.perf_counter_ns()
         parcel = Parcel.of_value(output)
         durations = self._wrapped.durations()
+        layers = tuple(self._wrapped.get_layer_metrics()) if want_metrics else ()
+        forward = self._wrapped.get_forward_metrics() if want_metrics else None
         return Computed(
             header=parcel.header,
             buffers=parcel.buffers,
             nbytes=parcel.nbytes,
-            decode_ns=decoded - started,
-            inject_ns=durations["inject"],
-            compute_ns=durations["compute"] + computed - returned,
+            decode_ns=decode_ns,
+            inject_ns=durations.get("inject", 0),
+            compute_ns=durations.get("compute", durations.get("whole", 0)) + computed - returned,
             encode_ns=time.perf_counter_ns() - computed,
-            layers=tuple(self._wrapped.get_layer_metrics()) if want_metrics else (),
+            layers=layers,
+            forward=forward,
         )
+
+    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+        """The tails of the spec's example, measured now (`shared_hooks.profiling`)."""
+        example = self._spec.example(self._device)
+        if example is None:
+            raise CutRefused(f'model "{self.identity.model_id}" has no example input to profile: its spec names none')
+        options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds)
+        made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
+        return to_json(made)
+
+
+def _decoders() -> str:
+    return ", ".join(f"{name} {version}" for name, version in libraries().items())
 
 
 def about(device: torch.device) -> dict[str, str]:

@@ -42,7 +42,8 @@ class CloudServer:
     def __init__(self, core: Core, address: str) -> None:
         self.core = core
         # Every stream holds one thread of the pool for as long as it lives.
-        threads = core.limits.max_clients + SPARE_THREADS
+        limits = core.limits
+        threads = limits.max_clients + limits.max_probes + limits.max_profiles + SPARE_THREADS
         self._server = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="isthmus-grpc"),
             options=options(core.limits.max_message_bytes),

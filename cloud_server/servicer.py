@@ -12,8 +12,9 @@ from google.protobuf.message import DecodeError
 
 from cloud_server import wire
 from cloud_server.core import Core
+from cloud_server.probe import Probe
 from cloud_server.session import InFrame, Session
-from protos import chunks
+from protos import chunks, padding
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError
 
@@ -32,6 +33,13 @@ Incoming = InFrame | Malformed
 def parse(data: bytes) -> Incoming:
     try:
         return chunks.parse_client_frame(data)
+    except DecodeError:
+        return Malformed()
+
+
+def parse_probe(data: bytes) -> padding.Padding | Malformed:
+    try:
+        return padding.parse_frame(data)
     except DecodeError:
         return Malformed()
 
@@ -58,6 +66,27 @@ class SplitServicer:
         finally:
             session.disconnect()
 
+    def probe(
+        self, incoming: Iterator[padding.Padding | Malformed], context: grpc.ServicerContext
+    ) -> Iterator[split_pb2.ProbeReply | padding.Padding]:
+        """One stream of rounds."""
+        try:
+            with self._core.probing() as probe:
+                threading.Thread(target=_take_rounds, args=(probe, incoming), name="isthmus-probe", daemon=True).start()
+                yield from probe.frames()
+        except IsthmusError as error:
+            _abort(context, error)
+
+    def profile(
+        self, request: split_pb2.ProfileRequest, context: grpc.ServicerContext
+    ) -> Iterator[split_pb2.ProfileReply]:
+        """Progress, then the profile."""
+        try:
+            self._core.check_open()
+            yield from self._core.profiles.stream(request, context.is_active)
+        except IsthmusError as error:
+            _abort(context, error)
+
     def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
         """What is served."""
         return wire.model_list(self._core.identities)
@@ -67,6 +96,14 @@ class SplitServicer:
             "Session": grpc.stream_stream_rpc_method_handler(
                 self.session, request_deserializer=parse, response_serializer=chunks.serialize_server_frame
             ),
+            "Probe": grpc.stream_stream_rpc_method_handler(
+                self.probe, request_deserializer=parse_probe, response_serializer=padding.serialize_reply
+            ),
+            "Profile": grpc.unary_stream_rpc_method_handler(
+                self.profile,
+                request_deserializer=split_pb2.ProfileRequest.FromString,
+                response_serializer=split_pb2.ProfileReply.SerializeToString,
+            ),
             "ListModels": grpc.unary_unary_rpc_method_handler(
                 self.list_models,
                 request_deserializer=split_pb2.ListModelsRequest.FromString,
@@ -75,6 +112,21 @@ class SplitServicer:
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         server.add_registered_method_handlers(SERVICE, handlers)
+
+
+def _take_rounds(probe: Probe, incoming: Iterator[padding.Padding | Malformed]) -> None:
+    """Moves frames from the stream to the probe until either ends."""
+    error: IsthmusError | None = None
+    try:
+        for frame in incoming:
+            if isinstance(frame, Malformed):
+                error = BadFrame("a message that is no ProbeFrame")
+                break
+            if not probe.receive(frame):
+                return
+    except Exception as broken:  # gRPC raises a bare Exception here when the stream breaks
+        log.debug("a probe broke: %s", broken)
+    probe.end(error)
 
 
 def _take(session: Session, incoming: Iterator[Incoming]) -> None:

@@ -120,7 +120,11 @@ class Session:
             unfinished = self._receiving.pop(frame.id, None)
             if unfinished is not None:
                 self._core.abandon(unfinished)
-            missing = isinstance(error, Disagreement) and self._core.recipes.get(frame.recipe_digest) is None
+            missing = (
+                isinstance(error, Disagreement)
+                and not frame.HasField("file")
+                and self._core.recipes.get(frame.recipe_digest) is None
+            )
             self._fail(frame.id, error, retry=True if missing else None)
             return
         if answer is not None:
@@ -147,6 +151,10 @@ class Session:
         limit = self._core.limits.max_request_bytes
         if frame.payload_bytes > limit:
             raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; at most {limit} are accepted")
+        if frame.HasField("file"):
+            file = frame.file
+            self._engine.admit_file(file.suffix, file.preprocess_digest, frame.header, frame.payload_bytes, limit)
+            return Request(self, self._engine, None, frame)
         recipe = self._core.recipes.get(frame.recipe_digest)
         if recipe is None:
             raise Disagreement(f'no recipe "{frame.recipe_digest[:80]}" is held here; upload it, then ask again')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from cloud_server import measured
 from cloud_server.answers import Answer, Key
 from cloud_server.engine import Computed, Identity
 from cloud_server.handshake import PROTOCOL_VERSION
@@ -75,12 +76,13 @@ def message(error: BaseException) -> str:
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 4] + " ..."
 
 
-def answer(request: Request, computed: Computed, started_ns: int) -> Answer:
+def answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> Answer:
     """The answer to a request whose tail was started at ``started_ns`` (perf_counter)."""
     reply = split_pb2.ReplyHeader(
         id=request.key[1],
         header=computed.header,
         payload_bytes=computed.nbytes,
+        load=load,
         durations=split_pb2.Durations(
             receive_ns=request.complete_ns - request.began_ns,
             queue_ns=started_ns - request.complete_ns,
@@ -89,17 +91,8 @@ def answer(request: Request, computed: Computed, started_ns: int) -> Answer:
             compute_ns=computed.compute_ns,
             encode_ns=computed.encode_ns,
         ),
-        layers=[
-            split_pb2.LayerMetric(
-                layer_id=layer.layer_id,
-                name=layer.name,
-                layer_type=layer.layer_type,
-                inference_ns=layer.inference_ns,
-                output_bytes=layer.output_bytes,
-            )
-            for layer in computed.layers
-        ],
     )
+    measured.put(reply, computed.layers, computed.forward)
     return Answer(request.key, request.fingerprint, reply=reply, buffers=computed.buffers)
 
 
@@ -126,6 +119,7 @@ def model_list(identities: Iterable[Identity]) -> split_pb2.ListModelsReply:
                 structure_digest=identity.structure_digest,
                 plan_digest=identity.plan_digest,
                 layers=identity.layers,
+                preprocess_digest=identity.preprocess_digest,
             )
             for identity in identities
         ]

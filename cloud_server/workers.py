@@ -1,4 +1,4 @@
-"""The threads that compute: first come, first served."""
+"""The threads that compute: first come, first served, requests and profiles alike."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import queue
 import threading
 from collections.abc import Callable
 
-from cloud_server.request import Request
+Job = Callable[[], None]
+"""Raises nothing."""
 
 
 class Workers:
-    """``count`` threads that call ``work`` with one request after the other.
+    """``count`` threads that run one job after the other.
 
-    The queue has no bound of its own: the core admits no more requests than `Limits.max_pending`.
+    The queue has no bound of its own: the core admits no more requests than `Limits.max_pending`, and few profiles.
     """
 
-    def __init__(self, count: int, work: Callable[[Request], None]) -> None:
-        self._work = work
-        self._queue: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads = [
             # Daemons: nothing can interrupt a tail, and a process that must end now does not wait for one.
             threading.Thread(target=self._run, name=f"isthmus-worker-{number}", daemon=True)
@@ -26,8 +27,8 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def put(self, request: Request) -> None:
-        self._queue.put(request)
+    def put(self, job: Job) -> None:
+        self._queue.put(job)
 
     def stop(self, timeout: float = 1.0) -> None:
         """Lets the threads end after what they have; waits at most ``timeout`` seconds for each."""
@@ -37,6 +38,6 @@ class Workers:
             thread.join(timeout)
 
     def _run(self) -> None:
-        while (request := self._queue.get()) is not None:
-            self._work(request)
-            del request  # its payload would live until the next one comes
+        while (job := self._queue.get()) is not None:
+            job()
+            del job  # a request's payload would live until the next one comes

@@ -2,6 +2,7 @@
 
 client.py       `EdgeClient`: infer, infer_many
 many.py         many inputs, several under way, answers in order
+requests.py     head, request, answer; or everything here
 half.py         the model's half on this side
 answer.py       `Answer`, `Failure`, `Call`
 times.py        where the time of a request went
@@ -9,6 +10,9 @@ connection.py   the standing connection, broken and mended
 state.py        `State`: its life
 options.py      its limits; `KeepAlive`
 verdict.py      what the end of a stream means
+probing.py      what the link carries; the server's profile
+prober.py       rounds of bytes on a stream of their own
+local_server.py a cloud server of one's own on loopback
 stream.py       one gRPC stream
 outbox.py       what a stream has still to send; back-pressure
 exchange.py     one request and its answer

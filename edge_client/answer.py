@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from edge_client.times import Times
 
 if TYPE_CHECKING:
+    from edge_client.planning.link import Load
     from shared_hooks import LayerMetrics
+    from shared_hooks.metrics import ForwardMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class Answer:
 
     output: Any  # the model's own structure, tensors on the CPU
     request_id: int
-    split: str  # name of the layer after which the model was cut; "input": before the first
-    layer_id: int  # ... its id; -1 for "input"
+    split: str  # name of the layer after which the model was cut; "input": before the first; or a mode without a cut
+    layer_id: int | None  # ... its id; -1 for "input" and for an input file; None for "edge-only"
     times: Times  # rows that add up to `measured_ns`
     layers_edge: Sequence[LayerMetrics]
     layers_cloud: Sequence[LayerMetrics]
@@ -47,6 +49,9 @@ class Answer:
     sends: int  # 1, and one more for each time it was sent again
     measured_ns: int  # from the call to the decoded answer, by two readings of one clock
     finished_ns: int  # the second reading (`edge_client.times.now_ns`), for who wants to go on measuring
+    load: Load | None = None  # how busy the server was; None where none was asked, or it does not say
+    forward_edge: ForwardMetrics | None = None  # each side's forward as a whole; None without metrics
+    forward_cloud: ForwardMetrics | None = None
 
 
 @dataclass(frozen=True, slots=True)

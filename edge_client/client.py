@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, overload
 
@@ -16,40 +14,18 @@ from torch import nn
 from edge_client import wire
 from edge_client.answer import Answer, Call, Failure
 from edge_client.connection import Connection
-from edge_client.exchange import Exchange
-from edge_client.half import Cut, EdgeHalf, Head, Inputs
+from edge_client.half import Cut, EdgeHalf, Inputs
 from edge_client.many import in_order
 from edge_client.options import ConnectionOptions, KeepAlive, check_address, check_seconds
+from edge_client.planning.candidate import EDGE_ONLY
+from edge_client.requests import Done, Requests, Running, work_of
 from edge_client.state import Counters, State
-from edge_client.times import Stamps, Times, now_ns
+from edge_client.times import Stamps, now_ns
 from shared_hooks import WrappedModel
-from shared_hooks.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    Disagreement,
-    IsthmusError,
-    PlanMismatch,
-    ServerUnavailable,
-    UnknownModel,
-)
+from shared_hooks.errors import Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
 from shared_hooks.models import ModelSpec, pick_device, set_threads
 
 CONNECTION_ERRORS: Final = (ServerUnavailable, Disagreement, UnknownModel)  # no input's fault: the next would fail, too
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request on its way, with what is needed to finish it or to start it over."""
-
-    connection: Connection
-    exchange: Exchange
-    call: Call
-    cut: Cut
-    head: Head
-
-    @property
-    def settled(self) -> bool:
-        return self.exchange.settled
 
 
 class EdgeClient:
@@ -58,12 +34,14 @@ class EdgeClient:
         with EdgeClient("127.0.0.1:50051", "digits", split="stage2.0.conv1") as client:
             answer = client.infer(image)
 
-    `server` is ``HOST:PORT``. `model` is a name or spec that `load_spec` takes, a `ModelSpec`, or an ``nn.Module`` (in
-    eval mode, with its weights; then `model_id` is what the server calls it, and `example` its ``(args, kwargs)`` to
-    plan on, if the server's spec has one). `split` is the default cut: a layer's id or name, or "input" to send the
-    inputs themselves. Seconds: `deadline` for a request as a whole; `patience` to go without a server before giving up.
-    `max_in_flight` bounds the requests between head and answer, and with them the frontiers in memory. `codec` is
-    "raw" or "lz4". `metrics` asks for the layers' times on both sides. `threads` is a setting of the whole process.
+    `server` is ``HOST:PORT``, or None where everything runs here. `model` is a name or spec that `load_spec` takes, a
+    `ModelSpec`, or an ``nn.Module`` (in eval mode, with its weights; then `model_id` is what the server calls it, and
+    `example` its ``(args, kwargs)`` to plan on, if the server's spec has one). `split` is the default cut: a layer's id
+    or name, "input" (or "cloud-only") to send the inputs themselves, "cloud-only-file" to send input files as they
+    are, which the server then reads, or "edge-only": the whole model here, and no server is asked. Seconds: `deadline`
+    for a request as a whole; `patience` to go without a server before giving up. `max_in_flight` bounds the requests
+    between head and answer, and with them the frontiers in memory. `codec` is "raw" or "lz4". `metrics` asks for the
+    layers' times on both sides. `threads` is a setting of the whole process.
 
     Any thread may call `infer`. The constructor loads the model; `open` (or ``with``) plans, hashes and connects, and
     the first request does so otherwise. The connection's life is `State`.
@@ -71,7 +49,7 @@ class EdgeClient:
 
     def __init__(
         self,
-        server: str,
+        server: str | None,
         model: str | ModelSpec | nn.Module,
         split: Cut = "input",
         *,
@@ -89,7 +67,7 @@ class EdgeClient:
         max_answer_bytes: int = 1 << 30,
         keep_alive: KeepAlive | None = None,
     ) -> None:
-        self.server = check_address(server)
+        self.server = None if server is None else check_address(server)
         self.split = split
         self.deadline = check_seconds("deadline", deadline)
         self._options = ConnectionOptions(
@@ -103,11 +81,15 @@ class EdgeClient:
         self._half = EdgeHalf(
             model, self.device, model_id=model_id, example=example, depth=depth, codec=codec, metrics=metrics
         )
-        self._metrics = metrics
-        self._max_answer_bytes = max_answer_bytes
+        self.max_in_flight = max_in_flight
+        self.requests = Requests(
+            self._half,
+            self._connect,
+            max_in_flight=max_in_flight,
+            metrics=metrics,
+            max_answer_bytes=max_answer_bytes,
+        )
         self._client_id = uuid.uuid4().hex
-        self._ids = itertools.count(1)
-        self._places = threading.Semaphore(max_in_flight)
         self._opening = threading.Lock()
         self._connection: Connection | None = None
         self._closed = False
@@ -136,14 +118,21 @@ class EdgeClient:
 
     def prepare(self) -> EdgeClient:
         """Plan the example and hash the weights; no server is needed. `open` does it otherwise."""
-        self._connect()
+        if self.server is None:
+            self._half.plan_example()
+        else:
+            self._connect()
         return self
 
     def open(self, seconds: float | None = None) -> EdgeClient:
         """Plan, hash, connect and wait for the server's Welcome, ``seconds`` (default: `patience`) at most.
 
-        Raises ServerUnavailable, Disagreement (naming what differs), UnknownModel.
+        With "edge-only" for the default cut it plans, and connects to nobody. Raises ServerUnavailable, Disagreement
+        (naming what differs), UnknownModel.
         """
+        if self.split == EDGE_ONLY:
+            self._half.plan_example()
+            return self
         self._connect().open(self._options.patience if seconds is None else seconds)
         return self
 
@@ -173,8 +162,10 @@ class EdgeClient:
         InputMismatch, ModelFailed, ... (shared_hooks.errors). A model whose own arguments are called ``split`` or
         ``deadline`` takes them through `infer_many` and `Call`.
         """
-        stamps = Stamps()
-        return self._finish(self._begin(Call(args, kwargs), self._cut(split), stamps, self._until(deadline)))
+        stamps, cut = Stamps(), self._cut(split)
+        call = Call(args, kwargs)
+        work = work_of(args[0] if len(args) == 1 and not kwargs else call, cut) or call
+        return self.requests.finish(self.requests.begin(work, cut, stamps, self.until(deadline)))
 
     @overload
     def infer_many(
@@ -209,7 +200,8 @@ class EdgeClient:
 
         An input is a `Call`, a tuple of positional arguments, a dictionary of keyword arguments, or the only argument;
         with ``prepare`` it is anything, and ``prepare(input)`` gives ``(args, kwargs)`` (its time and its errors belong
-        to that input). Heads run in the caller's thread, between two answers.
+        to that input). With "cloud-only-file" it is an `InputItem` or a path, and preparing is the server's. Heads run
+        in the caller's thread, between two answers.
 
         ``failures="raise"`` ends the iteration with the first failure, at its place in the order; "return" yields a
         `Failure` there and goes on. Errors of the connection (`CONNECTION_ERRORS`) always end it. An iteration that is
@@ -217,103 +209,30 @@ class EdgeClient:
         sent from where it lies (one that was changed is noticed by its checksum, and fails).
         """
         cut = self._cut(split)
-        self._until(deadline)  # a wrong one is nobody's failure but the caller's
+        self.until(deadline)  # a wrong one is nobody's failure but the caller's
 
-        def start(item: Any) -> _Running:
-            stamps, until = Stamps(), self._until(deadline)
-            call = Call(*prepare(item)) if prepare else Call.of(item)
+        def start(item: Any) -> Running | Done:
+            stamps, until = Stamps(), self.until(deadline)
+            work = work_of(item, cut) or (Call(*prepare(item)) if prepare else Call.of(item))
             stamps.prepared = now_ns()
-            return self._begin(call, cut, stamps, until)
+            return self.requests.begin(work, cut, stamps, until)
 
         return in_order(
             inputs,
-            self._options.max_in_flight,
+            self.max_in_flight,
             start=start,
-            finish=self._finish,
-            cancel=lambda running: running.connection.cancel(running.exchange, Cancelled("the iteration was left")),
+            finish=self.requests.finish,
+            cancel=lambda running: self.requests.cancel(running, "the iteration was left"),
             fatal=CONNECTION_ERRORS,
             raise_failures=failures == "raise",
         )
-
-    def _begin(self, call: Call, cut: Cut, stamps: Stamps, until: float) -> _Running:
-        """Wait for a place, run the head, submit."""
-        connection = self._connect()
-        if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
-            most = self._options.max_in_flight
-            raise DeadlineExceeded(f"{most} requests are in flight and none was answered before the deadline")
-        stamps.admitted = now_ns()
-        try:
-            head = self._half.head(call, cut, stamps)
-            exchange = Exchange(
-                next(self._ids),
-                head.outgoing,
-                until=until,
-                stamps=stamps,
-                check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
-                want_metrics=self._metrics,
-                on_settled=self._places.release,
-            )
-        except BaseException:
-            self._places.release()
-            raise
-        connection.submit(exchange)
-        return _Running(connection, exchange, call, cut, head)
-
-    def _finish(self, running: _Running) -> Answer:
-        """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more."""
-        try:
-            return self._collect(running)
-        except PlanMismatch as error:
-            if running.exchange.error is not error:
-                raise
-        old = running.exchange.stamps
-        self._half.plan(running.call)
-        stamps = Stamps(called=old.called, prepared=old.prepared)
-        stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared)
-        return self._collect(self._begin(running.call, running.cut, stamps, running.exchange.until))
-
-    def _collect(self, running: _Running) -> Answer:
-        exchange, connection = running.exchange, running.connection
-        try:
-            if not exchange.wait():
-                connection.cancel(exchange, self._too_late(exchange, connection))
-        except BaseException:
-            connection.cancel(exchange, Cancelled("the caller was interrupted"))
-            raise
-        stamps = exchange.stamps
-        stamps.taken = now_ns()
-        if exchange.error is not None:
-            raise exchange.error
-        assert exchange.reply is not None
-        output = self._half.output(exchange)
-        stamps.unpacked = finished = now_ns()
-        return Answer(
-            output=output,
-            request_id=exchange.id,
-            split=running.head.split,
-            layer_id=running.head.layer_id,
-            times=Times.from_stamps(stamps, wire.server_times(exchange.reply.durations)),
-            layers_edge=running.head.layers,
-            layers_cloud=wire.layer_metrics(exchange.reply),
-            bytes_up=exchange.bytes_up,
-            bytes_down=exchange.bytes_down,
-            sends=exchange.sends,
-            measured_ns=finished - stamps.called,
-            finished_ns=finished,
-        )
-
-    def _too_late(self, exchange: Exchange, connection: Connection) -> IsthmusError:
-        what = f"no answer from {self.server} to request {exchange.id} before its deadline"
-        if connection.state is not State.READY:
-            return ServerUnavailable(f"{what}: no connection (last: {connection.last_reason})")
-        if exchange.put_off_by is not None:
-            return DeadlineExceeded(f"{what}: put off {exchange.put_offs} times (last: {exchange.put_off_by})")
-        return DeadlineExceeded(what)
 
     def _connect(self) -> Connection:
         with self._opening:
             if self._closed:
                 raise Cancelled("the client is closed")
+            if self.server is None:
+                raise SpecError('no server: this client was made without one, for split="edge-only"')
             if self._connection is None:
                 self._connection = Connection(self.server, self._half.greeting(self._client_id), self._options)
             return self._connection
@@ -321,5 +240,6 @@ class EdgeClient:
     def _cut(self, split: Cut | None) -> Cut:
         return self.split if split is None else split
 
-    def _until(self, deadline: float | None) -> float:
+    def until(self, deadline: float | None) -> float:
+        """``time.monotonic()`` at which a request of now is given up. Raises SpecError."""
         return time.monotonic() + check_seconds("deadline", self.deadline if deadline is None else deadline)

@@ -15,13 +15,17 @@ from shared_hooks.errors import BadFrame, IsthmusError
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A packed frontier, as the connection sees it: bytes and the digest of the recipe that explains them."""
+    """A packed frontier, as the connection sees it: bytes and the digest of the recipe that explains them.
+
+    ``file``: the payload is an input file of this kind instead, and there is no recipe.
+    """
 
     recipe_digest: str
     recipe_data: bytes
     header: bytes
     buffers: tuple[memoryview, ...]
     nbytes: int
+    file: split_pb2.FileInput | None = None
 
 
 class Exchange:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from edge_client import wire
 from edge_client.answer import Call
 from edge_client.exchange import Exchange, Outgoing
+from edge_client.planning.candidate import CLOUD_FILE
 from edge_client.times import Stamps, now_ns
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, LayerMetrics, WrappedModel
-from shared_hooks.errors import IsthmusError, ModelFailed, SpecError
+from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError
 from shared_hooks.hierarchy import holder_modules
+from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.example import to_device
+from shared_hooks.models.uploads import check_suffix
 from shared_hooks.parcel import CODECS
-from shared_hooks.trees import classes_of
+from shared_hooks.trees import classes_of, flatten, unflatten
 
 Cut = int | str
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -35,6 +40,16 @@ class Head:
     split: str
     layer_id: int
     layers: list[LayerMetrics]
+    forward: ForwardMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The model run here from end to end."""
+
+    output: Any
+    layers: list[LayerMetrics]
+    forward: ForwardMetrics | None
 
 
 class EdgeHalf:
@@ -67,8 +82,8 @@ class EdgeHalf:
         self.wrapped = WrappedModel(module, depth=depth, metrics=metrics)
         self._example = example
         self._codec = codec
-        self._metrics = metrics
         self._find = classes_of(holder_modules(module))
+        self._preprocess_digest: str | None = None
 
     def greeting(self, client_id: str) -> split_pb2.ClientFrame:
         """Plan the example, hash the weights: what the server must agree on."""
@@ -77,10 +92,14 @@ class EdgeHalf:
             model_id=self.model_id,
             weights_hash=self.wrapped.weights_hash(),
             structure_digest=self.wrapped.structure_digest(),
-            plan_digest="" if self._example is None else self.plan(Call(*self._example)),
+            plan_digest=self.plan_example(),
             environment=self.wrapped.environment(),
             about={"torch": torch.__version__, "python": platform.python_version(), "device": str(self.device)},
         )
+
+    def plan_example(self) -> str:
+        """Plan the spec's example; the plan's digest, empty when there is none."""
+        return "" if self._example is None else self.plan(Call(*self._example))
 
     def plan(self, call: Call) -> str:
         """Plan this call, or add the path that it takes; the plan's digest."""
@@ -92,26 +111,64 @@ class EdgeHalf:
 
         Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
         """
+        early: EarlyOutput = self._run("head", call, stamps, end=cut)
+        layers, forward = self._measured()
+        stamps.computed = now_ns()
+        outgoing = wire.outgoing(early, self._codec)
+        stamps.packed = now_ns()
+        return Head(outgoing, early.layer_name, early.layer_id, layers, forward)
+
+    def whole(self, call: Call, stamps: Stamps) -> Whole:
+        """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
+        output = self._run("whole", call, stamps)
+        layers, forward = self._measured()
+        stamps.computed = now_ns()
+        if self.device.type != "cpu":
+            structure, tensors = flatten(output)
+            output = unflatten(structure, [tensor.cpu() for tensor in tensors], self._find)
+        stamps.unpacked = now_ns()
+        return Whole(output, layers, forward)
+
+    def file(self, path: Path, stamps: Stamps) -> Head:
+        """Read and pack an input file as it is. Raises SpecError without a spec, and InputMismatch."""
+        if self.spec is None:
+            raise SpecError("a client made with a module has no spec to say how the server reads input files")
+        suffix = check_suffix(path.suffix)
+        try:
+            data = np.fromfile(path, dtype=np.uint8)
+        except OSError as error:
+            raise InputMismatch(f"{path} cannot be read: {error.strerror or error}") from error
+        stamps.computed = now_ns()
+        if self._preprocess_digest is None:
+            self._preprocess_digest = self.spec.preprocess_digest()
+        outgoing = wire.outgoing_file(torch.from_numpy(data), suffix, self._preprocess_digest)
+        stamps.packed = now_ns()
+        return Head(outgoing, CLOUD_FILE, -1, [])
+
+    def output(self, exchange: Exchange) -> Any:
+        """The model's output from an answered exchange, on the CPU."""
+        return wire.answer_value(exchange, self._find)
+
+    def _run(self, part: str, call: Call, stamps: Stamps, **cut: Cut) -> Any:
+        """The head or the whole; its own time goes to ``stamps.head_ns``."""
         args, kwargs = self._placed(call)
         try:
-            early: EarlyOutput = self.wrapped.forward(*args, end=cut, **kwargs)
+            output = self.wrapped.forward(*args, **cut, **kwargs)
             returned = now_ns()
             if self.device.type == "cuda":  # else the device's time would count as encoding
                 torch.cuda.synchronize(self.device)
         except IsthmusError:
             raise
         except Exception as error:
-            raise ModelFailed(f"the head of {self.model_id} raised {type(error).__name__}: {error}") from error
-        stamps.head_ns = self.wrapped.durations().get("head", 0) + now_ns() - returned
-        layers = self.wrapped.get_layer_metrics() if self._metrics else []
-        stamps.computed = now_ns()
-        outgoing = wire.outgoing(early, self._codec)
-        stamps.packed = now_ns()
-        return Head(outgoing, early.layer_name, early.layer_id, layers)
+            what = f"the head of {self.model_id}" if part == "head" else self.model_id
+            raise ModelFailed(f"{what} raised {type(error).__name__}: {error}") from error
+        stamps.head_ns = self.wrapped.durations().get(part, 0) + now_ns() - returned
+        return output
 
-    def output(self, exchange: Exchange) -> Any:
-        """The model's output from an answered exchange, on the CPU."""
-        return wire.answer_value(exchange, self._find)
+    def _measured(self) -> tuple[list[LayerMetrics], ForwardMetrics | None]:
+        if not self.wrapped.metrics_enabled:
+            return [], None
+        return self.wrapped.get_layer_metrics(), self.wrapped.get_forward_metrics()
 
     def _placed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = call.args, dict(call.kwargs)

@@ -166,7 +166,7 @@ class Outbox(Iterator[wire.ClientFrame]):
         outgoing = exchange.outgoing
         if outgoing is None:
             return
-        if outgoing.recipe_digest not in self._recipes:
+        if outgoing.file is None and outgoing.recipe_digest not in self._recipes:
             self._recipes.add(outgoing.recipe_digest)
             yield wire.recipe_frame(outgoing)
         left = outgoing.nbytes

@@ -6,7 +6,15 @@ from typing import Any, Final, cast
 
 import grpc
 
-from shared_hooks.errors import BadFrame, Disagreement, IsthmusError, UnknownModel
+from shared_hooks.errors import (
+    BadFrame,
+    Disagreement,
+    IsthmusError,
+    RemoteError,
+    ServerUnavailable,
+    UnknownModel,
+    by_name,
+)
 
 # Every other status is a break: a killed server shows as UNAVAILABLE, INTERNAL, UNKNOWN or CANCELLED.
 _FINAL: Final[dict[grpc.StatusCode, type[IsthmusError]]] = {
@@ -24,6 +32,18 @@ def final_error(error: grpc.RpcError, address: str) -> IsthmusError | None:
     call = _call(error)
     made = _FINAL.get(call.code())
     return made(f"{address} refused: {call.details()}") if made else None
+
+
+def refusal(error: grpc.RpcError, address: str) -> IsthmusError:
+    """What a call ended with, by the name that an Isthmus server gives it; `ServerUnavailable` for what has none."""
+    call = _call(error)
+    if call.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return Disagreement(f"{address} cannot be asked for this: an older server, or another one ({call.details()})")
+    name, colon, text = (call.details() or "").partition(": ")
+    made = by_name(name) if colon else RemoteError
+    if made is RemoteError:
+        return final_error(error, address) or ServerUnavailable(f"{address}: {reason(error)}")
+    return made(f"{text} (reported by {address})")
 
 
 def reason(error: grpc.RpcError) -> str:

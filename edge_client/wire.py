@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import torch
+
 from edge_client.exchange import Exchange, Outgoing
+from edge_client.planning.link import Load
 from edge_client.times import ServerTimes
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import EarlyOutput, LayerMetrics, Parcel
+from shared_hooks import EarlyOutput, Parcel
 from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.trees import ClassFinder
 
 PROTOCOL_VERSION: Final = 1
@@ -64,6 +68,7 @@ def request_frame(exchange: Exchange, outgoing: Outgoing) -> split_pb2.ClientFra
             payload_bytes=outgoing.nbytes,
             deadline_ms=min(2**32 - 1, max(1, int(exchange.remaining() * 1000))),
             want_metrics=exchange.want_metrics,
+            file=outgoing.file,
         )
     )
 
@@ -72,6 +77,20 @@ def outgoing(early: EarlyOutput, codec: str) -> Outgoing:
     """A frontier (`shared_hooks.EarlyOutput`) as bytes; the buffers are views, nothing is joined."""
     parcel = early.pack(codec=codec)
     return Outgoing(early.recipe.digest, early.recipe.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes)
+
+
+def outgoing_file(data: torch.Tensor, suffix: str, preprocess_digest: str) -> Outgoing:
+    """An input file's bytes (uint8), as they are."""
+    parcel = Parcel.of_tensors(None, [data])
+    file = split_pb2.FileInput(suffix=suffix, preprocess_digest=preprocess_digest)
+    return Outgoing("", b"", parcel.header, parcel.buffers, parcel.nbytes, file)
+
+
+def load(reply: split_pb2.ReplyHeader) -> Load | None:
+    """How busy the server was; None from one that does not say."""
+    if not reply.HasField("load"):
+        return None
+    return Load(reply.load.pending, reply.load.workers, reply.load.queue_ns)
 
 
 def check_answer(header: bytes, announced: int, max_bytes: int) -> None:
@@ -89,18 +108,9 @@ def answer_value(exchange: Exchange, find: ClassFinder) -> Any:
     return Parcel.to_value(exchange.reply.header, exchange.payload, find)
 
 
-def layer_metrics(reply: split_pb2.ReplyHeader) -> list[LayerMetrics]:
-    """The times of the tail's layers, as the server measured them."""
-    return [
-        LayerMetrics(
-            layer_id=layer.layer_id,
-            name=layer.name,
-            layer_type=layer.layer_type,
-            inference_ns=layer.inference_ns,
-            output_bytes=layer.output_bytes,
-        )
-        for layer in reply.layers
-    ]
+def forward_metrics(reply: split_pb2.ReplyHeader) -> ForwardMetrics | None:
+    """The tail as a whole; None without metrics."""
+    return None
 
 
 def server_times(durations: split_pb2.Durations) -> ServerTimes:

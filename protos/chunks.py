@@ -6,7 +6,7 @@ the other side. Here one join serializes it, and the parsed chunk is a view of t
 those of the generated classes (the tests hold them together), so either end may use either. Measured on loopback, a
 round trip of 3.2 MB in chunks of 1 MiB: 3.5 ms with the generated code, 2.3 ms with these functions.
 
-This is the only module that knows protobuf's encoding (https://protobuf.dev/programming-guides/encoding/).
+Only this module and `protos.padding` know protobuf's encoding (https://protobuf.dev/programming-guides/encoding/).
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ def _serialize(frame: Message | ChunkFrame, tag: int) -> bytes:
     nbytes = frame.nbytes
     prefix = b""  # proto3: a field that is zero or empty is left out
     if frame.id:
-        prefix += bytes((_ID,)) + _varint(frame.id)
+        prefix += bytes((_ID,)) + varint(frame.id)
     if frame.offset:
-        prefix += bytes((_OFFSET,)) + _varint(frame.offset)
+        prefix += bytes((_OFFSET,)) + varint(frame.offset)
     if nbytes:
-        prefix += bytes((_DATA,)) + _varint(nbytes)
-    return b"".join((bytes((tag,)), _varint(len(prefix) + nbytes), prefix, *frame.pieces))
+        prefix += bytes((_DATA,)) + varint(nbytes)
+    return b"".join((bytes((tag,)), varint(len(prefix) + nbytes), prefix, *frame.pieces))
 
 
 def _parse(data: bytes, tag: int) -> ChunkFrame | None:
@@ -108,23 +108,24 @@ def _parse(data: bytes, tag: int) -> ChunkFrame | None:
     if len(data) < 2 or data[0] != tag:
         return None
     try:
-        size, at = _read_varint(data, 1)
+        size, at = read_varint(data, 1)
         if at + size != len(data):
             return None
         id = offset = 0
         if data[at] == _ID:
-            id, at = _read_varint(data, at + 1)
+            id, at = read_varint(data, at + 1)
         if data[at] == _OFFSET:
-            offset, at = _read_varint(data, at + 1)
+            offset, at = read_varint(data, at + 1)
         if data[at] != _DATA:
             return None
-        size, at = _read_varint(data, at + 1)
+        size, at = read_varint(data, at + 1)
     except (IndexError, DecodeError):
         return None
     return ChunkFrame(id, offset, (memoryview(data)[at:],)) if at + size == len(data) else None
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Base 128, the lowest groups first."""
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)
@@ -133,7 +134,7 @@ def _varint(value: int) -> bytes:
     return bytes(groups)
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """(value, position after it); IndexError where the data end, DecodeError for more than 64 bits."""
     value = shift = 0
     while shift < 63:

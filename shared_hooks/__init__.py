@@ -9,7 +9,7 @@ output = other.forward(EarlyOutput.from_bytes(data), start="layer3.0.conv1")
 
 from shared_hooks import errors
 from shared_hooks.early import EarlyOutput
-from shared_hooks.metrics import LayerMetrics
+from shared_hooks.metrics import ForwardMetrics, LayerMetrics, TensorShape
 from shared_hooks.parcel import Parcel
 from shared_hooks.plan import LayerInfo, Plan
 from shared_hooks.recipe import Recipe
@@ -19,6 +19,7 @@ from shared_hooks.wrapped import WrappedModel
 
 __all__ = [
     "EarlyOutput",
+    "ForwardMetrics",
     "HookExitException",
     "LayerInfo",
     "LayerMetrics",
@@ -26,6 +27,7 @@ __all__ = [
     "Plan",
     "Recipe",
     "Report",
+    "TensorShape",
     "WrappedModel",
     "errors",
 ]

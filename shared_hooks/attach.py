@@ -33,6 +33,12 @@ class Runner(Protocol):
         """Something went wrong that must not be lost, even if the model's own code catches the exception."""
 
 
+class Watching(Protocol):
+    """What observers leave on a shim: they are shown the module's call, in a session or outside one."""
+
+    def call(self, shim: Shim, session: Runner | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
 running: ContextVar[Runner | None] = ContextVar("isthmus_session", default=None)
 
 
@@ -42,6 +48,7 @@ class Shim:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.users = 0
+        self.watching: Watching | None = None
         self.before = module.__dict__.get("forward", _ABSENT)
         self.forward: Callable[..., Any] = module.forward
         # transformers reads inspect.signature(model.forward); __wrapped__ keeps it the model's own
@@ -49,6 +56,8 @@ class Shim:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         session = running.get()
+        if self.watching is not None:
+            return self.watching.call(self, session, args, kwargs)
         if session is None:
             return self.forward(*args, **kwargs)
         return session.call(self.module, self.forward, args, kwargs)
@@ -65,7 +74,7 @@ class Shim:
         return functools.partial, (type(self.module).forward, self.module)
 
 
-def attach(module: nn.Module) -> None:
+def attach(module: nn.Module) -> Shim:
     """Install the shim, or count one more user of the one that is there."""
     with _lock:
         shim = module.__dict__.get("forward")
@@ -73,6 +82,7 @@ def attach(module: nn.Module) -> None:
             shim = Shim(module)
             module.__dict__["forward"] = shim
         shim.users += 1
+        return shim
 
 
 def detach(module: nn.Module) -> None:

@@ -18,7 +18,7 @@ from shared_hooks.cutting import Capture, Cutting
 from shared_hooks.early import EarlyOutput
 from shared_hooks.following import Follower
 from shared_hooks.hierarchy import ModuleInfo
-from shared_hooks.metrics import HostClock, StreamClock
+from shared_hooks.measuring import Measurement
 from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
 from shared_hooks.plan import Plan
 from shared_hooks.recipe import Recipe
@@ -36,14 +36,14 @@ class HeadSession(Session):
     def __init__(
         self,
         modules: dict[nn.Module, ModuleInfo],
-        clock: HostClock | StreamClock | None,
+        measurement: Measurement | None,
         save: set[int | str],
         plan: Plan,
         cutting: Cutting,
         recipe: Recipe,
         inputs: list[torch.Tensor],
     ) -> None:
-        super().__init__(modules, clock, save)
+        super().__init__(modules, measurement, save)
         self.plan = plan
         self.cutting = cutting
         self.recipe = recipe

@@ -69,3 +69,8 @@ def near(name: str, known: Iterable[str]) -> str:
     """``" Did you mean a, b?"`` or nothing."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
+
+
+def call_name(path: str, number: int) -> str:
+    """What a module's call is called: the module's path, with ``#n`` from the second call on."""
+    return path if number == 1 else f"{path}#{number}"

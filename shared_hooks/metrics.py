@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,27 @@ class TensorShape:
 NOT_SAMPLED = Reading.unavailable("not sampled")
 
 
+LAYER_READINGS = (
+    "energy",
+    "mean_power",
+    "memory_allocated",
+    "memory_peak",
+    "cpu_utilisation",
+    "gpu_utilisation",
+    "memory_utilisation",
+)
+FORWARD_READINGS = ("energy", "mean_power", "memory_peak")
+
+
 @dataclass(frozen=True)
 class LayerMetrics:
     """One layer call. Times in nanoseconds, sizes in bytes; a `Reading` says how it was come by.
 
-    ``inference_ns``: from before its forward to after it. ``cpu_ns``: processor time spent meanwhile. ``energy`` in
-    joules, ``mean_power`` in watts. ``memory_allocated``: bytes held when it was done; ``memory_peak``: the most while
-    it ran. Utilisations in per cent, of all processors (``cpu``), of the GPU, of the memory of this machine.
+    ``inference_ns``: from before its forward to after it. ``cpu_ns``: processor time spent meanwhile, of the thread
+    that runs the model where torch computes with one thread, else of the whole process, this library's sampling and
+    other requests included. ``energy`` in joules, ``mean_power`` in watts, both of whole devices: whatever else they
+    did is in it. ``memory_allocated``: bytes held when it was done; ``memory_peak``: the most while it ran.
+    Utilisations in per cent, of all processors (``cpu``), of the GPU, of the memory of this machine.
     """
 
     layer_id: int
@@ -56,18 +70,6 @@ class LayerMetrics:
         return self.inference_ns / 1e9
 
     def as_dict(self) -> dict[str, Any]:
-        readings = {
-            name: getattr(self, name).as_dict()
-            for name in (
-                "energy",
-                "mean_power",
-                "memory_allocated",
-                "memory_peak",
-                "cpu_utilisation",
-                "gpu_utilisation",
-                "memory_utilisation",
-            )
-        }
         return {
             "layer_id": self.layer_id,
             "name": self.name,
@@ -76,13 +78,18 @@ class LayerMetrics:
             "output_bytes": self.output_bytes,
             "outputs": [str(output) for output in self.outputs],
             "cpu_time": None if self.cpu_ns is None else self.cpu_ns / 1e9,
-            **readings,
+            **{name: getattr(self, name).as_dict() for name in LAYER_READINGS},
         }
 
 
 @dataclass(frozen=True)
 class ForwardMetrics:
-    """A forward as a whole: what its layers add up to, and what lies outside them. ``layers + outside == total``."""
+    """A forward as a whole: what its layers add up to, and what lies outside them. ``layers + outside == total``.
+
+    The whole model, with the looking up of its plan; or a head, with the cutting out of its frontier; or a tail:
+    placing the frontier, the replay of the prefix, the layers after the cut. ``cpu_ns`` and the readings are as in
+    `LayerMetrics`.
+    """
 
     total_ns: int
     layers_ns: int
@@ -96,37 +103,24 @@ class ForwardMetrics:
         """Nanoseconds in no layer: functional code, Python between the layers, replay and banking at a cut."""
         return self.total_ns - self.layers_ns
 
-
-class HostClock:
-    """Marks are readings of the performance counter."""
-
-    def mark(self) -> Any:
-        return time.perf_counter_ns()
-
-    def between(self, start: Any, stop: Any) -> int:
-        return int(stop - start)
-
-
-class StreamClock:
-    """Marks are events on the current CUDA stream, read after the forward: no layer waits for the device."""
-
-    def mark(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between(self, start: Any, stop: Any) -> int:
-        stop.synchronize()
-        return int(start.elapsed_time(stop) * 1e6)
-
-
-def clock_for(device: torch.device) -> HostClock | StreamClock:
-    """The clock that sees the work of a device."""
-    return StreamClock() if device.type == "cuda" else HostClock()
+    def as_dict(self) -> dict[str, Any]:
+        """Times in seconds."""
+        return {
+            "total_time": self.total_ns / 1e9,
+            "layers_time": self.layers_ns / 1e9,
+            "outside_time": self.outside_ns / 1e9,
+            "cpu_time": None if self.cpu_ns is None else self.cpu_ns / 1e9,
+            **{name: getattr(self, name).as_dict() for name in FORWARD_READINGS},
+        }
 
 
 def output_bytes(output: Any) -> int:
     """Bytes of all tensors of an output."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs_of(output))
+
+
+def outputs_of(output: Any) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+    """Shape and dtype of every tensor of an output; as little work as can be, for it is done in the forward."""
     if isinstance(output, torch.Tensor):
-        return int(output.numel()) * output.itemsize
-    return sum(int(tensor.numel()) * tensor.itemsize for tensor in tensors_in(output))
+        return ((output.shape, output.dtype),)
+    return tuple((tensor.shape, tensor.dtype) for tensor in tensors_in(output))

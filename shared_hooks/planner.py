@@ -40,6 +40,8 @@ class Planner:
         self._obstacle = "call plan() or forward() with example inputs first"
         self._impossible: set[str] = set()
         self._lock = threading.RLock()
+        self.made = 0
+        """How often the model was recorded."""
 
     @property
     def latest(self) -> Plan:
@@ -60,6 +62,7 @@ class Planner:
         """Record the model on these inputs; a path that is known already gives the plan that is known."""
         key, digest, around = context.signature(self._modules, self.weight(), args, kwargs)
         with self._lock:
+            self.made += 1
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
             trace = self._record_quietly(args, kwargs, settle=not paths)

@@ -14,8 +14,9 @@ from torch import nn
 
 from shared_hooks.attach import running
 from shared_hooks.fastpath import fast_path_off
-from shared_hooks.hierarchy import ModuleInfo
-from shared_hooks.metrics import HostClock, LayerMetrics, StreamClock, output_bytes
+from shared_hooks.hierarchy import ModuleInfo, call_name
+from shared_hooks.measuring import Measurement
+from shared_hooks.metrics import LayerMetrics, outputs_of
 from shared_hooks.trees import tensors_in
 
 
@@ -26,9 +27,24 @@ class HookExitException(BaseException):
     """
 
 
+class Unseen:
+    """Runs modules as they are, for runs that are nobody's forward: no session, and nothing for observers."""
+
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return forward(*args, **kwargs)
+
+    def failed(self, error: BaseException) -> None:
+        """Whoever runs it sees what it raises."""
+
+
+UNSEEN = Unseen()
+
+
 def run_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The whole model in no session, under the conditions of one: without gradients and without the fast path."""
-    token = running.set(None)
+    token = running.set(UNSEEN)
     try:
         with torch.no_grad(), fast_path_off():
             return model(*args, **kwargs)
@@ -53,16 +69,15 @@ class Session:
     def __init__(
         self,
         modules: dict[nn.Module, ModuleInfo],
-        clock: HostClock | StreamClock | None,
+        measurement: Measurement | None,
         save: Set[int | str] = frozenset(),
     ) -> None:
         self.modules = modules
-        self.clock = clock
+        self.measurement = measurement
         self.save = save
         self.stack: list[Frame] = []
         self.counts: dict[str, int] = {}
         self.next_layer = 0
-        self.measured: list[tuple[int, Frame, Any, Any, int]] = []
         self.banked: dict[int | str, Any] = {}
         self.failure: BaseException | None = None
 
@@ -87,16 +102,22 @@ class Session:
         if stack:
             stack[-1].has_child = True
         stack.append(frame)
-        clock = self.clock
-        start = clock.mark() if clock is not None else None
+        measurement = self.measurement
+        if measurement is not None:
+            cpu = measurement.cpu()
+            start = measurement.mark()
         try:
             output = forward(*args, **kwargs)
         finally:
             stack.pop()
         self.module_done(frame, output)
         if not frame.has_child:
-            if clock is not None:
-                self.measured.append((self.next_layer, frame, start, clock.mark(), output_bytes(output)))
+            if measurement is not None:
+                stop = measurement.mark()
+                memory = measurement.memory() if measurement.memory is not None else None
+                measurement.layers.append(
+                    (self.next_layer, info, number, start, stop, cpu, measurement.cpu(), outputs_of(output), memory)
+                )
             self.layer_done(frame, output)
             self.next_layer += 1
         return output
@@ -117,18 +138,12 @@ class Session:
 
     def metrics(self) -> list[LayerMetrics]:
         """The measured layers, in order."""
-        if self.clock is None:
-            return []
-        between = self.clock.between
-        return [
-            LayerMetrics(number, layer_name(frame), frame.info.module_type, between(start, stop), size)
-            for number, frame, start, stop, size in self.measured
-        ]
+        return [] if self.measurement is None else self.measurement.layer_metrics()
 
 
 def layer_name(frame: Frame) -> str:
     """The module path, with ``#n`` from the second call on."""
-    return frame.info.path if frame.number == 1 else f"{frame.info.path}#{frame.number}"
+    return call_name(frame.info.path, frame.number)
 
 
 def snapshot(value: Any) -> Any:

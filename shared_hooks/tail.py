@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import PlanMismatch
 from shared_hooks.hierarchy import ModuleInfo
-from shared_hooks.metrics import HostClock, StreamClock
+from shared_hooks.measuring import Measurement
 from shared_hooks.operations import REFLECTED, Kind, arguments_of, is_form, is_mapped, kind_of, name_of
 from shared_hooks.parcel import ALIGN
 from shared_hooks.placeholder import Placeholder
@@ -35,12 +35,12 @@ class TailSession(Session):
     def __init__(
         self,
         modules: dict[nn.Module, ModuleInfo],
-        clock: HostClock | StreamClock | None,
+        measurement: Measurement | None,
         save: set[int | str],
         early: EarlyOutput,
         device: torch.device,
     ) -> None:
-        super().__init__(modules, clock, save)
+        super().__init__(modules, measurement, save)
         self.recipe = early.recipe
         self.steps = early.recipe.steps
         self.device = device

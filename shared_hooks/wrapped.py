@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from shared_hooks import agreement, attach, context, hierarchy
+from shared_hooks.counters import sampler
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMismatch, UnknownLayer
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.head import Diverged, HeadSession, Watch
-from shared_hooks.metrics import LayerMetrics, clock_for
+from shared_hooks.measuring import Measurement, gpu_of
+from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 from shared_hooks.plan import Cut, LayerInfo, Plan
 from shared_hooks.planner import Planner
 from shared_hooks.report import Report
@@ -79,6 +81,8 @@ class WrappedModel:
         `forward` plans by itself on a new input signature. An input that takes another path than those known adds it.
         """
         self._check_attached()
+        if self.metrics_enabled:
+            sampler.touch(gpu_of(self.device))  # so that sensors are found by the time of the first forward
         return self._planner.plan(args, kwargs)
 
     @property
@@ -114,11 +118,14 @@ class WrappedModel:
             return self._tail(early, start)
         if end is not None:
             return self._head(end, args, kwargs)
+        measurement, made = self._measurement(), self._planner.made
         self._check_saved(self._planner.plans_if_possible(args, kwargs))
-        session = self._session(Session)
+        if self._planner.made != made:
+            measurement = self._measurement()  # looking a plan up belongs to the forward, making one does not
         started = time.perf_counter_ns()
+        session = Session(self._modules, measurement, self._save)
         output = self._whole(session, args, kwargs)
-        self._finish(session, {"whole": time.perf_counter_ns() - started})
+        self._finish(session, {"whole": _ended(session) - started})
         return output
 
     __call__ = forward
@@ -132,9 +139,12 @@ class WrappedModel:
                 for plan in plans:
                     plan.layer_id(layer)
 
+    def _measurement(self) -> Measurement | None:
+        """Begins now."""
+        return Measurement(self.device) if self.metrics_enabled else None
+
     def _session(self, kind: Callable[..., Any], *more: Any) -> Any:
-        clock = clock_for(self.device) if self.metrics_enabled else None
-        return kind(self._modules, clock, self._save, *more)
+        return kind(self._modules, self._measurement(), self._save, *more)
 
     def _whole(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.no_grad(), _running(session), fast_path_off():
@@ -158,8 +168,8 @@ class WrappedModel:
     def _head_on(self, plan: Plan, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
         cutting, recipe = plan.cutting(end)
         self._check_saved([plan])
-        session: HeadSession = self._session(HeadSession, plan, cutting, recipe, flatten((args, kwargs))[1])
         started = time.perf_counter_ns()
+        session: HeadSession = self._session(HeadSession, plan, cutting, recipe, flatten((args, kwargs))[1])
         try:
             with torch.no_grad():
                 if recipe.layer_id >= 0:
@@ -168,7 +178,7 @@ class WrappedModel:
                 early = session.early()
         finally:
             session.release()
-        self._finish(session, {"head": time.perf_counter_ns() - started})
+        self._finish(session, {"head": _ended(session) - started})
         return early
 
     def _until_cut(self, session: HeadSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -209,7 +219,7 @@ class WrappedModel:
             raise session.failure
         if not session.resumed:
             raise session.mismatch("the model returned")
-        ended = time.perf_counter_ns()
+        ended = _ended(session)
         self._finish(session, {"inject": session.resumed_at - started, "compute": ended - session.resumed_at})
         return output
 
@@ -238,6 +248,11 @@ class WrappedModel:
         """One record per layer call of this thread's last forward."""
         session: Session | None = getattr(self._own, "session", None)
         return [] if session is None else session.metrics()
+
+    def get_forward_metrics(self) -> ForwardMetrics | None:
+        """This thread's last forward as a whole; None before the first, and without metrics."""
+        session: Session | None = getattr(self._own, "session", None)
+        return None if session is None or session.measurement is None else session.measurement.forward_metrics()
 
     def durations(self) -> dict[str, int]:
         """Nanoseconds of this thread's last forward: ``head``, or ``inject`` and ``compute``, or ``whole``."""
@@ -278,6 +293,13 @@ class WrappedModel:
     def _check_attached(self) -> None:
         if not self._attached:
             raise PlanMismatch("this WrappedModel is detached; make a new one")
+
+
+def _ended(session: Session) -> int:
+    """Now; with metrics that is when the device is done, too."""
+    if session.measurement is not None:
+        session.measurement.end()
+    return time.perf_counter_ns()
 
 
 @contextmanager

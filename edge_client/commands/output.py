@@ -13,7 +13,7 @@ from shared_hooks.errors import SpecError
 
 def write_json(value: Any, target: str, stdout: TextIO) -> None:
     """``value`` as JSON to a file, or to ``stdout`` for "-". NaN and infinities become null: JSON has none."""
-    text = json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
     if target == "-":
         stdout.write(text)
         stdout.flush()
@@ -70,11 +70,12 @@ def size(nbytes: int | None) -> str:
     return f"{value:.1f} GiB"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """``value`` for JSON: NaN and infinities as None, tuples as lists, keys as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edge_client.answer import Answer
+from edge_client.commands.layer_table import layer_table
 from edge_client.commands.output import milliseconds, size, table
 from edge_client.commands.text import printable
+from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
 from edge_client.times import Times
 
 if TYPE_CHECKING:
-    from shared_hooks import LayerMetrics
     from shared_hooks.models import InputItem, Prediction
 
 
@@ -47,6 +48,9 @@ class Outcome:
         """Where the model was really cut, in words."""
         assert self.answer is not None
         layer_id, name = self.answer.layer_id, self.answer.split
+        if name in (EDGE_ONLY, CLOUD_FILE):
+            return "nowhere: everything on the edge" if name == EDGE_ONLY else "nowhere: the file itself was sent"
+        assert layer_id is not None
         return "before the first layer" if layer_id < 0 else f"after layer {layer_id} ({name})"
 
     def line(self, width: int) -> str:
@@ -87,19 +91,25 @@ class Outcome:
             "times_ns": self.times.as_dict(),
             "layers_edge": [layer.as_dict() for layer in self.answer.layers_edge],
             "layers_cloud": [layer.as_dict() for layer in self.answer.layers_cloud],
+            "forward_edge": self.answer.forward_edge.as_dict() if self.answer.forward_edge else None,
+            "forward_cloud": self.answer.forward_cloud.as_dict() if self.answer.forward_cloud else None,
         }
 
 
 class Report:
     """Collects outcomes between its making and `finish`."""
 
-    def __init__(self, model: str, server: str, split: str, codec: str, device: str) -> None:
+    def __init__(self, model: str, server: str | None, split: str, codec: str, device: str) -> None:
         self._about = {"model": model, "server": server, "split": split, "codec": codec, "device": device}
         self._outcomes: list[Outcome] = []
         self._began = time.perf_counter()
         self._seconds = 0.0
         self._cuts: dict[str, int] = {}  # where inputs were cut, and how many
         self.gave_up = False
+
+    def start(self) -> None:
+        """Begin to count the time anew: what was before was preparation."""
+        self._began = time.perf_counter()
 
     def add(self, outcome: Outcome) -> None:
         """The next input's outcome, in the order of the inputs."""
@@ -160,11 +170,12 @@ class Report:
         if answered:
             parts.append(self._times_table())
         if layers and answered:
+            answers = [one.answer for one in answered if one.answer]
             parts += [
-                f"layers on the {side}, mean over {len(answered)} inputs\n{_layer_table(records)}"
-                for side, records in (
-                    ("edge", [one.answer.layers_edge for one in answered if one.answer]),
-                    ("cloud", [one.answer.layers_cloud for one in answered if one.answer]),
+                f"layers on the {side}, mean over {len(answered)} inputs\n{layer_table(records, forwards)}"
+                for side, records, forwards in (
+                    ("edge", [one.layers_edge for one in answers], [one.forward_edge for one in answers]),
+                    ("cloud", [one.layers_cloud for one in answers], [one.forward_cloud for one in answers]),
                 )
             ]
         return "\n" + "\n\n".join(parts)
@@ -205,21 +216,3 @@ class Report:
         rows = [row(label, ns) for label, ns in total.rows()]
         rows += [row("sum of the rows", end_to_end), row("measured end to end", measured)]
         return table(["where the time went", "mean ms", "total ms", "share"], rows, right=(1, 2, 3))
-
-
-def _layer_table(records: Iterable[Sequence[LayerMetrics]]) -> str:
-    by_layer: dict[tuple[int, str], list[LayerMetrics]] = {}
-    for layers in records:
-        for layer in layers:
-            by_layer.setdefault((layer.layer_id, layer.name), []).append(layer)
-    rows = [
-        [
-            str(layer_id),
-            name,
-            seen[0].layer_type,
-            milliseconds(sum(layer.inference_ns for layer in seen) / len(seen)),
-            size(seen[0].output_bytes),
-        ]
-        for (layer_id, name), seen in sorted(by_layer.items())
-    ]
-    return table(["id", "name", "type", "mean ms", "output"], rows, right=(0, 3, 4)) if rows else "(none)"

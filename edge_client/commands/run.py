@@ -6,35 +6,45 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
-from edge_client.commands import exits
+from edge_client.commands import auto, exits
 from edge_client.commands.loading import cut_of, find, spec_of
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.progress import progress
 from edge_client.commands.report import Outcome, Report
 from edge_client.commands.text import one_line, printable
 from edge_client.options import check_address
+from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.times import now_ns
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.models.example import to_device
 
 if TYPE_CHECKING:
+    from edge_client.auto import AutoClient
     from shared_hooks.models import InputItem, ModelSpec
+
+
+AUTO: Final = "auto"
 
 
 def main(options: argparse.Namespace) -> int:
     """Send every input, print what came of it; exit status."""
-    if not options.server:
+    here = options.split == EDGE_ONLY
+    if not options.server and not here:
         raise SpecError("no server: give --server HOST:PORT or set ISTHMUS_SERVER")
-    check_address(options.server)
+    server = None if here else check_address(options.server)
     check_json_target(options.json)
+    chooses = options.split == AUTO
+    if chooses:
+        auto.check(options)
+        auto.log_moves(options.debug)
     items = find(options.input)
     spec = spec_of(options)
     client = EdgeClient(
-        options.server,
+        server,
         spec,
         device=options.device,
         threads=options.threads,
@@ -44,13 +54,21 @@ def main(options: argparse.Namespace) -> int:
         deadline=options.deadline,
         patience=options.patience,
         max_in_flight=options.in_flight,
+        keep_alive=auto.KEEP_ALIVE if chooses else None,
     )
+    decisions: list[dict[str, Any]] | None = None
     try:
         client.split = _resolve(client, options.split, items)
-        report = Report(spec.model_id, options.server, options.split, options.codec, str(client.device))
+        report = Report(spec.model_id, server, options.split, options.codec, str(client.device))
         try:
-            client.open()
-            _send(client, spec, items, report, options)
+            if chooses:
+                with auto.auto_client(options, client, items) as chooser:
+                    report.start()
+                    _send(chooser, spec, items, report, options)
+                    decisions = list(chooser.decisions.all)
+            else:
+                client.open()
+                _send(client, spec, items, report, options)
         except CONNECTION_ERRORS as error:
             if options.debug:
                 raise
@@ -64,13 +82,18 @@ def main(options: argparse.Namespace) -> int:
     if report.answered or not report.gave_up:
         print(report.as_text(layers=options.layers), flush=True)
     if options.json:
-        write_json({**report.as_dict(), "exit_status": status}, options.json, options.stdout)
+        known = report.as_dict() if decisions is None else {**report.as_dict(), "decisions": decisions}
+        write_json({**known, "exit_status": status}, options.json, options.stdout)
     return status
 
 
 def _resolve(client: EdgeClient, split: str, items: Sequence[InputItem]) -> int | str:
     """--split checked before anything is sent: on the example's plan, else on that of the first input that has one."""
     client.prepare()
+    if split in (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE):
+        return split
+    if split == AUTO:
+        return "input"
     if client.spec is not None and client.spec.example() is None:
         for item in items:
             try:
@@ -85,7 +108,11 @@ def _resolve(client: EdgeClient, split: str, items: Sequence[InputItem]) -> int 
 
 
 def _send(
-    client: EdgeClient, spec: ModelSpec, items: Sequence[InputItem], report: Report, options: argparse.Namespace
+    client: EdgeClient | AutoClient,
+    spec: ModelSpec,
+    items: Sequence[InputItem],
+    report: Report,
+    options: argparse.Namespace,
 ) -> None:
     width = max(len(printable(item.name)) for item in items)
     with progress("inputs", len(items), not options.no_progress) as advance:

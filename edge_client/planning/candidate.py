@@ -33,6 +33,8 @@ class Candidate:
     edge_memory: Reading
     accuracy: float | None = 1.0
     """Agreement with the whole model's answer: 1.0 for what is exact, None when unknown."""
+    throughput: float | None = None
+    """Requests per second with several under way: what the slowest of edge, link (each way), workers lets through."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -56,5 +58,6 @@ class Candidate:
             "edge_memory": self.edge_memory.as_dict(),
             "server_ns": self.server_ns,
             "accuracy": self.accuracy,
+            "throughput": self.throughput,
             "notes": list(self.notes),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from PIL import Image, ImageOps
 
 from shared_hooks.errors import InputMismatch
+from shared_hooks.models import uploads
 from shared_hooks.models.table import Table
 
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
@@ -80,9 +82,24 @@ class ImagePreprocess:
 
     def __call__(self, path: Path) -> torch.Tensor:
         """Raises InputMismatch for a file that is not an image or has no 8-bit channels."""
+        return self._read(path, path)
+
+    def of_bytes(self, data: bytes, name: str, max_bytes: int) -> torch.Tensor:
+        """The same of an image file's bytes from elsewhere. Raises TooLarge before it decodes beyond ``max_bytes``."""
+        return self._read(io.BytesIO(data), name, uploads.IMAGE_FORMATS, max_bytes)
+
+    def _read(
+        self,
+        source: Path | io.BytesIO,
+        path: Path | str,
+        formats: tuple[str, ...] | None = None,
+        max_bytes: int | None = None,
+    ) -> torch.Tensor:
         try:
-            with warnings.catch_warnings(), Image.open(path) as file:
+            with warnings.catch_warnings(), Image.open(source, formats=formats) as file:
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
+                if max_bytes is not None:
+                    uploads.check_image(file.width, file.height, max_bytes)
                 if file.mode.startswith(("I", "F")):
                     raise InputMismatch(
                         f"{path} has pixels of more than 8 bits (mode {file.mode}); convert it, or give it as .npy"

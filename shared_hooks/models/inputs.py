@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import glob
+import io
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 from shared_hooks.errors import InputMismatch
 from shared_hooks.models.table import did_you_mean
@@ -101,11 +103,24 @@ def read_tensors(path: Path, keywords: frozenset[str] = frozenset()) -> Inputs:
     are keyword inputs. Raises InputMismatch.
     """
     if path.suffix.lower() == ".npy":
-        return (_read_npy(path),), {}
+        return (_read_npy(path, path),), {}
     try:
-        tensors = load_file(path)
+        return _arranged(load_file(path), path, keywords)
     except (OSError, SafetensorError) as error:
         raise InputMismatch(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def tensors_of_bytes(data: bytes, suffix: str, name: str, keywords: frozenset[str] = frozenset()) -> Inputs:
+    """As `read_tensors`, of the bytes of such a file."""
+    if suffix == ".npy":
+        return (_read_npy(io.BytesIO(data), name),), {}
+    try:
+        return _arranged(load(data), name, keywords)
+    except SafetensorError as error:
+        raise InputMismatch(f"{name} cannot be read as safetensors: {error}") from error
+
+
+def _arranged(tensors: dict[str, torch.Tensor], path: Path | str, keywords: frozenset[str]) -> Inputs:
     if not tensors:
         raise InputMismatch(f"{path} holds no tensor")
     if len(tensors) == 1 and not tensors.keys() & keywords:
@@ -117,13 +132,13 @@ def read_tensors(path: Path, keywords: frozenset[str] = frozenset()) -> Inputs:
     return args, tensors
 
 
-def _read_npy(path: Path) -> torch.Tensor:
+def _read_npy(source: Path | io.BytesIO, path: Path | str) -> torch.Tensor:
     try:
-        array = np.load(path, allow_pickle=False)
+        array = np.load(source, allow_pickle=False)
         if not isinstance(array, np.ndarray):
             array.close()
             raise InputMismatch(f"{path} is an archive of several arrays; expected one array")
         # torch takes native byte order only, and from_numpy warns about read-only memory.
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-    except (OSError, ValueError, TypeError, EOFError, MemoryError) as error:
+    except (OSError, ValueError, TypeError, EOFError, MemoryError, BadZipFile) as error:
         raise InputMismatch(f"{path} cannot be read as a .npy array: {error}") from error

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError, UnknownModel
+from shared_hooks.models import uploads
 from shared_hooks.models.example import Example, inputs_of, read_example, to_device
 from shared_hooks.models.images import DTYPES, ImagePreprocess
-from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_tensors
+from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_tensors, tensors_of_bytes
 from shared_hooks.models.predictions import Prediction, TopK, read_labels
 from shared_hooks.models.table import Table, did_you_mean, kind_of
 from shared_hooks.models.targets import looks_like_target, resolve
@@ -105,6 +106,29 @@ class ModelSpec:
         args, kwargs = self._read(path)
         return args, {**self.call_kwargs, **kwargs}
 
+    def preprocess_bytes(self, suffix: str, data: bytes, max_bytes: int = 1 << 28) -> Inputs:
+        """The same of a file's bytes, which may come from a stranger: ``suffix`` such as ".png" says what they are.
+
+        Raises InputMismatch, and TooLarge for what would be decoded to more than ``max_bytes``.
+        """
+        suffix = uploads.check_suffix(suffix)
+        name = f"the {suffix} file"
+        if isinstance(self._preprocess, str):
+            with uploads.as_path(suffix, data) as path:
+                args, kwargs = self._read(path)
+        elif suffix in TENSOR_SUFFIXES:
+            uploads.check_tensors(data, suffix, max_bytes)
+            args, kwargs = tensors_of_bytes(data, suffix, name, self._keywords)
+        else:
+            args, kwargs = self._image(self._images(name).of_bytes(data, name, max_bytes))
+        return args, {**self.call_kwargs, **kwargs}
+
+    def preprocess_digest(self) -> str:
+        """Of how files are read (hexadecimal): equal where the same file gives the same inputs."""
+        own = self._preprocess
+        resolved = resolve(own, self.folder, f"{self.origin}: preprocess") if isinstance(own, str) else None
+        return uploads.digest((self._preprocess, sorted(self._keywords)), resolved, self.call_kwargs)
+
     def _read(self, path: Path) -> Inputs:
         if isinstance(self._preprocess, str):
             where = f"{self.origin}: preprocess"
@@ -117,13 +141,18 @@ class ModelSpec:
                 raise InputMismatch(f"{path}: {self._preprocess} raised {type(error).__name__}: {error}") from error
         if path.suffix.lower() in TENSOR_SUFFIXES:
             return read_tensors(path, self._keywords)
-        if self._preprocess is None:
-            raise InputMismatch(
-                f"{path}: model {self.model_id} says nothing about images; give .npy or .safetensors, or a spec"
-                f" file with [preprocess]"
-            )
-        image = self._preprocess(path)
-        keyword = self._preprocess.keyword
+        return self._image(self._images(str(path))(path))
+
+    def _images(self, name: str) -> ImagePreprocess:
+        if isinstance(self._preprocess, ImagePreprocess):
+            return self._preprocess
+        raise InputMismatch(
+            f"{name}: model {self.model_id} says nothing about images; give .npy or .safetensors, or a spec"
+            f" file with [preprocess]"
+        )
+
+    def _image(self, image: torch.Tensor) -> Inputs:
+        keyword = self._images("").keyword
         return ((), {keyword: image}) if keyword else ((image,), {})
 
     def postprocess(self, output: object) -> list[Prediction]:

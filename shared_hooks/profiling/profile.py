@@ -69,6 +69,8 @@ class CutProfile:
     memory_peak: Reading
     estimated: str = ""
     """How the stages were estimated; empty when this cut itself was measured."""
+    cpu_ns: Quartiles | None = None
+    """Processor time of all threads over the stages: what a CPU quota is charged with. None when not measured."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Profile:
     created: str
     """ISO 8601, UTC."""
     settings: Mapping[str, Any]
-    """device, threads, warmup, repetitions, codec, seconds."""
+    """device, threads, warmup, repetitions, seconds, codec, pause, metrics (whether cuts ran with layer metrics)."""
     whole_ns: Quartiles
     outside_ns: Quartiles
     """The part of the whole forward that no layer accounts for."""
@@ -107,6 +109,8 @@ class Profile:
     answer_bytes: int
     """Header and payload of the answer."""
     files: tuple[FileInput, ...] = ()
+    finish_ns: Quartiles | None = None
+    """The edge's: an answer's bytes to tensors."""
 
     def cut(self, layer_id: int) -> CutProfile | None:
         """The cut after ``layer_id``; None where the plan allows none."""

@@ -17,6 +17,8 @@ ROWS = {
     "loopback": ("loopback", "round trip over loopback"),
     "frontier": ("frontier", "3.2 MB frontier against a bare gRPC echo"),
     "memory": ("edge_memory", "memory of the edge"),
+    "layers": ("layer_sum", "layers and the whole forward"),
+    "metrics": ("metrics_cost", "metrics on against off"),
     "naive": ("naive", "baseline: naive resume"),
 }
 

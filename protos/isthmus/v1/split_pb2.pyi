@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -190,14 +191,14 @@ class LayerMetric(_message.Message):
     output_bytes: int
     outputs: _containers.RepeatedCompositeFieldContainer[TensorShape]
     cpu_ns: int
-    energy: Reading
-    mean_power: Reading
-    memory_allocated: Reading
-    memory_peak: Reading
-    cpu_utilisation: Reading
-    gpu_utilisation: Reading
-    memory_utilisation: Reading
-    def __init__(self, layer_id: _Optional[int] = ..., name: _Optional[str] = ..., layer_type: _Optional[str] = ..., inference_ns: _Optional[int] = ..., output_bytes: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[TensorShape, _Mapping]]] = ..., cpu_ns: _Optional[int] = ..., energy: _Optional[_Union[Reading, _Mapping]] = ..., mean_power: _Optional[_Union[Reading, _Mapping]] = ..., memory_allocated: _Optional[_Union[Reading, _Mapping]] = ..., memory_peak: _Optional[_Union[Reading, _Mapping]] = ..., cpu_utilisation: _Optional[_Union[Reading, _Mapping]] = ..., gpu_utilisation: _Optional[_Union[Reading, _Mapping]] = ..., memory_utilisation: _Optional[_Union[Reading, _Mapping]] = ...) -> None: ...
+    energy: int
+    mean_power: int
+    memory_allocated: int
+    memory_peak: int
+    cpu_utilisation: int
+    gpu_utilisation: int
+    memory_utilisation: int
+    def __init__(self, layer_id: _Optional[int] = ..., name: _Optional[str] = ..., layer_type: _Optional[str] = ..., inference_ns: _Optional[int] = ..., output_bytes: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[TensorShape, _Mapping]]] = ..., cpu_ns: _Optional[int] = ..., energy: _Optional[int] = ..., mean_power: _Optional[int] = ..., memory_allocated: _Optional[int] = ..., memory_peak: _Optional[int] = ..., cpu_utilisation: _Optional[int] = ..., gpu_utilisation: _Optional[int] = ..., memory_utilisation: _Optional[int] = ...) -> None: ...
 
 class TensorShape(_message.Message):
     __slots__ = ("dtype", "shape")
@@ -209,13 +210,23 @@ class TensorShape(_message.Message):
 
 class Reading(_message.Message):
     __slots__ = ("value", "status", "note")
+    class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATUS_UNSPECIFIED: _ClassVar[Reading.Status]
+        MEASURED: _ClassVar[Reading.Status]
+        ESTIMATED: _ClassVar[Reading.Status]
+        UNAVAILABLE: _ClassVar[Reading.Status]
+    STATUS_UNSPECIFIED: Reading.Status
+    MEASURED: Reading.Status
+    ESTIMATED: Reading.Status
+    UNAVAILABLE: Reading.Status
     VALUE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     value: float
-    status: str
+    status: Reading.Status
     note: int
-    def __init__(self, value: _Optional[float] = ..., status: _Optional[str] = ..., note: _Optional[int] = ...) -> None: ...
+    def __init__(self, value: _Optional[float] = ..., status: _Optional[_Union[Reading.Status, str]] = ..., note: _Optional[int] = ...) -> None: ...
 
 class ForwardMetric(_message.Message):
     __slots__ = ("total_ns", "layers_ns", "cpu_ns", "energy", "mean_power", "memory_peak")
@@ -228,10 +239,10 @@ class ForwardMetric(_message.Message):
     total_ns: int
     layers_ns: int
     cpu_ns: int
-    energy: Reading
-    mean_power: Reading
-    memory_peak: Reading
-    def __init__(self, total_ns: _Optional[int] = ..., layers_ns: _Optional[int] = ..., cpu_ns: _Optional[int] = ..., energy: _Optional[_Union[Reading, _Mapping]] = ..., mean_power: _Optional[_Union[Reading, _Mapping]] = ..., memory_peak: _Optional[_Union[Reading, _Mapping]] = ...) -> None: ...
+    energy: int
+    mean_power: int
+    memory_peak: int
+    def __init__(self, total_ns: _Optional[int] = ..., layers_ns: _Optional[int] = ..., cpu_ns: _Optional[int] = ..., energy: _Optional[int] = ..., mean_power: _Optional[int] = ..., memory_peak: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("pending", "workers", "queue_ns")
@@ -244,7 +255,7 @@ class Load(_message.Message):
     def __init__(self, pending: _Optional[int] = ..., workers: _Optional[int] = ..., queue_ns: _Optional[int] = ...) -> None: ...
 
 class ReplyHeader(_message.Message):
-    __slots__ = ("id", "header", "payload_bytes", "durations", "layers", "forward", "notes", "load")
+    __slots__ = ("id", "header", "payload_bytes", "durations", "layers", "forward", "notes", "load", "readings")
     ID_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -253,6 +264,7 @@ class ReplyHeader(_message.Message):
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    READINGS_FIELD_NUMBER: _ClassVar[int]
     id: int
     header: bytes
     payload_bytes: int
@@ -261,7 +273,8 @@ class ReplyHeader(_message.Message):
     forward: ForwardMetric
     notes: _containers.RepeatedScalarFieldContainer[str]
     load: Load
-    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    readings: _containers.RepeatedCompositeFieldContainer[Reading]
+    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("id", "code", "error", "message", "retry")

@@ -1,0 +1,98 @@
+"""One probe: rounds of so many bytes there and so many back. No request's work is done, and nothing is kept.
+
+Frames take the way that a request's take (one thread takes them, another sends), so that a round costs what a request
+of that size costs but for the worker.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+
+from cloud_server.limits import Limits
+from protos.isthmus.v1 import split_pb2
+from protos.padding import Padding, pieces
+from shared_hooks.errors import BadFrame, DeadlineExceeded, IsthmusError, ServerUnavailable, TooLarge
+
+Reply = split_pb2.ProbeReply | Padding
+
+
+class _Round:
+    """What is known of a round whose last byte has come."""
+
+    def __init__(self, began_ns: int, nbytes: int, answer_bytes: int) -> None:
+        self.nbytes = nbytes
+        self.answer_bytes = answer_bytes
+        self.complete_ns = time.perf_counter_ns()
+        self.receive_ns = self.complete_ns - began_ns
+
+
+class Probe:
+    """One stream of rounds. One thread calls `receive`, another iterates `frames`."""
+
+    def __init__(self, limits: Limits, load: Callable[[], split_pb2.Load]) -> None:
+        self._limits = limits
+        self._load = load
+        self._rounds: queue.SimpleQueue[_Round | IsthmusError | None] = queue.SimpleQueue()
+        self._began_ns: int | None = None
+        self._received = 0
+        self._count = 0
+
+    def receive(self, frame: Padding) -> bool:
+        """Takes one frame; False when the stream takes no more."""
+        now_ns = time.perf_counter_ns()
+        if self._began_ns is None:
+            self._began_ns, self._received = now_ns, 0
+        self._received += frame.nbytes
+        most = self._limits.max_request_bytes
+        if max(self._received, frame.answer_bytes) > most:
+            self.end(TooLarge(f"probe: a round of more than {most} bytes, which is the limit"))
+            return False
+        bytearray(frame.data)  # as a request's chunk is copied into its payload
+        if frame.last:
+            self._count += 1
+            if self._count > self._limits.max_probe_rounds:
+                self.end(ServerUnavailable(f"probe: {self._limits.max_probe_rounds} rounds were answered; begin anew"))
+                return False
+            if self._rounds.qsize() >= self._limits.max_in_flight:
+                self.end(BadFrame("probe: the client does not wait for its answers"))
+                return False
+            self._rounds.put(_Round(self._began_ns, self._received, frame.answer_bytes))
+            self._began_ns = None
+        return True
+
+    def end(self, error: IsthmusError | None = None) -> None:
+        """Ends the stream after the rounds that are complete, with ``error`` if there is one."""
+        self._rounds.put(error)
+
+    def frames(self) -> Iterator[Reply]:
+        """The answers, until the client leaves; raises the error that ended the stream."""
+        while True:
+            try:
+                item = self._rounds.get(timeout=self._limits.probe_idle_seconds)
+            except queue.Empty:
+                if self._began_ns is None or time.perf_counter_ns() - self._began_ns > 1e9 * self._longest:
+                    raise DeadlineExceeded(
+                        f"probe: no round in {self._limits.probe_idle_seconds:g} s; begin anew"
+                    ) from None
+                continue
+            if item is None:
+                return
+            if isinstance(item, IsthmusError):
+                raise item
+            server_ns = time.perf_counter_ns() - item.complete_ns
+            for data in pieces(item.answer_bytes, self._limits.chunk_bytes):
+                yield Padding(data)
+            yield split_pb2.ProbeReply(
+                last=True,
+                received_bytes=item.nbytes,
+                server_ns=server_ns,
+                receive_ns=item.receive_ns,
+                load=self._load(),
+            )
+
+    @property
+    def _longest(self) -> float:
+        """Seconds that a round may take to arrive."""
+        return self._limits.deadline_seconds

@@ -1,0 +1,280 @@
+"""`AutoClient`: the cut chosen anew for every request, with what the requests themselves tell.
+
+Each request asks the controller where to run, runs there, and tells it what that took. Two things happen beside that.
+A request that takes much longer than predicted is *hedged*: the whole model runs here meanwhile, whoever is done first
+answers, the other is given up; when the server is gone that is so at once, and no request is lost. And a *watch*
+(`edge_client.watch`) probes the link when no request tells its speed, and calls at a server that is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal
+
+from edge_client.answer import Answer, Call, Failure
+from edge_client.client import CONNECTION_ERRORS, EdgeClient
+from edge_client.decisions import Decisions
+from edge_client.half import Inputs
+from edge_client.hedge import Hedge
+from edge_client.many import in_order
+from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
+from edge_client.planning.controller import Choice, SplitController
+from edge_client.requests import Done, Running
+from edge_client.state import State
+from edge_client.times import Stamps, now_ns
+from edge_client.watch import Watch
+from shared_hooks.errors import RemoteError, SpecError
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS: Final = 0.02
+HEDGED_SECONDS: Final = 0.005
+SLACK: Final = 1.5
+SLACK_NS: Final = 50_000_000
+"""A request is hedged when it has taken so many times what was predicted of network and server, and so much more."""
+FALL_BACK: Final = (*CONNECTION_ERRORS, RemoteError)
+"""What is answered here instead: no input's fault."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A request on its way: what it is, where it was sent, what was expected of it."""
+
+    item: Any
+    call: Call | None  # None: not read yet, for the file itself was sent
+    choice: Choice
+    stamps: Stamps
+    until: float
+    running: Running | Done
+    bytes_ahead: int = 0
+    hedged: Future[Answer] | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.running.settled
+
+
+class AutoClient:
+    """Chooses the split by ``controller``; ``client`` (with a server) does the work.
+
+        with AutoClient(client, controller) as auto:
+            answer = auto.infer(image)
+
+    ``prepare`` turns an input file into ``(args, kwargs)``, as in `EdgeClient.infer_many`; it is needed for files.
+    ``local=False``: the model cannot run here as a whole, so that a server that is gone is waited for. ``connect``
+    makes what is missing when the server was not there at the start (see `Watch`). ``on_decision`` gets every decision
+    and event as a dictionary; `decisions` keeps them. The client stays the caller's to close.
+    """
+
+    def __init__(
+        self,
+        client: EdgeClient,
+        controller: SplitController,
+        *,
+        prepare: Callable[[Any], Inputs] | None = None,
+        local: bool = True,
+        connect: Callable[[SplitController], None] | None = None,
+        on_decision: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        if client.server is None:
+            raise SpecError("an AutoClient needs a server to choose: make its EdgeClient with one")
+        self.client = client
+        self.controller = controller
+        self.lock = threading.Lock()
+        """Held around every use of the controller."""
+        self.decisions = Decisions(on_decision)
+        self._prepare = prepare
+        self._local = local
+        self._hedge = Hedge()
+        self._flying: list[Flight] = []
+        self._last_networked: str = "input"
+        self.watch = Watch(client, controller, self.lock, self.decisions, connect)
+
+    def __enter__(self) -> AutoClient:
+        self.watch.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the threads of its own."""
+        self.watch.stop()
+        self._hedge.close()
+
+    def infer(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Answer:
+        """As `EdgeClient.infer`. With one argument that is an input file (and ``prepare``), the file may be sent."""
+        item: Any = args[0] if len(args) == 1 and not kwargs and self._is_file(args[0]) else Call(args, kwargs)
+        return self._finish(self._begin(item, deadline))
+
+    def infer_many(
+        self,
+        inputs: Iterable[Any],
+        *,
+        prepare: Callable[[Any], Inputs] | None = None,
+        deadline: float | None = None,
+        failures: Literal["raise", "return"] = "raise",
+    ) -> Iterator[Answer | Failure]:
+        """As `EdgeClient.infer_many`; only what is wrong with an input, or with the model, is a failure."""
+        self._prepare = prepare or self._prepare
+        return in_order(
+            inputs,
+            self.client.max_in_flight,
+            start=lambda item: self._begin(item, deadline),
+            finish=self._finish,
+            cancel=lambda flight: self._leave(flight, "the iteration was left"),
+            fatal=(),
+            raise_failures=failures == "raise",
+        )
+
+    # One request
+
+    def _begin(self, item: Any, deadline: float | None) -> Flight:
+        stamps, until = Stamps(), self.client.until(deadline)
+        with self.lock:
+            choice = self.controller.choose(now_ns())
+        self.decisions.choice(choice)
+        name = choice.candidate.name
+        if name == EDGE_ONLY and not self._local:
+            name = self._last_networked  # the server is gone, and is all there is
+        as_file = name == CLOUD_FILE and self._is_file(item)
+        if name == CLOUD_FILE and not as_file:
+            name = "input"
+        call = None if as_file else self._read(item)
+        stamps.prepared = now_ns()
+        if name != EDGE_ONLY:
+            self._last_networked = name
+        work: Call | Path = self._path(item) if call is None else call
+        ahead = sum(_unsent(flight) for flight in self._flying)
+        running = self.client.requests.begin(work, name, stamps, until)
+        flight = Flight(item, call, choice, stamps, until, running, ahead)
+        self._flying.append(flight)
+        return flight
+
+    def _finish(self, flight: Flight) -> Answer:
+        try:
+            answer = self._answer(flight)
+        finally:
+            self._flying.remove(flight)
+        self._observe(flight, answer)
+        return answer
+
+    def _answer(self, flight: Flight) -> Answer:
+        """Whoever is done first."""
+        running = flight.running
+        if isinstance(running, Done):
+            return running.answer
+        exchange = running.exchange
+        while not exchange.wait(POLL_SECONDS if flight.hedged is None else HEDGED_SECONDS):
+            if exchange.remaining() <= 0 and flight.hedged is None:
+                break  # past its deadline
+            if flight.hedged is None:
+                self._watch_over(flight, running)
+            elif flight.hedged.done():
+                return self._local_answer(flight, running)
+        if exchange.settled and isinstance(exchange.error, FALL_BACK) and self._local:
+            self._gone(f"{type(exchange.error).__name__}: {exchange.error}")
+            if flight.hedged is None:
+                self._start_hedge(flight, "the server failed")
+            return self._local_answer(flight, running)
+        if flight.hedged is not None:
+            self._hedge.abandon(flight.hedged)
+        return self.client.requests.finish(running)
+
+    def _watch_over(self, flight: Flight, running: Running) -> None:
+        """Is it late, or is the server gone?"""
+        exchange = running.exchange
+        if exchange.breaks or running.connection.state is State.BACKOFF:
+            self._gone(running.connection.last_reason)
+            if self._local:
+                self._start_hedge(flight, "the server is gone")
+            return
+        handed = exchange.stamps.packed
+        if handed is None:
+            return
+        now = now_ns()
+        stages = flight.choice.candidate.stages_ns
+        expected = sum(stages.get(stage, 0.0) for stage in ("network", "queue", "tail"))
+        with self.lock:
+            self.controller.observe_slow(
+                now, flight.choice.candidate.name, exchange.bytes_up + flight.bytes_ahead, now - handed
+            )
+        if self._local and now - handed > SLACK * expected + SLACK_NS:
+            self._start_hedge(flight, f"late: {(now - handed) / 1e6:.0f} ms, where {expected / 1e6:.0f} were expected")
+
+    def _start_hedge(self, flight: Flight, why: str) -> None:
+        self.decisions.event("hedge", candidate=flight.choice.candidate.name, reason=why)
+        old = flight.stamps
+
+        def run() -> Answer:
+            stamps = Stamps(called=old.called, prepared=old.prepared)
+            call = flight.call or self._read(flight.item)
+            stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared)
+            return self.client.requests.local(call, stamps)
+
+        flight.hedged = self._hedge.run(run)
+
+    def _local_answer(self, flight: Flight, running: Running) -> Answer:
+        assert flight.hedged is not None
+        answer = flight.hedged.result()
+        exchange, name = running.exchange, flight.choice.candidate.name
+        if not exchange.settled and not exchange.breaks and exchange.stamps.packed is not None:
+            now, nbytes = now_ns(), exchange.bytes_up + flight.bytes_ahead
+            with self.lock:
+                self.controller.observe_slow(now, name, nbytes, now - exchange.stamps.packed, given_up=True)
+        self.client.requests.cancel(running, "it was answered on this side first")
+        return answer
+
+    def _leave(self, flight: Flight, why: str) -> None:
+        if flight.hedged is not None:
+            self._hedge.abandon(flight.hedged)
+        self.client.requests.cancel(flight.running, why)
+        self._flying.remove(flight)
+
+    # What it tells
+
+    def _observe(self, flight: Flight, answer: Answer) -> None:
+        now, times, name = now_ns(), answer.times, flight.choice.candidate.name
+        with self.lock:
+            if answer.split == EDGE_ONLY:
+                self.controller.observe_edge(now, EDGE_ONLY, times.edge_compute)
+                return
+            self.controller.observe_edge(now, name, times.edge_compute)
+            tail = times.server - times.server_queue
+            self.controller.observe_server(now, name, tail, times.server_queue)
+            if answer.sends == 1 and not times.retry:
+                network = times.send_wait + times.network
+                self.controller.observe_transfer(now, answer.bytes_up, answer.bytes_down, network, flight.bytes_ahead)
+
+    def _gone(self, why: str) -> None:
+        self.watch.gone(why)
+
+    # Inputs
+
+    def _is_file(self, item: Any) -> bool:
+        return self._prepare is not None and isinstance(getattr(item, "path", item), Path)
+
+    def _path(self, item: Any) -> Path:
+        path: Path = getattr(item, "path", item)
+        return path
+
+    def _read(self, item: Any) -> Call:
+        if isinstance(item, Call) or self._prepare is None:
+            return Call.of(item)
+        return Call(*self._prepare(item))
+
+
+def _unsent(flight: Flight) -> int:
+    """Bytes of a request that had still to be sent, as far as this side can tell."""
+    running = flight.running
+    if isinstance(running, Done) or running.settled or running.exchange.stamps.last_sent is not None:
+        return 0
+    return running.exchange.bytes_up

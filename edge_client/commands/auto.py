@@ -1,0 +1,186 @@
+"""The beginnings of ``edge-client run --split auto``: profiles, link, controller; and a client that uses them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_client.commands.loading import Loaded
+from edge_client.commands.text import one_line
+from edge_client.options import KeepAlive
+from edge_client.planning.gather import Gathered, Wanted, edge_profile, gather
+from edge_client.planning.objective import Constraints, Objective
+from edge_client.planning.partitioners import find_partitioner
+from edge_client.prober import LinkProber
+from shared_hooks.errors import ServerUnavailable, SpecError
+from shared_hooks.models.example import to_device
+
+if TYPE_CHECKING:
+    from edge_client.auto import AutoClient
+    from edge_client.client import EdgeClient
+    from edge_client.planning.controller import SplitController
+    from edge_client.planning.link import Link, Load
+    from shared_hooks.models import InputItem
+    from shared_hooks.profiling.profile import Profile
+
+KEEP_ALIVE: Final = KeepAlive(every=5.0, timeout=20.0)
+"""Patient, for a ping waits behind the bytes of a slow link; what is late is noticed by the requests themselves."""
+FIRST_CALL_SECONDS: Final = 5.0
+"""For the server to be there at the start; without it everything runs here until it comes."""
+OWN_OBJECTIVE: Final = {"latency": "latency", "energy": "energy"}
+"""Partitioners that are nothing but an objective: the controller moves with care for them, too."""
+
+
+def check(options: argparse.Namespace) -> None:
+    """SpecError for words that cannot be used, before anything is loaded."""
+    Objective.parse(options.objective)
+    find_partitioner(options.partitioner)
+    _constraints(options)
+
+
+@contextmanager
+def auto_client(options: argparse.Namespace, client: EdgeClient, items: Sequence[InputItem]) -> Iterator[AutoClient]:
+    """A client that chooses, made of ``options``; ``client`` is prepared. Ends what it started, not the client."""
+    from edge_client.auto import AutoClient
+
+    loaded, wanted = _loaded(client, items), _wanted(options, items)
+    with ExitStack() as stack:
+        write = _writer(options.log_decisions, stack)
+        gathered = _gather(loaded, wanted, options)
+        if isinstance(gathered, Gathered):
+            controller, connect = _controller(options, gathered), None
+            client.open()
+        else:
+            controller, connect = _controller(options, None, gathered), _connector(loaded, wanted)
+        auto = AutoClient(
+            client,
+            controller,
+            prepare=loaded.spec.preprocess,
+            local=_fits(options, gathered.edge if isinstance(gathered, Gathered) else gathered),
+            connect=connect,
+            on_decision=write,
+        )
+        yield stack.enter_context(auto)
+
+
+def _loaded(client: EdgeClient, items: Sequence[InputItem]) -> Loaded:
+    """The client's own model, planned on the spec's example, or on the first input."""
+    assert client.spec is not None
+    args, kwargs = client.spec.example() or client.spec.preprocess(items[0])
+    args, kwargs = to_device(args, client.device), to_device(kwargs, client.device)
+    return Loaded(client.spec, client.wrapped, args, kwargs, client.wrapped.plan(*args, **kwargs).digest)
+
+
+def _wanted(options: argparse.Namespace, items: Sequence[InputItem]) -> Wanted:
+    return Wanted(
+        server=options.server,
+        edge_profile=options.edge_profile,
+        cloud_profile=options.cloud_profile,
+        file=str(items[0].path),
+        seconds=options.profile_seconds,
+        codec=options.codec,
+        model=options.model,
+        weights=options.weights,
+        depth=options.depth,
+        device=options.device,
+        threads=options.threads,
+    )
+
+
+def _gather(loaded: Loaded, wanted: Wanted, options: argparse.Namespace) -> Gathered | Profile:
+    """Everything; only this side's profile where no server answers."""
+    assert wanted.server is not None
+    try:
+        with LinkProber(wanted.server) as prober:
+            prober.round(0, 0, min(FIRST_CALL_SECONDS, options.patience))
+        with gather(loaded, wanted, _say, not options.no_progress) as gathered:
+            return gathered
+    except ServerUnavailable as error:
+        _say(f"no server yet, everything runs here: {error}")
+    return edge_profile(loaded, wanted, _say, not options.no_progress)
+
+
+def _connector(loaded: Loaded, wanted: Wanted) -> Callable[[SplitController], None]:
+    """What the watch does when the server is there for the first time."""
+
+    def connect(controller: SplitController) -> None:
+        from edge_client.times import now_ns
+
+        with gather(loaded, wanted, _say) as gathered:
+            controller.server_found(now_ns(), gathered.cloud, gathered.link, gathered.load)
+
+    return connect
+
+
+def _controller(options: argparse.Namespace, gathered: Gathered | None, edge: Profile | None = None) -> SplitController:
+    from edge_client.partitioned import PartitionedController
+    from edge_client.planning.controller import SplitController
+
+    name = options.partitioner
+    known: dict[str, Any] = {
+        "objective": Objective.parse(OWN_OBJECTIVE.get(name, options.objective)),
+        "constraints": _constraints(options),
+    }
+    profiles: tuple[Profile | Link | Load | None, ...]
+    if gathered is None:
+        profiles = (edge,)
+    else:
+        profiles = (gathered.edge, gathered.cloud, gathered.link, gathered.load)
+        known |= {"file": gathered.file, "file_crosses": gathered.file_crosses}
+    if name == "objective" or name in OWN_OBJECTIVE:
+        return SplitController(*profiles, **known)
+    return PartitionedController(find_partitioner(name), options.partitioner_option, *profiles, **known)
+
+
+def _constraints(options: argparse.Namespace) -> Constraints:
+    from edge_client.planning import units
+
+    memory, traffic = options.max_edge_memory, options.max_bytes_per_second
+    return Constraints(
+        units.size("--max-edge-memory", memory) if memory else None,
+        units.size("--max-bytes-per-second", traffic) if traffic else None,
+        options.rate,
+        options.min_accuracy,
+    )
+
+
+def _fits(options: argparse.Namespace, edge: Profile) -> bool:
+    """Whether the whole model may run here."""
+    from edge_client.planning.predict import predict
+
+    alone = predict(edge, None, None)[0]
+    return _constraints(options).violated(alone) is None
+
+
+def _writer(target: str | None, stack: ExitStack) -> Callable[[dict[str, Any]], None] | None:
+    """To a file, one line of JSON for each, as soon as it is known."""
+    if target is None:
+        return None
+    try:
+        file = stack.enter_context(open(target, "w", encoding="utf-8", buffering=1))  # noqa: SIM115
+    except OSError as error:
+        raise SpecError(f"--log-decisions: {target} cannot be written: {error.strerror}") from error
+
+    def write(entry: dict[str, Any]) -> None:
+        file.write(json.dumps(entry) + "\n")
+
+    return write
+
+
+def _say(text: str) -> None:
+    print(f"edge-client: {one_line(text)}", file=sys.stderr, flush=True)
+
+
+def log_moves(debug: bool) -> None:
+    """Moves and events on standard error (every choice with ``debug``)."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("edge-client: auto: %(message)s"))
+    logger = logging.getLogger("edge_client.auto")
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG if debug else logging.INFO)

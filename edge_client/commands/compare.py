@@ -1,0 +1,67 @@
+"""``edge-client compare``: two sweeps side by side."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from edge_client.commands import exits
+from edge_client.commands.output import check_json_target, milliseconds, table, write_json
+from edge_client.commands.text import one_line, printable
+from edge_client.sweep import extras
+
+if TYPE_CHECKING:
+    from edge_client.sweep.compare import Compared
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print what differs (and JSON); the exit status is 0 whatever it is."""
+    extras.check("polars")
+    check_json_target(options.json)
+    from edge_client.sweep.compare import as_dict, compare, read
+
+    a, b = read(options.a), read(options.b)
+    compared = compare(a, b)
+    known = as_dict(a, b, compared)
+    if options.json != "-":
+        print(text(known, compared, options.stages))
+    if options.json:
+        write_json(known, options.json, options.stdout)
+    return exits.OK
+
+
+def text(known: dict[str, Any], compared: Sequence[Compared], stages: bool) -> str:
+    """The table, what else differs, and how sure all this is."""
+    from edge_client.sweep.compare import SUM
+
+    lines = [f"A  {printable(known['a'])}", f"B  {printable(known['b'])}"]
+    lines += [f"differs: {one_line(line)}" for line in known["differences"]]
+    sums = [one for one in compared if one.stage == SUM]
+    if not sums:
+        return "\n".join([*lines, "", "no way to run a request is in both"])
+    rows = []
+    for one in compared if stages else sums:
+        way = printable(one.way) + (" (local)" if one.mode == "local" and one.way != "edge-only" else "")
+        interval = "" if one.low is None or one.high is None else f"{one.low:.2f} to {one.high:.2f}"
+        ratio = "-" if one.ratio is None else f"{one.ratio:.3f}"
+        stage = [one.stage] if stages else []
+        rows.append([way, *stage, milliseconds(one.a_ns), milliseconds(one.b_ns), ratio, interval, one.verdict])
+    headers = ["way", *(["stage"] if stages else []), "A ms", "B ms", "B / A", "interval", "B is"]
+    shift = int(stages)
+    lines += ["", table(headers, rows, right=(1 + shift, 2 + shift, 3 + shift)), ""]
+    counts = Counter(one.verdict for one in sums)
+    found = ", ".join(f"{verdict} at {count}" for verdict, count in counts.most_common())
+    lines.append(f"of {len(sums)} ways: {found}")
+    best = known["best"]
+    if all(best):
+        same = best[0] == best[1]
+        lines.append(printable(f"best in both: {best[0]}" if same else f"best in A: {best[0]}; in B: {best[1]}"))
+    if known["bytes"]:
+        lines.append(f"bytes differ at {len(known['bytes'])} ways (--json lists them)")
+    lines.append(
+        f"medians; the intervals hold together for all {len(sums)} ways with {known['confidence']:.0%} confidence;"
+        " they know each run's own noise, not what lies between two runs"
+    )
+    return "\n".join(lines)

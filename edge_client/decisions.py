@@ -1,0 +1,51 @@
+"""What ``--split auto`` decided, when, and on which numbers: kept, logged, and handed on."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from edge_client.planning.controller import Choice
+
+log = logging.getLogger("edge_client.auto")
+
+KEPT: Final = 100_000
+
+
+class Decisions:
+    """Decisions and events in the order of their coming; the oldest are forgotten. Any thread may add.
+
+    Each is a dictionary with ``seconds`` since the start and ``kind``: "choice" (one a request: ``candidate``,
+    ``moved``, ``reason``, and the controller's numbers), "hedge", "gone", "back", "found" or "probe".
+    """
+
+    def __init__(self, on_decision: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self.all: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._began = time.monotonic()
+        self._on_decision = on_decision
+
+    def choice(self, choice: Choice) -> None:
+        """Where the next request runs."""
+        level = logging.INFO if choice.moved else logging.DEBUG
+        known = {"candidate": choice.candidate.name, "moved": choice.moved, "reason": choice.reason}
+        self._add("choice", {**known, **choice.numbers}, level)
+
+    def event(self, kind: str, level: int = logging.INFO, **known: Any) -> None:
+        """Something that led, or may lead, to another choice."""
+        self._add(kind, known, level)
+
+    def _add(self, kind: str, known: dict[str, Any], level: int) -> None:
+        finite = {name: None if value in (math.inf, -math.inf) else value for name, value in known.items()}
+        entry = {"seconds": round(time.monotonic() - self._began, 4), "kind": kind, **finite}
+        self.all.append(entry)
+        log.log(level, "%s: %s", kind, ", ".join(f"{name}={_shown(value)}" for name, value in known.items()))
+        if self._on_decision is not None:
+            self._on_decision(entry)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,61 @@
+"""The whole model run here beside a request that is late; given up in the middle when that is answered after all.
+
+A forward is left between two modules: a global hook of torch, there only while something runs, raises in the thread of
+the one that nobody wants any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from edge_client.answer import Answer
+from shared_hooks.errors import Cancelled
+
+
+class _Abandoned(BaseException):
+    """Leaves the model; derived so that a model's own ``except Exception`` lets it through."""
+
+
+class Hedge:
+    """Runs one thing at a time, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="edge-hedge")
+        self._unwanted: set[Future[Answer]] = set()
+
+    def run(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """``work()``, as soon as what ran before is done or left."""
+        future: Future[Answer] = Future()
+        self._worker.submit(self._run, work, future)
+        return future
+
+    def abandon(self, future: Future[Answer]) -> None:
+        """Nobody waits for it: it ends with Cancelled at its next module, or does not begin."""
+        self._unwanted.add(future)
+
+    def close(self) -> None:
+        """Returns when nothing runs any more."""
+        self._worker.shutdown(cancel_futures=True)
+
+    def _run(self, work: Callable[[], Answer], future: Future[Answer]) -> None:
+        mine = threading.get_ident()
+
+        def check(*_: object) -> None:
+            if threading.get_ident() == mine and future in self._unwanted:
+                raise _Abandoned
+
+        hook = register_module_forward_pre_hook(check)
+        try:
+            check()
+            future.set_result(work())
+        except (_Abandoned, CancelledError):
+            future.set_exception(Cancelled("it was answered elsewhere first"))
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            hook.remove()
+            self._unwanted.discard(future)

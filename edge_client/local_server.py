@@ -1,0 +1,107 @@
+"""A cloud server of one's own on loopback, for measurements on one machine: started, waited for, ended always."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from shared_hooks.errors import ServerUnavailable
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+START_SECONDS: Final = 120.0
+STOP_SECONDS: Final = 10.0
+PR_SET_PDEATHSIG: Final = 1  # prctl(2)
+
+
+@contextmanager
+def local_server(
+    model: str = "digits",
+    *,
+    weights: Sequence[str] = (),
+    depth: int | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    listen: str = "127.0.0.1:0",
+    arguments: Sequence[str] = (),
+    prefix: Sequence[str] = (),
+) -> Iterator[str]:
+    """``python -m cloud_server`` with ``model`` as a process; yields HOST:PORT when it listens.
+
+    Weights, depth, device and threads as the edge has them, so that both sides agree; ``arguments`` are more of the
+    server's own, and ``prefix`` goes before the command (``ip netns exec ...``). Raises ServerUnavailable with the last
+    lines of its log when it does not come up.
+    """
+    command = [*prefix, sys.executable, "-u", "-m", "cloud_server", "--listen", listen, "--model", model]
+    for file in weights:
+        command += ["--weights", file]
+    if depth is not None:
+        command += ["--depth", str(depth)]
+    if threads is not None:
+        command += ["--threads", str(threads)]
+    command += ["--device", device, *arguments]
+    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+    with tempfile.TemporaryDirectory(prefix="isthmus-server-") as folder:
+        out, log = Path(folder) / "out", Path(folder) / "log"
+        with out.open("wb") as stdout, log.open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # Ctrl-C reaches the edge only, which then ends its server
+                preexec_fn=_end_with_parent if _is_main_thread() else None,
+            )
+        try:
+            yield _address(process, out, log)
+        finally:
+            _end(process)
+
+
+def _address(process: subprocess.Popen[bytes], out: Path, log: Path) -> str:
+    """From the line that the server prints when it is ready."""
+    limit = time.monotonic() + START_SECONDS
+    while time.monotonic() < limit:
+        status = process.poll()
+        if found := re.search(r"listening on (\S+:\d+)\n", out.read_text(encoding="utf-8")):
+            return found.group(1)
+        if status is not None:
+            raise ServerUnavailable(f"the local server ended with status {status}{_words(log)}")
+        time.sleep(0.05)
+    raise ServerUnavailable(f"the local server was not ready within {START_SECONDS:.0f} s{_words(log)}")
+
+
+def _words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
+    return f": {' | '.join(lines)}" if lines else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def _is_main_thread() -> bool:
+    """Linux ends a child for its parent *thread*; only the main one is there to the end."""
+    return sys.platform == "linux" and threading.current_thread() is threading.main_thread()
+
+
+def _end_with_parent() -> None:
+    """For the case that the edge itself is killed and can end nothing any more."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,130 @@
+"""Why the winner wins, stage by stage, and what would have to change for the runner-up to win instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edge_client.planning.candidate import CLOUD_ONLY, EDGE_ONLY, STAGES, Candidate
+from edge_client.planning.link import Curve, Link
+from edge_client.planning.objective import Decision, Objective
+
+Repredict = Callable[[Link, float, float], Sequence[Candidate]]
+"""(link, edge factor, server factor) -> candidates; the factors multiply times."""
+WIDEST: Final = 1e4
+"""How many times more or less is tried."""
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """``now`` and ``at`` in ``unit``; ``at`` None = the runner-up wins at no value, ``WIDEST`` times less or more."""
+
+    what: str
+    unit: str
+    now: float
+    at: float | None
+
+    def __str__(self) -> str:
+        if self.at is None:
+            now = f"{_number(self.now)} {self.unit}" if math.isfinite(self.now) else "faster than can be measured"
+            return f"{self.what}: at no value (now {now})"
+        relation = "above" if self.at > self.now else "below"
+        return f"{self.what}: {relation} {_number(self.at)} {self.unit} (now {_number(self.now)})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"what": self.what, "unit": self.unit, "now": self.now, "at": self.at}
+
+
+def break_evens(decision: Decision, objective: Objective, link: Link, repredict: Repredict) -> list[BreakEven]:
+    """Where winner and runner-up of ``decision`` score the same, one quantity changed at a time; empty without a
+    runner-up.
+    """
+    if decision.runner_up is None:
+        return []
+    names = (decision.winner.name, decision.runner_up.name)
+
+    def lead(changed: Link, edge: float, server: float) -> float:
+        """Below 0 while the winner is better."""
+        found = {one.name: one for one in repredict(changed, edge, server)}
+        first, second = objective.scores([found[name] for name in names])
+        return first - second
+
+    # A round trip near nothing is searched from a microsecond on.
+    rtt = max(link.rtt_ns, 1e3)
+    up = link.up.bytes_per_second * 8 / 1e6
+    found = [
+        ("uplink goodput", "Mbit/s", up, lambda f: lead(uplink(link, f), 1, 1)),
+        ("round trip", "ms", rtt / 1e6, lambda f: lead(round_trip(link, f * rtt), 1, 1)),
+        ("server speed", "x", 1.0, lambda f: lead(link, 1, 1 / f)),
+        ("edge speed", "x", 1.0, lambda f: lead(link, 1 / f, 1)),
+    ]
+    result = []
+    for what, unit, now, difference in found:
+        factor = crossing(difference) if math.isfinite(now) else None
+        result.append(BreakEven(what, unit, now, None if factor is None else factor * now))
+    return result
+
+
+def crossing(difference: Callable[[float], float]) -> float | None:
+    """The factor nearest to 1 at which ``difference`` rises to 0 or above; None where it does at none."""
+    found = []
+    for limit in (WIDEST, 1 / WIDEST):
+        if difference(limit) < 0:
+            continue
+        near, far = 0.0, math.log(limit)
+        for _ in range(60):
+            middle = (near + far) / 2
+            near, far = (middle, far) if difference(math.exp(middle)) < 0 else (near, middle)
+        found.append(far)
+    return math.exp(min(found, key=abs)) if found else None
+
+
+def uplink(link: Link, factor: float) -> Link:
+    """The same link with ``factor`` times the goodput up."""
+    fixed = link.up.ns(0)
+    return Link(Curve(tuple((n, fixed + (ns - fixed) / factor) for n, ns in link.up.points)), link.down, link.source)
+
+
+def round_trip(link: Link, rtt_ns: float) -> Link:
+    """The same link with another round trip."""
+    fixed = link.up.ns(0)
+    return Link(Curve(tuple((n, ns - fixed + rtt_ns) for n, ns in link.up.points)), link.down, link.source)
+
+
+def explain(
+    decision: Decision, candidates: Sequence[Candidate], breaks: Sequence[BreakEven]
+) -> tuple[str, dict[str, Any]]:
+    """As text of at most 80 columns (names aside), and JSON-able."""
+    winner, by_name = decision.winner, {one.name: one for one in candidates}
+    others = dict.fromkeys(
+        name
+        for name in (decision.runner_up.name if decision.runner_up else None, EDGE_ONLY, CLOUD_ONLY)
+        if name in by_name and name != winner.name
+    )
+    lines = [f"{winner.name} wins in {decision.objective}: {_ms(winner.latency_ns)} ms"]
+    compared = []
+    for name in others:
+        other = by_name[str(name)]
+        deltas = {stage: other.stages_ns.get(stage, 0.0) - winner.stages_ns.get(stage, 0.0) for stage in STAGES}
+        compared.append({"name": name, "latency_ns": other.latency_ns, "more_ns": deltas})
+        rejected = decision.rejected.get(other.name)
+        lines.append(f"against {name}: {_ms(other.latency_ns)} ms{f'; not allowed: {rejected}' if rejected else ''}")
+        more = [f"{stage} {ns / 1e6:+.3f}" for stage, ns in deltas.items() if abs(ns) >= 500]
+        lines.append(f"  it takes, ms: {', '.join(more) or 'the same'}; {other.bytes_up - winner.bytes_up:+d} bytes up")
+    if decision.runner_up is None:
+        lines.append("no other candidate is allowed")
+    else:
+        lines.append(f"for {decision.runner_up.name} to win, one of these alone:")
+        lines += [f"  {one}" for one in breaks]
+    return "\n".join(lines), {"against": compared, "break_even": [one.as_dict() for one in breaks]}
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:.3f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if value < 1e4 else f"{value:.0f}"

@@ -1,0 +1,271 @@
+"""What a plan is made of: both profiles, the link and the load, from files or measured now."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_client.planning.calibration import Calibration, Sample
+from edge_client.planning.candidate import EDGE_ONLY
+from edge_client.planning.link import Link, Load
+from edge_client.planning.predict import predict
+from shared_hooks.errors import SpecError
+from shared_hooks.profiling.profile import FileInput, ModelIdentity, Profile
+from shared_hooks.profiling.quartiles import Quartiles
+
+if TYPE_CHECKING:
+    from edge_client.commands.loading import Loaded
+
+Say = Callable[[str], None]
+PROBED_SIZES: Final = 6
+CALIBRATION_CUTS: Final = 2
+CALIBRATION_REQUESTS: Final = 5
+CALIBRATION_WARMUP: Final = 2
+FILE_READINGS: Final = 5
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Where to take it from; None = measured now (``server``: one of our own on loopback, for which ``model``,
+    ``weights``, ``depth``, ``device`` and ``threads`` are what this side has).
+    """
+
+    server: str | None = None
+    edge_profile: str | None = None
+    cloud_profile: str | None = None
+    link: Link | None = None
+    file: str | None = None
+    """An input file: its preparation is measured, and the candidate that sends it unread is predicted."""
+    warmup: int = 3
+    repetitions: int = 10
+    seconds: float = 20.0
+    """Budget of each profile."""
+    probe_seconds: float = 2.0
+    codec: str = "raw"
+    calibrate: bool = False
+    model: str | None = None
+    weights: Sequence[str] | None = None
+    depth: int | None = None
+    device: str = "auto"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All that `predict` takes. ``server`` is where it runs while the context lasts (None: none was needed)."""
+
+    edge: Profile
+    cloud: Profile
+    link: Link
+    load: Load
+    file: FileInput | None = None
+    file_crosses: bool = False
+    """Whether the server reads files as this side does."""
+    calibration: Calibration | None = None
+    server: str | None = None
+    server_is_ours: bool = False
+    warnings: tuple[str, ...] = field(default=())
+
+
+@contextmanager
+def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> Iterator[Gathered]:
+    """Measure or read; a server of our own lives until the context ends. ``say`` gets one line at a time, for people.
+
+    Raises SpecError (a file that is no profile), Disagreement (a profile of another model or other weights),
+    ServerUnavailable, UnknownModel.
+    """
+    from edge_client.local_server import local_server
+    from edge_client.probing import fetch_profile, probe
+    from shared_hooks.profiling import profile_file
+    from shared_hooks.profiling.profiler import identity
+
+    found: list[str] = []
+
+    def warn(text: str) -> None:
+        found.append(text)
+        say(f"warning: {text}")
+
+    who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
+    with ExitStack() as stack:
+        # Files first: what cannot be used is said before anything is measured.
+        edge = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), warn)
+        cloud = _read(wanted.cloud_profile, "cloud", who, None, warn)
+        server, ours = wanted.server, False
+        if server is None and (cloud is None or wanted.link is None or wanted.calibrate):
+            say("no --server: one of our own on loopback; it shares this machine, and its link is no network")
+            server, ours = stack.enter_context(_own(local_server, loaded, wanted)), True
+        if edge is None:
+            edge = _measure_edge(loaded, wanted, progress)
+        if cloud is None:
+            assert server is not None
+            with _bar("server's profile", progress) as advance:
+                data = fetch_profile(
+                    server, who.model_id, wanted.warmup, wanted.repetitions, wanted.seconds, lambda *at: advance(at[2])
+                )
+            cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
+            for text in profile_file.check(cloud, who):
+                warn(text)
+        link, load = wanted.link, Load()
+        file = _file(edge, wanted.file, loaded)
+        if link is None:
+            assert server is not None
+            with _bar("probing the link", progress) as advance:
+                answers = (0, cloud.answer_bytes, 4 * cloud.answer_bytes)
+                link, load = probe(
+                    server, probe_sizes(edge, file), answers, wanted.probe_seconds, lambda *at: advance(at[2])
+                )
+        crosses = file is not None and server is not None and _reads_files(server, loaded)
+        if file is not None and server is not None and not crosses:
+            warn("the server reads input files otherwise than this side: they cannot be sent as they are")
+        gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found))
+        if wanted.calibrate:
+            gathered = replace(gathered, calibration=_calibrate(loaded, wanted, gathered))
+        yield gathered
+
+
+def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> Profile:
+    """This side's profile alone, read or measured: where there is no server yet."""
+    from shared_hooks.profiling.profiler import identity
+
+    who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
+    read = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), lambda text: say(f"warning: {text}"))
+    return read or _measure_edge(loaded, wanted, progress)
+
+
+def probe_sizes(edge: Profile, file: FileInput | None) -> list[int]:
+    """Nothing, and some sizes that candidates send, the smallest and the largest among them."""
+    sizes = sorted({cut.wire_bytes for cut in edge.cuts} | ({file.nbytes} if file else set()))
+    if len(sizes) > PROBED_SIZES:
+        step = (len(sizes) - 1) / (PROBED_SIZES - 1)
+        sizes = [sizes[round(at * step)] for at in range(PROBED_SIZES)]
+    return sorted({0, *sizes})
+
+
+def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, warn: Say) -> Profile | None:
+    from shared_hooks.profiling import profile_file
+
+    if path is None:
+        return None
+    profile = profile_file.read(path, side)
+    if profile.side != side:
+        raise SpecError(f"{path}: the {profile.side}'s profile, where the {side}'s is wanted")
+    for text in profile_file.check(profile, who, machine):
+        warn(f"{path}: {text}")
+    return profile
+
+
+def _machine_of(loaded: Loaded) -> Any:
+    from shared_hooks.profiling import machine
+
+    return machine.describe(_device(loaded))
+
+
+def _device(loaded: Loaded) -> Any:
+    import torch
+
+    parameter = next(loaded.wrapped.model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _own(local_server: Any, loaded: Loaded, wanted: Wanted) -> Any:
+    return local_server(
+        wanted.model or loaded.spec.model_id,
+        weights=wanted.weights or (),
+        depth=wanted.depth,
+        device=wanted.device,
+        threads=wanted.threads,
+    )
+
+
+def _measure_edge(loaded: Loaded, wanted: Wanted, progress: bool) -> Profile:
+    from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
+
+    files = [Path(wanted.file)] if wanted.file else []
+    with _bar("profiling", progress) as advance:
+        return profile_edge(
+            loaded.wrapped,
+            loaded.spec.model_id,
+            loaded.args,
+            loaded.kwargs,
+            ProfileOptions(wanted.warmup, wanted.repetitions, wanted.seconds, wanted.codec),
+            files=files,
+            prepare=loaded.spec.preprocess,
+            on_progress=lambda done, total, what: advance(what),
+        )
+
+
+def _bar(what: str, show: bool) -> Any:
+    from edge_client.commands.progress import progress
+
+    return progress(what, None, show)
+
+
+def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:
+    """What the edge's profile knows of the file; else it is prepared a few times now."""
+    if path is None:
+        return None
+    known = next((one for one in edge.files if Path(one.name).name == Path(path).name), None)
+    if known is not None:
+        return known
+    took = []
+    for _ in range(FILE_READINGS):
+        began = time.perf_counter_ns()
+        loaded.spec.preprocess(Path(path))
+        took.append(time.perf_counter_ns() - began)
+    return FileInput(path, Path(path).suffix.lower(), Path(path).stat().st_size, Quartiles.of(took))
+
+
+def _reads_files(server: str, loaded: Loaded) -> bool:
+    """Whether the server reads input files, and as this side does."""
+    import grpc
+
+    from protos.isthmus.v1 import split_pb2
+
+    with grpc.insecure_channel(server) as channel:
+        ask = channel.unary_unary(
+            "/isthmus.v1.Split/ListModels",
+            request_serializer=split_pb2.ListModelsRequest.SerializeToString,
+            response_deserializer=split_pb2.ListModelsReply.FromString,
+        )
+        try:
+            models = ask(split_pb2.ListModelsRequest(), timeout=30.0, wait_for_ready=True).models
+        except grpc.RpcError:
+            return False  # too old, or gone: what follows will say so
+    own = loaded.spec.preprocess_digest()
+    return any(one.model_id == loaded.spec.model_id and one.preprocess_digest == own for one in models)
+
+
+def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered) -> Calibration:
+    """A few real requests at two cuts; of each the median, against what is predicted of it."""
+    from edge_client.answer import Call
+    from edge_client.client import EdgeClient
+
+    assert gathered.server is not None
+    networked = [
+        one
+        for one in predict(gathered.edge, gathered.cloud, gathered.link, gathered.load)
+        if one.name != EDGE_ONLY and one.layer_id is not None
+    ]
+    samples = []
+    with EdgeClient(
+        gathered.server,
+        loaded.spec,
+        device=wanted.device,
+        threads=wanted.threads,
+        depth=wanted.depth,
+        codec=wanted.codec,
+        metrics=False,
+    ) as client:
+        for one in sorted(networked, key=lambda one: one.latency_ns)[:CALIBRATION_CUTS]:
+            calls = [Call(loaded.args, loaded.kwargs)] * (CALIBRATION_WARMUP + CALIBRATION_REQUESTS)
+            took = [client.infer_many([call], split=one.name) for call in calls]
+            measured = [answer.measured_ns for answers in took for answer in answers][CALIBRATION_WARMUP:]
+            samples.append(Sample(one.name, one.latency_ns, statistics.median(measured)))
+    if not samples:
+        raise SpecError("nothing to calibrate with: the model has no cut")
+    return Calibration.fit(samples)

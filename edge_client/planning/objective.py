@@ -1,0 +1,192 @@
+"""What is best: one number of a candidate or a weighted sum of several, under constraints; and the decision.
+
+Weighted numbers are divided by the best of the allowed candidates first, so that a weight says how much a number that
+is twice the best counts, whatever its unit. Where the best is nothing (no byte at all), the largest divides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from edge_client.planning.candidate import Candidate
+from shared_hooks.errors import SpecError
+
+COSTS: Final[Mapping[str, Callable[[Candidate], float | None]]] = MappingProxyType(
+    {
+        "latency": lambda one: one.latency_ns,
+        "energy": lambda one: one.edge_energy.value,
+        "bytes": lambda one: one.bytes_up + one.bytes_down,
+        "throughput": lambda one: 1e9 / one.throughput if one.throughput else None,  # ns between two answers
+        "server-time": lambda one: one.server_ns,
+    }
+)
+"""By objective: what is to be small (ns, joules, bytes, ns, ns); None = unavailable."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Weights by name of `COSTS`; a name alone has the weight 1."""
+
+    weights: Mapping[str, float] = field(default_factory=lambda: {"latency": 1.0})
+
+    @classmethod
+    def parse(cls, text: str) -> Objective:
+        """``"latency"`` or ``"latency=1,energy=0.5"``. Raises SpecError naming what is wrong."""
+        weights: dict[str, float] = {}
+        for part in text.split(","):
+            name, equals, number = (piece.strip() for piece in part.partition("="))
+            if name not in COSTS:
+                raise SpecError(
+                    f"objective {name!r}: one of {', '.join(COSTS)}, or weights such as latency=1,bytes=0.2"
+                )
+            if name in weights:
+                raise SpecError(f"objective {name!r} is given twice")
+            try:
+                weights[name] = float(number) if equals else 1.0
+            except ValueError:
+                weights[name] = math.nan
+            if not 0 < weights[name] < math.inf:
+                raise SpecError(f"objective {name}={number}: a weight is a number above 0")
+        return cls(weights)
+
+    def __str__(self) -> str:
+        if len(self.weights) == 1:
+            return next(iter(self.weights))
+        return ",".join(f"{name}={weight:g}" for name, weight in self.weights.items())
+
+    def scores(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Of each candidate, small is good. Raises SpecError where a number is unavailable, saying why."""
+        total = [0.0] * len(candidates)
+        for name, weight in self.weights.items():
+            costs = [self._cost(name, one) for one in candidates]
+            scale = 1.0
+            if len(self.weights) > 1 and costs:
+                scale = min(costs) or max(costs) or 1.0
+            total = [sum_ + weight * cost / scale for sum_, cost in zip(total, costs, strict=True)]
+        return total
+
+    def _cost(self, name: str, one: Candidate) -> float:
+        cost = COSTS[name](one)
+        if cost is None:
+            why = one.edge_energy.note if name == "energy" else "unknown"
+            raise SpecError(f"objective {name}: unavailable for {one.name} ({why}){_HELP.get(name, '')}")
+        return cost
+
+
+_HELP: Final = {"energy": "; --power-active and --power-idle give this machine's watts"}
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """None = no limit. ``max_edge_memory`` in bytes; ``max_bytes_per_second`` counts both ways at ``rate`` requests per
+    second; ``min_accuracy`` is agreement with the whole model, 0 to 1.
+    """
+
+    max_edge_memory: float | None = None
+    max_bytes_per_second: float | None = None
+    rate: float | None = None
+    min_accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.max_bytes_per_second is None) != (self.rate is None):
+            raise SpecError("--max-bytes-per-second and --rate (requests per second) go together")
+
+    def violated(self, one: Candidate) -> _Violation | None:
+        """The first constraint that ``one`` breaks."""
+        if self.max_edge_memory is not None:
+            memory = one.edge_memory.value
+            if memory is None:
+                return _Violation("edge memory", f"edge memory unknown: {one.edge_memory.note}", math.inf)
+            if memory > self.max_edge_memory:
+                return _over("edge memory", memory, self.max_edge_memory, "B")
+        if self.max_bytes_per_second is not None and self.rate is not None:
+            traffic = (one.bytes_up + one.bytes_down) * self.rate
+            if traffic > self.max_bytes_per_second:
+                return _over("bytes per second", traffic, self.max_bytes_per_second, "B/s")
+        if self.min_accuracy is not None:
+            if one.accuracy is None:
+                return _Violation("accuracy", "accuracy unknown", math.inf)
+            if one.accuracy < self.min_accuracy:
+                miss = self.min_accuracy - one.accuracy
+                return _Violation("accuracy", f"accuracy {one.accuracy:g}, at least {self.min_accuracy:g}", miss)
+        return None
+
+
+@dataclass(frozen=True)
+class _Violation:
+    constraint: str
+    reason: str
+    by: float
+    """How far it is off, as a share of the limit."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``ranking``: the allowed candidates, best first; ``scores``: name -> what was compared (ns, joules or bytes; for
+    weights a sum without a unit); ``rejected``: name -> reason.
+    """
+
+    objective: str
+    winner: Candidate
+    runner_up: Candidate | None
+    ranking: tuple[Candidate, ...]
+    scores: Mapping[str, float]
+    rejected: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able: names, not candidates."""
+        return {
+            "objective": self.objective,
+            "winner": self.winner.name,
+            "runner_up": self.runner_up.name if self.runner_up else None,
+            "ranking": [one.name for one in self.ranking],
+            "scores": dict(self.scores),
+            "rejected": dict(self.rejected),
+        }
+
+
+def decide(
+    candidates: Sequence[Candidate], objective: Objective | None = None, constraints: Constraints | None = None
+) -> Decision:
+    """The best allowed candidate; among equals the first. ``objective``: latency unless told.
+
+    Raises SpecError: no candidate satisfies the constraints (how many each removed, and the nearest miss), or the
+    objective's numbers are unavailable (why).
+    """
+    objective, constraints = objective or Objective(), constraints or Constraints()
+    broken = {one.name: broke for one in candidates if (broke := constraints.violated(one)) is not None}
+    allowed = [one for one in candidates if one.name not in broken]
+    if not allowed:
+        raise SpecError(_nobody(candidates, broken))
+    scores = objective.scores(allowed)
+    ranked = sorted(zip(scores, allowed, strict=True), key=lambda pair: pair[0])
+    ranking = tuple(one for _, one in ranked)
+    return Decision(
+        str(objective),
+        ranking[0],
+        ranking[1] if len(ranking) > 1 else None,
+        ranking,
+        {one.name: score for score, one in ranked},
+        {name: broke.reason for name, broke in broken.items()},
+    )
+
+
+def _over(what: str, value: float, limit: float, unit: str) -> _Violation:
+    return _Violation(what, f"{what} {value:.0f} {unit}, limit {limit:.0f} {unit}", (value - limit) / max(limit, 1e-9))
+
+
+def _nobody(candidates: Sequence[Candidate], broken: Mapping[str, _Violation]) -> str:
+    if not candidates:
+        return "there is no candidate to choose from"
+    counts: dict[str, int] = {}
+    for broke in broken.values():
+        counts[broke.constraint] = counts.get(broke.constraint, 0) + 1
+    removed = ", ".join(f"{name} removes {count}" for name, count in counts.items())
+    name, nearest = min(broken.items(), key=lambda item: item[1].by)
+    return (
+        f"no candidate satisfies the constraints ({removed} of {len(candidates)}); nearest: {name} ({nearest.reason})"
+    )

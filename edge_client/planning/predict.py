@@ -1,0 +1,242 @@
+"""From two profiles, the link and the load: what every candidate takes.
+
+    latency    = prepare + edge + encode + network(bytes up, bytes down) + queue + tail + finish
+    energy     = the edge's own, and idle power times the waiting for the rest
+    throughput = 1 / the slowest of: the edge's work, each direction of the link, the tail over the workers
+
+The middles of profiles are added (`Quartiles`); what is not in them (a transport's fixed overhead) is `Calibration`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from edge_client.planning.calibration import Calibration
+from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, Candidate
+from edge_client.planning.link import Link, Load
+from shared_hooks.errors import SpecError
+from shared_hooks.profiling.profile import INPUT_CUT, CutProfile, FileInput, Profile
+from shared_hooks.reading import Reading
+
+
+@dataclass(frozen=True)
+class Power:
+    """Watts of this machine as the user gives them: while it computes, and while it waits."""
+
+    active: float
+    idle: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.idle <= self.active < float("inf"):
+            raise SpecError(f"power: active {self.active} W, idle {self.idle} W: expected 0 <= idle <= active")
+
+
+def predict(
+    edge: Profile,
+    cloud: Profile | None,
+    link: Link | None,
+    load: Load | None = None,
+    *,
+    file: FileInput | None = None,
+    file_crosses: bool = True,
+    calibration: Calibration | None = None,
+    power: Power | None = None,
+    edge_factor: float = 1.0,
+    server_factor: float = 1.0,
+    only: Collection[str] | None = None,
+) -> list[Candidate]:
+    """edge-only, cloud-only, cloud-only-file, and every cut that both profiles know, in the order of the layers.
+
+    ``file`` is the input file whose preparation here counts; it also crosses as it is unless ``file_crosses`` is False
+    (a server that cannot read files). Without ``cloud`` or ``link`` there is edge-only alone. The factors multiply the
+    times of either side; ``only`` restricts the names. Raises SpecError for profiles of different models.
+    """
+    if edge.side != "edge" or (cloud is not None and cloud.side != "cloud"):
+        raise SpecError("a plan takes an edge's profile and a cloud's, in that order")
+    here = _Edge(edge, file, edge_factor, power)
+    found = [here.alone()] if only is None or EDGE_ONLY in only else []
+    if cloud is None or link is None:
+        return found
+    check_same_model(edge, cloud)
+    there = _Cloud(cloud, link, load or Load(), calibration, server_factor)
+    tails = {cut.layer_id: cut for cut in cloud.cuts}
+    if file is not None and file_crosses and (only is None or CLOUD_FILE in only):
+        found.append(_file(here, there, file, tails.get(INPUT_CUT)))
+    for cut in sorted(edge.cuts, key=lambda cut: cut.layer_id):
+        name = CLOUD_ONLY if cut.layer_id == INPUT_CUT else cut.name
+        if cut.layer_id in tails and (only is None or name in only):
+            found.append(_cut(here, there, name, cut, tails[cut.layer_id]))
+    return found
+
+
+def check_same_model(edge: Profile, cloud: Profile) -> None:
+    """SpecError naming what differs."""
+    for field, what in (
+        ("weights_hash", "weights"),
+        ("structure_digest", "layers"),
+        ("plan_digest", "plans"),
+        ("depth", "depths"),
+    ):
+        mine, theirs = getattr(edge.model, field), getattr(cloud.model, field)
+        if mine != theirs:
+            raise SpecError(
+                f"the two profiles differ in their {what}: {edge.model.model_id} has {_short(mine)} on the edge, "
+                f"{cloud.model.model_id} has {_short(theirs)} on the cloud"
+            )
+
+
+@dataclass(frozen=True)
+class _Edge:
+    profile: Profile
+    file: FileInput | None
+    factor: float
+    power: Power | None
+
+    @property
+    def finish_ns(self) -> float:
+        known = self.profile.finish_ns
+        return known.middle * self.factor if known else 0.0
+
+    @property
+    def prepare_ns(self) -> float:
+        return self.file.prepare_ns.middle * self.factor if self.file else 0.0
+
+    def alone(self) -> Candidate:
+        whole = self.profile.whole_ns.middle * self.factor
+        stages = {"prepare": self.prepare_ns, "edge": whole}
+        work = self.prepare_ns + whole
+        return Candidate(
+            EDGE_ONLY,
+            None,
+            stages,
+            bytes_up=0,
+            bytes_down=0,
+            edge_energy=self.energy(self.profile.whole_energy, work, 0.0),
+            edge_memory=self.memory(self.profile.whole_memory_peak),
+            throughput=_rate(work),
+        )
+
+    def energy(self, own: Reading, work_ns: float, waiting_ns: float) -> Reading:
+        """Joules of ``work_ns`` of computing, whose head took ``own``, and of waiting for the rest."""
+        if self.power is not None:
+            joules = (self.power.active * work_ns + self.power.idle * waiting_ns) / 1e9
+            return Reading.estimated(
+                joules, f"given: {self.power.active:g} W while it computes, {self.power.idle:g} W while it waits"
+            )
+        idle = self.profile.idle_power
+        if own.value is None:
+            return own
+        joules, source = own.value, [own.note or own.status]
+        if self.prepare_ns:
+            whole = self.profile.whole_energy
+            if whole.value is None:
+                return Reading.unavailable(f"preparing the input: {whole.note}")
+            joules += whole.value / self.profile.whole_ns.middle * self.prepare_ns
+            source.append("preparation at the whole model's mean power")
+        if waiting_ns:
+            if idle.value is None:
+                return Reading.unavailable(f"idle power: {idle.note}")
+            joules += idle.value * waiting_ns / 1e9
+            source.append(f"waiting at {idle.value:.3g} W idle")
+        return own if len(source) == 1 else Reading.estimated(joules, "; ".join(source))
+
+    def memory(self, peak: Reading) -> Reading:
+        """The peak beyond the weights, and the weights."""
+        return peak if peak.value is None else replace(peak, value=peak.value + self.profile.weights_bytes)
+
+
+@dataclass(frozen=True)
+class _Cloud:
+    profile: Profile
+    link: Link
+    load: Load
+    calibration: Calibration | None
+    factor: float
+
+    def network_ns(self, bytes_up: float) -> float:
+        overhead = self.calibration.overhead_ns if self.calibration else 0.0
+        return max(0.0, self.link.network_ns(bytes_up, self.profile.answer_bytes) + overhead)
+
+    def rate(self, work_ns: float, bytes_up: float, tail_ns: float) -> float | None:
+        """Round trips overlap when several are under way; what they occupy does not."""
+        up, down = self.link.up, self.link.down
+        return _rate(
+            max(
+                work_ns,
+                up.ns(bytes_up) - up.ns(0),
+                down.ns(self.profile.answer_bytes) - down.ns(0),
+                tail_ns / max(1, self.load.workers),
+            )
+        )
+
+
+def _cut(here: _Edge, there: _Cloud, name: str, head: CutProfile, tail: CutProfile) -> Candidate:
+    edge_ns = head.stages["head"].middle * here.factor
+    encode_ns = head.stages["encode"].middle * here.factor
+    tail_ns = sum(stage.middle for stage in tail.stages.values()) * there.factor
+    network_ns = there.network_ns(head.wire_bytes)
+    work = here.prepare_ns + edge_ns + encode_ns
+    notes = [f"{side}: {cut.estimated}" for side, cut in (("edge", head), ("cloud", tail)) if cut.estimated]
+    return Candidate(
+        name,
+        head.layer_id,
+        {
+            "prepare": here.prepare_ns,
+            "edge": edge_ns,
+            "encode": encode_ns,
+            "network": network_ns,
+            "queue": there.load.queue_ns,
+            "tail": tail_ns,
+            "finish": here.finish_ns,
+        },
+        bytes_up=head.wire_bytes,
+        bytes_down=there.profile.answer_bytes,
+        edge_energy=here.energy(head.energy, work, network_ns + there.load.queue_ns + tail_ns),
+        edge_memory=here.memory(head.memory_peak),
+        throughput=there.rate(work, head.wire_bytes, tail_ns),
+        notes=tuple(notes),
+    )
+
+
+def _file(here: _Edge, there: _Cloud, file: FileInput, tail: CutProfile | None) -> Candidate:
+    known = next((one for one in there.profile.files if one.suffix == file.suffix), None)
+    reading_ns, guess = (known.prepare_ns.middle, "") if known else _reading(here.profile, there.profile, file)
+    encode_ns = tail.stages["encode"].middle if tail is not None and "encode" in tail.stages else 0.0
+    tail_ns = (there.profile.whole_ns.middle + reading_ns + encode_ns) * there.factor
+    network_ns = there.network_ns(file.nbytes)
+    energy = here.power.idle if here.power else here.profile.idle_power.value
+    waiting = network_ns + there.load.queue_ns + tail_ns
+    source = "given" if here.power else here.profile.idle_power.note
+    return Candidate(
+        CLOUD_FILE,
+        INPUT_CUT,
+        {"network": network_ns, "queue": there.load.queue_ns, "tail": tail_ns, "finish": here.finish_ns},
+        bytes_up=file.nbytes,
+        bytes_down=there.profile.answer_bytes,
+        edge_energy=Reading.unavailable(f"idle power: {source}")
+        if energy is None
+        else Reading.estimated(energy * waiting / 1e9, f"waiting at {energy:.3g} W idle ({source})"),
+        edge_memory=Reading.estimated(
+            float(file.nbytes + here.profile.weights_bytes), "the file and the weights, which stay loaded"
+        ),
+        throughput=there.rate(0.0, file.nbytes, tail_ns),
+        notes=(f"the server's reading of the file is estimated: {guess}",) if guess else (),
+    )
+
+
+def _reading(edge: Profile, cloud: Profile, file: FileInput) -> tuple[float, str]:
+    """Nanoseconds the server takes to read a file, and what that is guessed from: processors do it on either side."""
+    here = file.prepare_ns.middle
+    if all(str(one.machine.get("device")) == "cpu" for one in (edge, cloud)):
+        ratio = cloud.whole_ns.middle / edge.whole_ns.middle
+        return here * ratio, f"as it takes here, times {ratio:.2f}, by which the model takes longer there"
+    return here, "as long as it takes here"
+
+
+def _rate(ns: float) -> float | None:
+    return 1e9 / ns if ns > 0 else None
+
+
+def _short(value: object) -> str:
+    return str(value)[:12] if value not in (None, "") else "none"

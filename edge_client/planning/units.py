@@ -1,0 +1,37 @@
+"""Sizes, rates and durations as people write them on a command line."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from shared_hooks.errors import SpecError
+
+_SIZES: Final = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_RATES: Final = {"bit": 0.125, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6}
+_TIMES: Final = {"us": 1e3, "ms": 1e6, "s": 1e9}
+
+
+def size(name: str, text: str) -> float:
+    """Bytes of "64MiB". Raises SpecError naming ``name``."""
+    return _parse(name, text, _SIZES, "64MiB, 500kB or a number of bytes")
+
+
+def rate(name: str, text: str) -> float:
+    """Bytes per second of "5mbit"."""
+    value = _parse(name, text, _RATES, "5mbit, 800kbit or 1gbit")
+    if value <= 0:
+        raise SpecError(f"{name} {text}: must be above 0")
+    return value
+
+
+def nanoseconds(name: str, text: str) -> float:
+    """Of "30ms"."""
+    return _parse(name, text, _TIMES, "30ms, 0.5s or 200us")
+
+
+def _parse(name: str, text: str, units: dict[str, float], expected: str) -> float:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in units:
+        raise SpecError(f"{name} {text!r}: expected {expected}")
+    return float(match[1]) * units[match[2]]

@@ -1,0 +1,187 @@
+"""One client's requests: the head runs, the frontier goes, the answer comes back; or the whole model runs here."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_client import measured, wire
+from edge_client.answer import Answer, Call
+from edge_client.connection import Connection
+from edge_client.exchange import Exchange
+from edge_client.half import Cut, EdgeHalf, Head
+from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.state import State
+from edge_client.times import ServerTimes, Stamps, Times, now_ns
+from shared_hooks.errors import Cancelled, DeadlineExceeded, IsthmusError, PlanMismatch, ServerUnavailable, SpecError
+
+
+@dataclass(slots=True)
+class Running:
+    """A request on its way, with what is needed to finish it or to start it over."""
+
+    connection: Connection
+    exchange: Exchange
+    work: Call | Path
+    cut: Cut
+    head: Head
+
+    @property
+    def settled(self) -> bool:
+        return self.exchange.settled
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was answered on this side."""
+
+    answer: Answer
+    settled: bool = True
+
+
+class Requests:
+    """Begins requests and finishes them; ``connect`` gives the connection. Any thread may call."""
+
+    def __init__(
+        self,
+        half: EdgeHalf,
+        connect: Callable[[], Connection],
+        *,
+        max_in_flight: int,
+        metrics: bool,
+        max_answer_bytes: int,
+    ) -> None:
+        self._half = half
+        self._connect = connect
+        self._most = max_in_flight
+        self._metrics = metrics
+        self._max_answer_bytes = max_answer_bytes
+        self._ids = itertools.count(1)
+        self._places = threading.Semaphore(max_in_flight)
+
+    def begin(self, work: Call | Path, cut: Cut, stamps: Stamps, until: float) -> Running | Done:
+        """Wait for a place, run the head, submit; or, without a cut, run everything. A path is sent as it is."""
+        if cut == EDGE_ONLY:
+            assert isinstance(work, Call)
+            return Done(self.local(work, stamps))
+        connection = self._connect()
+        if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
+            raise DeadlineExceeded(f"{self._most} requests are in flight and none was answered before the deadline")
+        stamps.admitted = now_ns()
+        try:
+            if isinstance(work, Path):
+                head = self._half.file(work, stamps)
+            else:
+                head = self._half.head(work, "input" if cut == CLOUD_ONLY else cut, stamps)
+            exchange = Exchange(
+                next(self._ids),
+                head.outgoing,
+                until=until,
+                stamps=stamps,
+                check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
+                want_metrics=self._metrics and self._half.wrapped.metrics_enabled,
+                on_settled=self._places.release,
+            )
+        except BaseException:
+            self._places.release()
+            raise
+        connection.submit(exchange)
+        return Running(connection, exchange, work, cut, head)
+
+    def finish(self, running: Running | Done) -> Answer:
+        """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more."""
+        if isinstance(running, Done):
+            return running.answer
+        try:
+            return self._collect(running)
+        except PlanMismatch as error:
+            if running.exchange.error is not error or isinstance(running.work, Path):
+                raise
+        old = running.exchange.stamps
+        self._half.plan(running.work)
+        stamps = Stamps(called=old.called, prepared=old.prepared)
+        stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared)
+        again = self.begin(running.work, running.cut, stamps, running.exchange.until)
+        assert isinstance(again, Running)
+        return self._collect(again)
+
+    def cancel(self, running: Running | Done, why: str) -> None:
+        """Nobody waits for it any more."""
+        if isinstance(running, Running):
+            running.connection.cancel(running.exchange, Cancelled(why))
+
+    def local(self, call: Call, stamps: Stamps) -> Answer:
+        """The whole model, here."""
+        whole = self._half.whole(call, stamps)
+        finished = stamps.unpacked or now_ns()
+        return Answer(
+            output=whole.output,
+            request_id=next(self._ids),
+            split=EDGE_ONLY,
+            layer_id=None,
+            times=Times.from_stamps(stamps, ServerTimes()),
+            layers_edge=whole.layers,
+            layers_cloud=[],
+            bytes_up=0,
+            bytes_down=0,
+            sends=0,
+            measured_ns=finished - stamps.called,
+            finished_ns=finished,
+            forward_edge=whole.forward,
+        )
+
+    def _collect(self, running: Running) -> Answer:
+        exchange, connection = running.exchange, running.connection
+        try:
+            if not exchange.wait():
+                connection.cancel(exchange, _too_late(exchange, connection))
+        except BaseException:
+            connection.cancel(exchange, Cancelled("the caller was interrupted"))
+            raise
+        stamps = exchange.stamps
+        stamps.taken = now_ns()
+        if exchange.error is not None:
+            raise exchange.error
+        assert exchange.reply is not None
+        output = self._half.output(exchange)
+        stamps.unpacked = finished = now_ns()
+        return Answer(
+            output=output,
+            request_id=exchange.id,
+            split=running.head.split,
+            layer_id=running.head.layer_id,
+            times=Times.from_stamps(stamps, wire.server_times(exchange.reply.durations)),
+            layers_edge=running.head.layers,
+            layers_cloud=measured.layer_metrics(exchange.reply),
+            bytes_up=exchange.bytes_up,
+            bytes_down=exchange.bytes_down,
+            sends=exchange.sends,
+            measured_ns=finished - stamps.called,
+            finished_ns=finished,
+            load=wire.load(exchange.reply),
+            forward_edge=running.head.forward,
+            forward_cloud=measured.forward_metrics(exchange.reply),
+        )
+
+
+def _too_late(exchange: Exchange, connection: Connection) -> IsthmusError:
+    what = f"no answer from {connection.address} to request {exchange.id} before its deadline"
+    if connection.state is not State.READY:
+        return ServerUnavailable(f"{what}: no connection (last: {connection.last_reason})")
+    if exchange.put_off_by is not None:
+        return DeadlineExceeded(f"{what}: put off {exchange.put_offs} times (last: {exchange.put_off_by})")
+    return DeadlineExceeded(what)
+
+
+def work_of(item: object, cut: Cut) -> Path | None:
+    """The file to send as it is; None where the cut is another one."""
+    if cut != CLOUD_FILE:
+        return None
+    path = getattr(item, "path", item)
+    if not isinstance(path, Path):
+        raise SpecError(f'split="{CLOUD_FILE}" takes input files (InputItem, or a Path), not {type(item).__name__}')
+    return path

@@ -1,0 +1,61 @@
+"""What the plan says of every way, before anything is measured: kept in the journal, so that it stays a prediction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edge_client.planning.candidate import Candidate
+from edge_client.planning.explain import break_evens, explain
+from edge_client.planning.link import Link
+from edge_client.planning.objective import Objective, decide
+from edge_client.planning.predict import predict
+from shared_hooks.errors import SpecError
+
+if TYPE_CHECKING:
+    from edge_client.planning.gather import Gathered
+
+
+def foretell(gathered: Gathered, objective: Objective) -> dict[str, Any]:
+    """JSON-able: the candidates, the decision (None, and why, where the objective's numbers are unavailable), machines,
+    link and warnings.
+    """
+
+    def predicted(link: Link, edge_factor: float, server_factor: float) -> list[Candidate]:
+        return predict(
+            gathered.edge,
+            gathered.cloud,
+            link,
+            gathered.load,
+            file=gathered.file,
+            file_crosses=gathered.file_crosses,
+            calibration=gathered.calibration,
+            edge_factor=edge_factor,
+            server_factor=server_factor,
+        )
+
+    candidates = predicted(gathered.link, 1.0, 1.0)
+    decided = explanation = why_not = None
+    try:
+        decision = decide(candidates, objective)
+        decided = decision.as_dict()
+        explanation, _ = explain(decision, candidates, break_evens(decision, objective, gathered.link, predicted))
+    except SpecError as error:
+        why_not = str(error)
+    return {
+        "candidates": [one.as_dict() for one in candidates],
+        "decision": decided,
+        "explanation": explanation,
+        "why_not": why_not,
+        "machines": {"edge": dict(gathered.edge.machine), "cloud": dict(gathered.cloud.machine)},
+        "link": {
+            "rtt_ns": gathered.link.rtt_ns,
+            "up_bytes_per_second": _finite(gathered.link.up.bytes_per_second),
+            "down_bytes_per_second": _finite(gathered.link.down.bytes_per_second),
+            "source": gathered.link.source,
+        },
+        "warnings": list(gathered.warnings),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None

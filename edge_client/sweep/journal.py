@@ -1,0 +1,167 @@
+"""What a sweep has measured so far: one line of JSON per finished input, on the disk before the next one starts.
+
+The first line says what the sweep is of, the second (if there is one) what was predicted. A line that an interruption
+cut off is dropped when the journal is read again: at most that one input is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from edge_client.sweep.settings import Settings, difference
+from shared_hooks.errors import SpecError
+
+NAME: Final = "journal.jsonl"
+FORMAT: Final = "isthmus sweep 1"
+RESULTS: Final = ("rows.csv", "rows.parquet", "requests.csv", "requests.parquet", "summary.json", "report.html")
+
+Entry = dict[str, Any]
+"""{"index", "input", "repetitions", "requests": columns, "rows": columns, "notes": [[column, status, note, count]]}."""
+
+
+_OURS: Final = b'{"format":"isthmus sweep '
+_ENTRY: Final = re.compile(rb'\{"index":(\d+),')
+"""How the line of an input begins."""
+
+
+@dataclass
+class Contents:
+    """What a journal holds beside what was measured. ``done``: numbers of the inputs that were; ``skipped``: ways that
+    this server does not go, and why.
+    """
+
+    settings: Settings | None = None
+    prediction: dict[str, Any] | None = None
+    skipped: dict[str, str] = field(default_factory=dict)
+    done: list[int] = field(default_factory=list)
+
+
+class Journal:
+    """The journal in a folder; made by `open_journal`. One process at a time (a lock that ends with the process)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / NAME
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise SpecError(f"--out: {self.path} cannot be written: {error.strerror}") from error
+        try:
+            _lock(self._file, self.path)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One line, on the disk when this returns. Raises SpecError, for a full disk for one."""
+        data = json.dumps(record, separators=(",", ":"), allow_nan=True).encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            os.fsync(self._file)
+        except OSError as error:
+            raise SpecError(f"--out: {self.path} cannot be written: {error.strerror}") from error
+
+    def begin(self, settings: Settings, fresh: bool) -> Contents:
+        """Start, or go on; what there is. Raises SpecError naming what is not as it was, unless ``fresh``: then all
+        starts over.
+        """
+        if fresh:
+            with self.path.open("rb") as file:
+                if (first := file.readline()) and not first.startswith(_OURS):
+                    raise SpecError(f"--out: {self.path} is no sweep's, and is left alone")
+            os.ftruncate(self._file, 0)
+            for name in RESULTS:
+                (self.folder / name).unlink(missing_ok=True)
+        contents = self.read()
+        if contents.settings is None:
+            self.write({"format": FORMAT, "settings": settings})
+            return Contents(settings)
+        if changed := difference(contents.settings, settings):
+            raise SpecError(
+                f"{self.folder} holds a sweep of something else ({changed}); another folder, or --fresh to start over"
+            )
+        return contents
+
+    def read(self) -> Contents:
+        """All but what was measured; an end that was cut off is taken away. Raises SpecError for what is no journal."""
+        contents = Contents()
+        for number, line in self._lines():
+            if (entry := _ENTRY.match(line)) and contents.settings is not None:
+                contents.done.append(int(entry.group(1)))
+                continue
+            record = self._parsed(number, line)
+            if number == 1:
+                if record.get("format") != FORMAT or not isinstance(record.get("settings"), dict):
+                    raise SpecError(f'{self.path}: not a journal of this version ("{FORMAT}"); give another folder')
+                contents.settings = record["settings"]
+            elif "prediction" in record:
+                contents.prediction = record["prediction"]
+            elif "skipped" in record:
+                contents.skipped[record["skipped"]] = record["why"]
+        return contents
+
+    def entries(self) -> Iterator[Entry]:
+        """What was measured, one input at a time: a sweep may be larger than memory likes."""
+        for number, line in self._lines():
+            if _ENTRY.match(line):
+                yield self._parsed(number, line)
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        good = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    os.ftruncate(self._file, good)
+                    return
+                good += len(line)
+                yield number, line
+
+    def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("no object")
+        except ValueError as error:
+            raise SpecError(f"{self.path}, line {number}: not a sweep's journal: {error}") from error
+        return record
+
+
+def open_journal(folder: str | os.PathLike[str]) -> Journal:
+    """The journal of a folder, which is made. SpecError when it cannot be, or holds something else."""
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        others = sorted(entry.name for entry in path.iterdir()) if not (path / NAME).exists() else []
+    except OSError as error:
+        raise SpecError(f"--out: {path} cannot be a folder of results: {error.strerror}") from error
+    if others:
+        shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        raise SpecError(f"--out: {path} holds something else ({shown}); give an empty or a new folder")
+    return Journal(path)
+
+
+def _lock(file: int, path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # a system without: two sweeps in one folder are the user's to avoid
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise SpecError(f"--out: another sweep is writing to {path}") from error

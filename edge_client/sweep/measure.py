@@ -1,0 +1,108 @@
+"""One request of a sweep: run, measured, and compared with the whole model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edge_client.answer import Answer, Failure
+from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
+from edge_client.sweep.feed import Feed
+from edge_client.sweep.local import LocalAnswer, split_here
+from edge_client.sweep.records import Records
+from edge_client.sweep.ways import Way
+from edge_client.times import now_ns
+from shared_hooks.errors import Disagreement, InputMismatch
+from shared_hooks.models.example import to_device
+from shared_hooks.report import identical
+from shared_hooks.session import run_plain
+from shared_hooks.trees import flatten
+
+if TYPE_CHECKING:
+    from edge_client.client import EdgeClient
+    from shared_hooks.models import ModelSpec, Prediction
+
+Labels = tuple[str, ...] | None
+"""The best label of each row; None for an output without class scores."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What the whole model says of one input, without hooks."""
+
+    structure: Any
+    tensors: list[Any]
+    labels: Labels
+
+    def equals(self, output: Any) -> bool:
+        """Whether ``output`` is the same, bit by bit, wherever it lies."""
+        structure, tensors = flatten(output)
+        if structure != self.structure or len(tensors) != len(self.tensors):
+            return False
+        return all(identical(mine, theirs.cpu()) for mine, theirs in zip(self.tensors, tensors, strict=True))
+
+
+class Meter:
+    """Runs requests of one model, one at a time; what is learnt goes into `Records`."""
+
+    def __init__(self, client: EdgeClient, spec: ModelSpec, codec: str) -> None:
+        self._client = client
+        self._spec = spec
+        self._codec = codec
+
+    def whole(self, feed: Feed) -> Whole:
+        """Raises what reading the input or the model raises."""
+        args, kwargs = self._placed(feed)
+        output = run_plain(self._client.wrapped.model, args, kwargs)
+        structure, tensors = flatten(output)
+        return Whole(structure, [tensor.cpu() for tensor in tensors], labels_of(self._spec.postprocess(output)))
+
+    def request(self, way: Way, feed: Feed) -> Answer | LocalAnswer:
+        """Raises what went wrong, errors of the connection among it."""
+        if way.mode == "local" and way.name != EDGE_ONLY:
+            called = now_ns()
+            args, kwargs = self._placed(feed)
+            return split_here(self._client.wrapped, args, kwargs, way.name, self._codec, called)
+        source: Any = feed.item if way.name == CLOUD_FILE else feed
+        answers = self._client.infer_many([source], split=way.name, prepare=self._read, failures="return")
+        try:
+            (answer,) = answers
+        except Disagreement as error:
+            if way.name == CLOUD_FILE:  # about reading files, not about the model: the other ways are as good as before
+                raise InputMismatch(str(error)) from error
+            raise
+        if isinstance(answer, Failure):
+            raise answer.error
+        return answer
+
+    def record(
+        self, records: Records, way: Way, feed: Feed, whole: Whole, repetition: int, sequence: int, layers: bool
+    ) -> None:
+        """One request, as a row; with its ``layers``, or with nothing that would delay it. Raises as `request`."""
+        self._client.wrapped.metrics_enabled = layers
+        answer = self.request(way, feed)
+        labels = labels_of(self._spec.postprocess(answer.output))
+        known = {
+            "layers": layers,
+            "measured_ns": answer.measured_ns,
+            "exact": whole.equals(answer.output),
+            "top1": None if labels is None else ";".join(labels),
+            "top1_agrees": None if labels is None or whole.labels is None else labels == whole.labels,
+            "truth": feed.truth,
+        }
+        records.add(way, repetition, sequence, answer, known)
+
+    def _read(self, feed: Feed) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return feed.read(self._spec)
+
+    def _placed(self, feed: Feed) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = feed.read(self._spec)
+        return to_device(args, self._client.device), to_device(kwargs, self._client.device)
+
+
+def labels_of(predictions: list[Prediction]) -> Labels:
+    """The best of each row."""
+    best: dict[int, str] = {}
+    for prediction in predictions:
+        best.setdefault(prediction.row, prediction.label)
+    return tuple(best.values()) or None

@@ -1,0 +1,111 @@
+"""Input by input, and for each all ways in turn, again and again; the journal has each input before the next begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge_client.client import CONNECTION_ERRORS
+from edge_client.commands.text import one_line
+from edge_client.planning.candidate import CLOUD_FILE
+from edge_client.sweep.feed import Feed
+from edge_client.sweep.journal import Journal
+from edge_client.sweep.measure import Meter, Whole
+from edge_client.sweep.records import Records
+from edge_client.sweep.ways import Way, rotated
+
+
+@dataclass
+class Run:
+    """A sweep's work: made of what it is, run by `run`. ``seconds``: the budget, for the measuring alone; one round of
+    one input is made, whatever it takes.
+    """
+
+    meter: Meter
+    feeds: Sequence[Feed]
+    ways: Sequence[Way]
+    repetitions: int
+    warmup: int
+    journal: Journal
+    on_step: Callable[[str], None]
+    seconds: float | None = None
+    layer_repetitions: int = 1
+    """In as many rounds of an input each way runs a second time, with its layers measured."""
+    clock: Callable[[], float] = time.monotonic
+    over: bool = field(default=False, init=False)
+    """Whether the budget ended it."""
+    _sequence: int = field(default=0, init=False)
+
+    def run(self, done: frozenset[int]) -> None:
+        """Measure the inputs that are not ``done``. Errors of the connection end it (`CONNECTION_ERRORS`); the input
+        under way is lost, those before it are in the journal.
+        """
+        left = [index for index in range(len(self.feeds)) if index not in done]
+        self._warm_up(left)
+        began = self.clock()
+        for index in left:
+            if self.over:
+                return
+            self.journal.write(self._input(index, began))
+
+    def _warm_up(self, left: Sequence[int]) -> None:
+        """Plans, recipes, caches: with the first input that can be read. A server that cannot read files is noted."""
+        for index in left:
+            try:
+                self.meter.whole(self.feeds[index])
+            except Exception:  # told when its turn comes
+                continue
+            for way in tuple(self.ways):
+                for _ in range(self.warmup):
+                    try:
+                        self.meter.request(way, self.feeds[index])
+                    except CONNECTION_ERRORS:
+                        raise
+                    except Exception as error:  # as above
+                        if way.name == CLOUD_FILE:
+                            self.ways = [one for one in self.ways if one is not way]
+                            self.journal.write({"skipped": way.name, "why": one_line(str(error))})
+                        break
+                self.on_step(f"warm-up: {way}")
+            return
+
+    def _input(self, index: int, began: float) -> dict[str, Any]:
+        feed = self.feeds[index]
+        records = Records(feed.name, index)
+        self._sequence = index * 2 * self.repetitions * len(self.ways)
+        try:
+            whole: Whole | Exception = self.meter.whole(feed)
+        except Exception as error:
+            whole = error
+        rounds = len(self.feeds) * self.repetitions
+        repetition = 0
+        for repetition in range(self.repetitions):
+            number = index * self.repetitions + repetition
+            turns = [(way, False) for way in rotated(self.ways, number, rounds)]
+            if repetition < self.layer_repetitions:
+                turns += [(way, True) for way, _ in turns]
+            for way, layers in turns:
+                self._sequence += 1
+                try:
+                    if isinstance(whole, Exception):
+                        raise whole
+                    self.meter.record(records, way, feed, whole, repetition, self._sequence, layers)
+                except CONNECTION_ERRORS:
+                    raise
+                except Exception as error:  # this request's own; the others go on
+                    text = one_line(f"{type(error).__name__}: {error}")
+                    records.fail(way, repetition, self._sequence, text, {"layers": layers, "truth": feed.truth})
+                self.on_step(f"{feed.name}: {way}")
+            if self.seconds is not None and self.clock() - began >= self.seconds:
+                self.over = True
+                break
+        return {
+            "index": index,
+            "input": feed.name,
+            "repetitions": repetition + 1,
+            "requests": records.requests,
+            "rows": records.rows,
+            "notes": [[*key, count] for key, count in records.notes.items()],
+        }

@@ -1,0 +1,80 @@
+"""What a sweep is of. An interrupted one goes on only where all of this is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shared_hooks.profiling.machine import describe
+
+if TYPE_CHECKING:
+    import argparse
+
+    from edge_client.commands.loading import Loaded
+    from edge_client.sweep.feed import Feed
+    from edge_client.sweep.ways import Way
+
+Settings = dict[str, Any]
+"""JSON-able: what is measured (model, weights, machine, versions), on what (inputs, ways), how (repetitions, codec)."""
+
+OUR_SERVER = "started here"
+
+
+def settings_of(options: argparse.Namespace, loaded: Loaded, feeds: Sequence[Feed], ways: Sequence[Way]) -> Settings:
+    """Of the command line and what it names; hashes weights and inputs."""
+    wrapped = loaded.wrapped
+    machine = describe(wrapped.device)
+    return {
+        "model": loaded.spec.model_id,
+        "weights": wrapped.weights_hash(),
+        "code": wrapped.environment().get("model_code"),
+        "plan": loaded.plan_digest,
+        "depth": options.depth,
+        "machine": f"{machine.get('name')} {machine.get('id')}",
+        "device": str(wrapped.device),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "isthmus": installed("isthmus"),
+        "server": options.server or OUR_SERVER,
+        "codec": options.codec,
+        "repetitions": options.repetitions,
+        "layer repetitions": options.layer_repetitions,
+        "warm-up": options.warmup,
+        "ways": [[way.name, way.mode] for way in ways],
+        "inputs": [[feed.name, feed.digest()] for feed in feeds],
+    }
+
+
+def installed(name: str) -> str | None:
+    """A package's version; None when it runs from a folder."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """What differs first, in words; None when nothing does."""
+    for key in [*old, *(key for key in new if key not in old)]:
+        before, after = old.get(key), new.get(key)
+        if before != after:
+            return f"{key}: {_differing(before, after)}"
+    return None
+
+
+def _differing(before: Any, after: Any) -> str:
+    if isinstance(before, list) and isinstance(after, list):
+        if len(before) != len(after):
+            return f"{len(before)} then, {len(after)} now"
+        before, after = next(pair for pair in zip(before, after, strict=True) if pair[0] != pair[1])
+    return f"{_short(before)} then, {_short(after)} now"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_short, value))
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,208 @@
+"""Each way's numbers out of the tables, and the decision: all that the page shows, as JSON.
+
+A way's latency is the mean of its middle half: the requests between the first and the third quartile. As robust as a
+median, and the pieces of those same requests add up to it exactly.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY, STAGES, Candidate
+from edge_client.planning.objective import Decision, Objective, decide
+from edge_client.sweep.columns import SEGMENTS, STAGE_SEGMENTS
+from edge_client.sweep.ways import Way
+from shared_hooks.errors import SpecError
+from shared_hooks.reading import STATUSES, Reading
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def ways_measured(requests: pl.DataFrame, ways: Sequence[Way], predicted: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """One dictionary per way, in the order of ``ways``; those without an answer have nulls."""
+    import polars as pl
+
+    found = []
+    for way in ways:
+        part = requests.filter((pl.col("cut") == way.name) & (pl.col("mode") == way.mode))
+        good = part.filter(pl.col("error").is_null()).sort("end_to_end_ns")
+        timed, metered = good.filter(~pl.col("layers")), good.filter(pl.col("layers"))
+        one: dict[str, Any] = {
+            "name": way.name,
+            "layer_id": way.layer_id,
+            "mode": way.mode,
+            "requests": part.height,
+            "failed": part.height - good.height,
+            "exact": int(good["exact"].sum() or 0),
+            "agreeing": None if good["top1_agrees"].null_count() == good.height else int(good["top1_agrees"].sum()),
+            "latency_ns": None,
+            "quartiles_ns": None,
+            "segments_ns": None,
+            "bytes_up": None,
+            "bytes_down": None,
+            "edge_energy": energy(metered, "edge").as_dict(),
+            "cloud_energy": energy(metered, "cloud").as_dict(),
+            "predicted": None,
+        }
+        if timed.height:
+            middle = timed.slice(timed.height // 4, timed.height - 2 * (timed.height // 4))
+            one["segments_ns"] = {
+                segment: sum(float(_mean(middle[f"{name}_ns"])) for name in names)
+                for segment, names in SEGMENTS.items()
+            }
+            one["latency_ns"] = sum(one["segments_ns"].values())
+            ordered = timed["end_to_end_ns"]
+            one["quartiles_ns"] = [ordered.quantile(share, "linear") for share in (0.25, 0.5, 0.75)]
+            one["bytes_up"], one["bytes_down"] = _mean(timed["bytes_up"]), _mean(timed["bytes_down"])
+        if way.networked or way.name == EDGE_ONLY:
+            one["predicted"] = _foretold(predicted.get(way.name), one["latency_ns"])
+        found.append(one)
+    return found
+
+
+def energy(good: pl.DataFrame, side: str) -> Reading:
+    """Joules a request took of one side's forward: the mean of those that have a value; why there is none."""
+    values = good[f"{side}_energy_j"].drop_nulls()
+    notes = good[f"{side}_energy_note"].drop_nulls().unique(maintain_order=True).to_list()
+    statuses = set(good[f"{side}_energy_status"].drop_nulls().to_list())
+    note = "; ".join(notes[:2])
+    if values.is_empty():
+        return Reading.unavailable(note or "not sampled")
+    if statuses == {"measured"}:
+        return Reading.measured(_mean(values), note)
+    return Reading.estimated(_mean(values), note)
+
+
+def layers_measured(rows: pl.DataFrame) -> list[dict[str, Any]]:
+    """Per layer, in the order they run: its median time on either side (ns; null where it never ran), its output.
+
+    Of networked requests and of edge-only; last the lines outside layers, of whole forwards on either side.
+    """
+    import polars as pl
+
+    seen = rows.filter((pl.col("mode") == "networked") | (pl.col("cut") == EDGE_ONLY))
+    whole = pl.col("cut").is_in([EDGE_ONLY, "cloud-only", CLOUD_FILE])
+    seen = seen.filter((pl.col("layer_type") != "outside") | whole)
+    grouped = (
+        seen.group_by("layer_id", "layer", "side", maintain_order=True)
+        .agg(
+            pl.col("layer_type").first(),
+            pl.col("inference_ns").median(),
+            pl.col("cpu_ns").median(),
+            pl.col("energy_j").median(),
+            pl.col("output_bytes").first(),
+            pl.col("dtype").first(),
+            pl.col("shape").first(),
+            pl.len().alias("n"),
+        )
+        .sort("layer_id", nulls_last=True, maintain_order=True)
+    )
+    found: dict[tuple[Any, str], dict[str, Any]] = {}
+    for one in grouped.to_dicts():
+        layer = found.setdefault(
+            (one["layer_id"], one["layer"]),
+            {key: one[key] for key in ("layer_id", "layer", "layer_type", "output_bytes", "dtype", "shape")},
+        )
+        layer[one["side"]] = {key: one[key] for key in ("inference_ns", "cpu_ns", "energy_j", "n")}
+    return list(found.values())
+
+
+def failures(requests: pl.DataFrame) -> list[dict[str, Any]]:
+    """Each error once: its text, how often, and where first."""
+    import polars as pl
+
+    bad = requests.filter(pl.col("error").is_not_null())
+    grouped = bad.group_by("error", maintain_order=True).agg(
+        pl.len().alias("count"), pl.col("cut").first(), pl.col("mode").first(), pl.col("input").first()
+    )
+    return grouped.to_dicts()
+
+
+def readings(notes: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    """[column, status, note, count] of every input, added up: how the numbers of a column were come by."""
+    total: dict[tuple[str, str, str], int] = {}
+    for column, status, note, count in notes:
+        total[column, status, note] = total.get((column, status, note), 0) + count
+    order = sorted(total.items(), key=lambda item: (item[0][0], STATUSES.index(item[0][1]), -item[1]))
+    return [{"column": key[0], "status": key[1], "note": key[2], "count": count} for key, count in order]
+
+
+def candidates_measured(ways: Sequence[Mapping[str, Any]]) -> list[Candidate]:
+    """What was measured, in the form of predictions, to be decided on alike. Local splits are no choice."""
+    found = []
+    for way in ways:
+        if way["latency_ns"] is None or (way["mode"] == "local" and way["name"] != EDGE_ONLY):
+            continue
+        stages = {stage: sum(way["segments_ns"][one] for one in STAGE_SEGMENTS[stage]) for stage in STAGES}
+        answered = way["requests"] - way["failed"]
+        found.append(
+            Candidate(
+                way["name"],
+                way["layer_id"],
+                stages,
+                bytes_up=round(way["bytes_up"]),
+                bytes_down=round(way["bytes_down"]),
+                edge_energy=Reading.from_dict(way["edge_energy"]),
+                edge_memory=Reading.unavailable("not measured by a sweep"),
+                accuracy=None if way["agreeing"] is None else way["agreeing"] / answered,
+            )
+        )
+    return found
+
+
+def decision(
+    ways: Sequence[Mapping[str, Any]], prediction: Mapping[str, Any] | None, objective: Objective
+) -> dict[str, Any]:
+    """Who won as measured and as predicted, and what following the prediction would have cost."""
+    known: dict[str, Any] = {"objective": str(objective), "measured": None, "predicted": None, "why_not": None}
+    measured: Decision | None = None
+    try:
+        measured = decide(candidates_measured(ways), objective)
+        known["measured"] = measured.as_dict()
+    except SpecError as error:
+        known["why_not"] = str(error)
+    if prediction is not None and prediction.get("decision"):
+        known["predicted"] = prediction["decision"]
+        chosen = prediction["decision"]["winner"]
+        if measured is not None and chosen in measured.scores:
+            best = measured.scores[measured.winner.name]
+            known["regret_percent"] = 100 * (measured.scores[chosen] / best - 1) if best else None
+    errors = [
+        abs(way["predicted"]["error_percent"])
+        for way in ways
+        if (way["predicted"] or {}).get("error_percent") is not None
+    ]
+    known["median_error_percent"] = statistics.median(errors) if errors else None
+    return known
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Numbers of the points that no other beats in one coordinate without losing in the other; by the first."""
+    order = sorted(range(len(points)), key=lambda number: points[number])
+    front: list[int] = []
+    for number in order:
+        if not front or points[number][1] < points[front[-1]][1]:
+            front.append(number)
+    return front
+
+
+def _foretold(candidate: Mapping[str, Any] | None, measured_ns: float | None) -> dict[str, Any] | None:
+    if candidate is None:
+        return None
+    latency = float(candidate["latency_ns"])
+    return {
+        "latency_ns": latency,
+        "stages_ns": candidate["stages_ns"],
+        "bytes_up": candidate["bytes_up"],
+        "bytes_down": candidate["bytes_down"],
+        "edge_energy": candidate["edge_energy"],
+        "error_percent": None if not measured_ns else 100 * (latency / measured_ns - 1),
+    }
+
+
+def _mean(values: pl.Series) -> float:
+    mean: Any = values.mean()
+    return float(mean)

@@ -1,0 +1,162 @@
+"""The thread beside the requests of ``--split auto``: it knows the link when no request tells, and calls at a server
+that is gone until it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from edge_client.client import EdgeClient
+from edge_client.decisions import Decisions
+from edge_client.planning.controller import SplitController
+from edge_client.planning.link import Curve, Link
+from edge_client.prober import LinkProber
+from edge_client.state import State
+from edge_client.times import now_ns
+from shared_hooks.errors import IsthmusError, ServerUnavailable
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS: Final = 0.05
+CALL_EVERY_SECONDS: Final = 0.5
+"""Between two calls at a server that is gone."""
+PROBE_SECONDS: Final = 1.5
+"""What a round may take: the link is at most so fast where it takes longer."""
+AGREE: Final = 1.5
+
+
+class Watch:
+    """Probes and calls; everything it learns goes to the controller, under ``lock``.
+
+    ``connect`` is called, without the lock, when a server answers for the first time that was not there at the start:
+    it fetches and probes, and tells the controller (`SplitController.server_found`).
+    """
+
+    def __init__(
+        self,
+        client: EdgeClient,
+        controller: SplitController,
+        lock: threading.Lock,
+        decisions: Decisions,
+        connect: Callable[[SplitController], None] | None,
+    ) -> None:
+        assert client.server is not None
+        self.there = connect is None
+        """Whether the server answered last."""
+        self._client = client
+        self._controller = controller
+        self._lock = lock
+        self._decisions = decisions
+        self._connect = connect
+        self._prober = LinkProber(client.server)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edge-watch", daemon=True)
+        self._called_at = 0.0
+        self._complaint = ""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when the thread has ended."""
+        self._stopped.set()
+        self._prober.close()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def gone(self, why: str) -> None:
+        """The server does not answer. Any thread may say so."""
+        with self._lock:
+            if not self.there:
+                return
+            self.there = False
+            self._controller.server_gone(now_ns())
+        self._decisions.event("gone", reason=why)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(TICK_SECONDS):
+            try:
+                if self.there:
+                    self._probe_if_wanted()
+                elif time.monotonic() - self._called_at >= CALL_EVERY_SECONDS:
+                    self._called_at = time.monotonic()
+                    self._call()
+            except Exception:  # requests go on with what is known
+                log.exception("the watch over %s failed", self._client.server)
+
+    def _probe_if_wanted(self) -> None:
+        with self._lock:
+            sizes = self._controller.wants_probe(now_ns())
+        if sizes:
+            try:
+                self._probe(sizes)
+            except IsthmusError as error:
+                if not self._stopped.is_set():
+                    self.gone(f"probe: {error}")
+
+    def _probe(self, sizes: Sequence[int]) -> None:
+        """Nothing, and then a train of the two largest sizes, the largest first: the second of them tells the rate.
+
+        Raises ServerUnavailable when not even nothing is answered.
+        """
+        nothing = min((self._prober.round(0, 0, PROBE_SECONDS) for _ in range(2)), key=lambda one: one.network_ns)
+        rtt = float(nothing.network_ns)
+        points, small, large = [(0, rtt)], *sorted(sizes)[-2:]
+        if 0 < small < large:
+            try:
+                ns_per_byte = self._ns_per_byte(large, small, rtt)
+            except ServerUnavailable:
+                ns_per_byte = PROBE_SECONDS * 1e9 / (large + small)  # at most so fast
+            points += [(small, rtt + small * ns_per_byte), (large, rtt + large * ns_per_byte)]
+        link = Link(Curve(tuple(points)), Curve(((0, 0.0),)))
+        with self._lock:
+            self._controller.observe_link(now_ns(), link, nothing.load)
+        self._decisions.event(
+            "probe", logging.DEBUG, rtt_ms=link.rtt_ns / 1e6, up_bytes_per_second=link.up.bytes_per_second
+        )
+
+    def _ns_per_byte(self, large: int, small: int, rtt: float) -> float:
+        """Of a train; of the faster of two where the first does not agree with itself, for what stalls is not the link.
+
+        The second round's way in tells the rate. The whole train tells less (a bucket's burst is in it), but counts
+        where a busy server took both rounds at once.
+        """
+        found: list[float] = []
+        while len(found) < 2:
+            _, told = self._prober.train([(large, 0), (small, 0)], PROBE_SECONDS)
+            second, whole = told.receive_ns / small, (told.total_ns - rtt) / (large + small)
+            found.append(max(second, whole, 1 / small))
+            if whole < AGREE * second:
+                break
+        return min(found)
+
+    def _call(self) -> None:
+        """Is the server back? The requests' own connection is mended before one needs it."""
+        try:
+            self._prober.round(0, 0, PROBE_SECONDS)
+            if self._client.state is not State.READY:
+                self._client.open(PROBE_SECONDS)
+            if self._connect is not None:
+                self._connect(self._controller)
+        except IsthmusError as error:
+            self._complain(error)
+            return
+        with self._lock:
+            found, self._connect = self._connect is not None, None
+            if not found:
+                self._controller.server_back(now_ns())
+            self.there = True
+        self._complaint = ""
+        self._decisions.event("found" if found else "back")
+        self._probe_if_wanted()
+
+    def _complain(self, error: IsthmusError) -> None:
+        """Once for each kind of reason."""
+        kind = type(error).__name__
+        if kind != self._complaint:
+            self._complaint = kind
+            log.info("%s: %s: %s", self._client.server, kind, error)

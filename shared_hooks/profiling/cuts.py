@@ -1,0 +1,173 @@
+"""Every cut of one side: which there is time to measure, the rounds that measure them, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from shared_hooks.errors import CutRefused, IsthmusError
+from shared_hooks.plan import Plan
+from shared_hooks.profiling.around import Around
+from shared_hooks.profiling.estimation import Known, estimate, pick
+from shared_hooks.profiling.inspection import NOTE, Inspection
+from shared_hooks.profiling.measuring import CloudHalf, EdgeHalf, Run
+from shared_hooks.profiling.options import ProfileOptions
+from shared_hooks.profiling.power import Power
+from shared_hooks.profiling.profile import INPUT_CUT, CutProfile
+from shared_hooks.profiling.quartiles import Quartiles, middle_half
+from shared_hooks.profiling.whole import Whole, WholeForwards
+from shared_hooks.reading import Reading
+
+LEAST_ROUNDS = 5
+"""With time for fewer rounds over all cuts, fewer cuts are measured."""
+_CUDA = "torch's CUDA allocator, weights not included"
+
+
+class Cuts:
+    """``half`` runs this side's half of a cut. ``deadline``: of `time.monotonic`. ``around``: done before every
+    measurement. ``refused``: cuts that could not run though the plan allows them, and why.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        half: EdgeHalf | CloudHalf,
+        options: ProfileOptions,
+        deadline: float,
+        around: Around | None = None,
+    ) -> None:
+        self.allowed = _allowed(plan)
+        self.refused: dict[int, str] = {}
+        self._plan = plan
+        self._half = half
+        self._is_edge = isinstance(half, EdgeHalf)
+        self._options = options
+        self._deadline = deadline
+        self._around = around
+        self._runs: dict[int, list[Run]] = {}
+
+    def measure(self, first: Whole, forwards: WholeForwards, step: Callable[[int, str], None]) -> None:
+        """As many rounds as asked for or as there is time for, one at least: a whole forward, and every cut once.
+
+        ``first``: what the whole model takes, about; it decides how many cuts there is time for.
+        """
+        chosen = pick(self.allowed, self._room(first)) if self.allowed else []
+        for number in range(-1, self._options.repetitions):  # the round before the first is to warm up
+            step(self._options.warmup + number + 1, f"round {number + 1}" if number >= 0 else "every cut once")
+            if number >= 0:
+                self._begin()
+                forwards.run()
+            for layer_id in chosen:
+                if layer_id in self.refused:
+                    continue
+                self._begin()
+                try:
+                    run = self._half.run(layer_id)
+                except IsthmusError as error:
+                    self.refused[layer_id] = f"when measured: {error}"
+                    continue
+                if number >= 0:
+                    self._runs.setdefault(layer_id, []).append(run)
+            if number >= 0 and time.monotonic() > self._deadline:
+                break
+
+    def profiles(self, whole: Whole, power: Power, inspected: Inspection | None) -> tuple[CutProfile, ...]:
+        """Every cut that could be made, measured or estimated."""
+        allowed = [(layer_id, nbytes) for layer_id, nbytes in self.allowed if layer_id not in self.refused]
+        known = {
+            layer_id: _known(layer_id, nbytes, self._runs[layer_id])
+            for layer_id, nbytes in allowed
+            if layer_id in self._runs
+        }
+        if not known:
+            return ()
+        if self._is_edge:
+            of_layers: dict[str, Callable[[int], float]] = {"head": whole.until}
+        else:
+            everything = whole.until(len(whole.layers))
+            of_layers = {"compute": lambda layer_id: everything - whole.until(layer_id)}
+        cuts = []
+        for layer_id, nbytes in allowed:
+            one = known.get(layer_id)
+            if one is not None:
+                stages, wire, how = one.stages, one.wire_bytes, ""
+                cpu: Quartiles | None = Quartiles.of([run.cpu_ns for run in self._runs[layer_id]])
+            else:
+                stages, wire, how = estimate(layer_id, nbytes, list(known.values()), of_layers)
+                cpu = None
+            cuts.append(
+                CutProfile(
+                    layer_id=layer_id,
+                    name=self._plan.layers[layer_id].name if layer_id >= 0 else "input",
+                    frontier_bytes=nbytes,
+                    wire_bytes=wire,
+                    stages=stages,
+                    energy=self._energy(power, layer_id, stages, measured=one is not None),
+                    memory_peak=self._peak(layer_id, inspected, measured=one is not None),
+                    estimated=how,
+                    cpu_ns=cpu,
+                )
+            )
+        return tuple(cuts)
+
+    def _room(self, whole: Whole) -> int:
+        """How many cuts can be measured `LEAST_ROUNDS` times, and once to warm up, in the time that is left."""
+        left = self._deadline - time.monotonic()
+        rounds = 1 + min(LEAST_ROUNDS, self._options.repetitions)
+        heads = [whole.until(layer_id) / 1e9 for layer_id, _ in self.allowed]
+        total = whole.total.median / 1e9
+        # a tail runs on the frontier of a head that is run once; no head takes longer than the whole model
+        costs = heads if self._is_edge else [total - head for head in heads]
+        each = sum(costs) / len(costs) + whole.outside.median / 1e9 + self._options.pause
+        once = 0.0 if self._is_edge else total
+        return int(max(0.0, left - rounds * (total + self._options.pause)) / max(1e-9, rounds * each + once))
+
+    def _begin(self) -> None:
+        """As a request finds this process."""
+        if self._options.pause:  # sleeping for no time would still give the processor away
+            time.sleep(self._options.pause)
+        if self._around is not None:
+            self._around.run()
+
+    def _energy(self, power: Power, layer_id: int, stages: Mapping[str, Quartiles], *, measured: bool) -> Reading:
+        """By repeating this half of the cut while there is time, else its share."""
+        if measured and self._is_edge and time.monotonic() < self._deadline:
+            return power.repeat(lambda: self._half.run(layer_id), "heads")
+        return power.share(sum(stage.median for stage in stages.values()))
+
+    def _peak(self, layer_id: int, inspected: Inspection | None, *, measured: bool) -> Reading:
+        if not isinstance(self._half, EdgeHalf):
+            return Reading.unavailable("measured on the edge only")
+        if not measured:
+            if inspected is None or layer_id < 0:
+                return Reading.unavailable("this cut was not measured, for want of time")
+            return Reading.estimated(float(inspected.layers[layer_id].peak_so_far), f"of a whole forward: {NOTE}")
+        try:
+            value = float(self._half.memory_peak(layer_id))
+        except Exception as error:  # the head has just run without the ledger: what fails is the looking
+            return Reading.unavailable(f"{type(error).__name__} under inspection")
+        return Reading.measured(value, _CUDA if self._half.inputs.device.type == "cuda" else NOTE)
+
+
+def _known(layer_id: int, nbytes: int, runs: Sequence[Run]) -> Known:
+    """The middle half is that of the runs as a whole, so that the stages' middles add up to it."""
+    middle = middle_half(sorted(runs, key=lambda run: sum(run.stages.values())))
+    stages = {
+        name: replace(
+            Quartiles.of([run.stages[name] for run in runs]), middle=fmean(run.stages[name] for run in middle)
+        )
+        for name in runs[0].stages
+    }
+    return Known(layer_id, nbytes, runs[-1].wire_bytes, stages)
+
+
+def _allowed(plan: Plan) -> list[tuple[int, int]]:
+    """(layer id, frontier bytes) of every cut that the plan allows, "input" first."""
+    found = [(layer.layer_id, layer.frontier_bytes) for layer in plan.layers if layer.can_split]
+    try:
+        plan.cutting(INPUT_CUT)
+    except CutRefused:
+        return found
+    return [(INPUT_CUT, plan.frontier_bytes(INPUT_CUT)), *found]

@@ -1,0 +1,151 @@
+"""What a machine is, as far as it changes how long a model takes.
+
+Sources: /proc and /sys as the kernel documents them (cpufreq, cgroup v1 and v2, device tree, DMI), Jetson's
+/etc/nv_tegra_release and nvpmodel state. The machine's own identifiers go into a hash and are never shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+_SERIALS = ("etc/machine-id", "proc/device-tree/serial-number")
+
+
+def describe(device: torch.device | str, root: Path = Path("/")) -> dict[str, Any]:
+    """JSON-able. ``id``: a hash, stable for this machine, its processor and ``device``. ``cpu_quota``: processors' time
+    that the cgroup may use (0.25 = a quarter core); ``cores_usable``: those this process may run on;
+    ``cpu_mhz``: the limits in force; ``memory_bytes``: of the machine. What the machine does not tell is None.
+
+    ``root``: where its /etc, /proc and /sys are.
+    """
+    device = torch.device(device)
+    cpu, cores = _processor(root)
+    board = _board(root)
+    gpus = [_gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    serials = [text for text in (_text(root / name) for name in _SERIALS) if text]
+    used = gpus[device.index or 0]["name"] if device.type == "cuda" and gpus else device.type
+    told = serials or [platform.node()]
+    return {
+        "id": hashlib.blake2b(
+            "\n".join([*told, cpu or "", used]).encode(), digest_size=8, person=b"isthmus"
+        ).hexdigest(),
+        "id_from": "serial numbers" if serials else "host name",
+        "name": platform.node() or "unnamed",
+        "board": board,
+        "cpu": cpu,
+        "cores": cores,
+        "cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_mhz": _frequencies(root),
+        "cpu_quota": cpu_quota(root),
+        "power_mode": _text(root / "var/lib/nvpmodel/status"),
+        "memory_bytes": _memory(root),
+        "gpus": gpus,
+        "os": _os(root),
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "isthmus": _version(),
+    }
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """The smallest limit of this process's cgroup and those above it, in processors; None without one."""
+    limits = [limit for folder in _cgroups(root) if (limit := _limit(folder)) is not None]
+    return min(limits, default=None)
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """Folders that may hold a limit: this process's group in every hierarchy, its ancestors, and the mount itself."""
+    mount = root / "sys/fs/cgroup"
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        tops = [mount / controllers, mount / "cpu"] if controllers else [mount, mount / "unified"]
+        group = PurePosixPath(*(part for part in PurePosixPath(path).parts if part not in ("/", "..")))
+        for top in tops:
+            for folder in (group, *group.parents):
+                yield top / folder
+
+
+def _limit(folder: Path) -> float | None:
+    both = _text(folder / "cpu.max")  # v2: "25000 100000" or "max 100000"
+    quota, period = both.split()[:2] if both and len(both.split()) >= 2 else (None, None)
+    if quota is None:
+        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")  # v1: -1 = none
+    try:
+        return int(quota) / int(period) if quota and period and int(quota) > 0 and int(period) > 0 else None
+    except ValueError:
+        return None
+
+
+def _processor(root: Path) -> tuple[str | None, int | None]:
+    """Model and number of processors, of /proc/cpuinfo; ARM gives part numbers instead of a name."""
+    text = _text(root / "proc/cpuinfo") or ""
+    cores = len(re.findall(r"^processor\s*:", text, re.MULTILINE)) or None
+    for key in ("model name", "cpu model", "Processor"):
+        if found := re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE):
+            return found.group(1).strip(), cores
+    maker = re.search(r"^CPU implementer\s*:\s*(\S+)", text, re.MULTILINE)
+    parts = sorted(set(re.findall(r"^CPU part\s*:\s*(\S+)", text, re.MULTILINE)))
+    return (f"implementer {maker.group(1)}, part {' and '.join(parts)}" if maker and parts else None), cores
+
+
+def _board(root: Path) -> str | None:
+    dmi = root / "sys/class/dmi/id"
+    named = [text for name in ("board_vendor", "product_name") if (text := _text(dmi / name))]
+    return _text(root / "proc/device-tree/model") or " ".join(named) or None
+
+
+def _frequencies(root: Path) -> dict[str, float] | None:
+    """Lowest and highest limit in force over all processors."""
+    folders = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
+    limits = [
+        [int(text) / 1000 for folder in folders if (text := _text(folder / name)) and text.isdecimal()]
+        for name in ("scaling_min_freq", "scaling_max_freq")
+    ]
+    return {"min": min(limits[0]), "max": max(limits[1])} if all(limits) else None
+
+
+def _memory(root: Path) -> int | None:
+    found = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo") or "", re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else None
+
+
+def _os(root: Path) -> str | None:
+    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', _text(root / "etc/os-release") or "", re.MULTILINE)
+    tegra = re.match(r"# (R\d+)[^,]*, REVISION: ([\d.]+)", _text(root / "etc/nv_tegra_release") or "")
+    parts = [found.group(1) if found else platform.system(), f"L4T {tegra.group(1)}.{tegra.group(2)}" if tegra else ""]
+    return ", ".join(part for part in parts if part) or None
+
+
+def _gpu(index: int) -> dict[str, Any]:
+    about = torch.cuda.get_device_properties(index)
+    return {"name": about.name, "memory_bytes": about.total_memory, "capability": f"{about.major}.{about.minor}"}
+
+
+def _version() -> str | None:
+    try:
+        return metadata.version("isthmus")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _text(path: Path) -> str | None:
+    """A small file's text; None where it is absent, unreadable or empty. Device-tree strings end with a zero byte."""
+    try:
+        return path.read_bytes()[:65536].decode("utf-8", "replace").replace("\0", "").strip() or None
+    except OSError:
+        return None

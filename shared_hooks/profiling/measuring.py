@@ -1,0 +1,159 @@
+"""One half of one cut, run once and timed, as a request runs it on that side; repeated by `profiler`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shared_hooks.copies import copied
+from shared_hooks.early import EarlyOutput
+from shared_hooks.models.example import to_device
+from shared_hooks.parcel import Parcel
+from shared_hooks.profiling.inspection import Ledger
+from shared_hooks.recipe import Recipe
+from shared_hooks.trees import tensors_in
+from shared_hooks.wrapped import WrappedModel
+
+KEEP_BYTES = 512 << 20
+"""Of frontiers that the cloud's side keeps between repetitions; beyond, the head runs again, outside the timing."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One half of one cut, once. Nanoseconds by stage, of processor time in all threads, and the request's bytes."""
+
+    stages: Mapping[str, int]
+    cpu_ns: int
+    wire_bytes: int
+
+
+class Inputs:
+    """A model's inputs, fresh for every run: a model may write into them."""
+
+    def __init__(self, wrapped: WrappedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.device = wrapped.device
+        host = torch.device("cpu")
+        self._call = (to_device(args, host), to_device(dict(kwargs), host))
+
+    def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Copies where a client has them: on the CPU."""
+        return copied(*self._call)
+
+    def place(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Moved to the model's device; this belongs to a request's time."""
+        if self.device.type == "cpu":
+            return args, kwargs
+        return to_device(args, self.device), to_device(kwargs, self.device)
+
+
+def cut_of(layer_id: int) -> int | str:
+    """A cut as `WrappedModel.forward` takes it."""
+    return "input" if layer_id < 0 else layer_id
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def collect(wrapped: WrappedModel) -> None:
+    """As both sides do with every request, where metrics are on; the cloud counts it as encoding."""
+    if wrapped.metrics_enabled:
+        wrapped.get_layer_metrics()
+        wrapped.get_forward_metrics()
+
+
+class EdgeHalf:
+    """``head``: input to frontier. ``encode``: frontier to header and payload."""
+
+    def __init__(self, wrapped: WrappedModel, inputs: Inputs, codec: str) -> None:
+        self.wrapped = wrapped
+        self.inputs = inputs
+        self.codec = codec
+
+    def run(self, layer_id: int) -> Run:
+        args, kwargs = self.inputs.fresh()
+        cpu, started = time.process_time_ns(), time.perf_counter_ns()
+        args, kwargs = self.inputs.place(args, kwargs)
+        early = self.wrapped.forward(*args, end=cut_of(layer_id), **kwargs)
+        wait_for(self.inputs.device)
+        collect(self.wrapped)
+        computed = time.perf_counter_ns()
+        parcel = self.packed(early)
+        packed = time.perf_counter_ns()
+        return Run(
+            {"head": computed - started, "encode": packed - computed},
+            time.process_time_ns() - cpu,
+            len(parcel.header) + parcel.nbytes,
+        )
+
+    def packed(self, early: EarlyOutput) -> Parcel:
+        """As the client packs it: the recipe's bytes are asked for with every request."""
+        early.recipe.to_bytes()
+        return early.pack(codec=self.codec)
+
+    def memory_peak(self, layer_id: int) -> int:
+        """The most bytes of tensors alive at a time: inputs included, weights not."""
+        args, kwargs = self.inputs.place(*self.inputs.fresh())
+        if self.inputs.device.type == "cuda":
+            own = sum(tensor.numel() * tensor.itemsize for tensor in tensors_in((args, kwargs)))
+            before = torch.cuda.memory_allocated(self.inputs.device) - own
+            torch.cuda.reset_peak_memory_stats(self.inputs.device)
+            self.packed(self.wrapped.forward(*args, end=cut_of(layer_id), **kwargs))
+            return torch.cuda.max_memory_allocated(self.inputs.device) - before
+        model = self.wrapped.model
+        with Ledger([*model.parameters(), *model.buffers()], list(tensors_in((args, kwargs)))) as ledger:
+            self.packed(self.wrapped.forward(*args, end=cut_of(layer_id), **kwargs))
+        return int(ledger.peak_so_far)
+
+
+class CloudHalf:
+    """``decode``, ``inject``, ``compute``, ``encode``: the frontier's bytes to the answer's, as the server does it."""
+
+    def __init__(self, wrapped: WrappedModel, inputs: Inputs, codec: str) -> None:
+        self.wrapped = wrapped
+        self.inputs = inputs
+        self.codec = codec
+        self._kept: dict[int, tuple[Recipe, bytes, bytes]] = {}
+        self._bytes = 0
+
+    def run(self, layer_id: int) -> Run:
+        recipe, header, data = self._request(layer_id)
+        payload = memoryview(torch.frombuffer(bytearray(data), dtype=torch.uint8).numpy()) if data else memoryview(b"")  # type: ignore[arg-type]
+        cpu, started = time.process_time_ns(), time.perf_counter_ns()
+        early = EarlyOutput.unpack(recipe, header, payload, payload.nbytes + recipe.payload_bytes, disposable=True)
+        decoded = time.perf_counter_ns()
+        output = self.wrapped.forward(early, start=recipe.layer_id)
+        returned = time.perf_counter_ns()
+        wait_for(self.inputs.device)
+        computed = time.perf_counter_ns()
+        durations = self.wrapped.durations()
+        Parcel.of_value(output)
+        collect(self.wrapped)
+        encoded = time.perf_counter_ns()
+        stages = {
+            "decode": decoded - started,
+            "inject": durations["inject"],
+            "compute": durations["compute"] + computed - returned,
+            "encode": encoded - computed,
+        }
+        return Run(stages, time.process_time_ns() - cpu, len(header) + len(data))
+
+    def _request(self, layer_id: int) -> tuple[Recipe, bytes, bytes]:
+        """What a client would send: its recipe read from bytes, as from a stranger."""
+        kept = self._kept.get(layer_id)
+        if kept is not None:
+            return kept
+        args, kwargs = self.inputs.place(*self.inputs.fresh())
+        early = self.wrapped.forward(*args, end=cut_of(layer_id), **kwargs)
+        parcel = early.pack(codec=self.codec)
+        made = Recipe.from_bytes(early.recipe.to_bytes()), parcel.header, b"".join(parcel.buffers)
+        if self._bytes + parcel.nbytes <= KEEP_BYTES:
+            self._bytes += parcel.nbytes
+            self._kept[layer_id] = made
+        return made

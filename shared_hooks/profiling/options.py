@@ -1,0 +1,36 @@
+"""How long and how often a profiler measures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shared_hooks.errors import SpecError
+from shared_hooks.parcel import CODECS
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """``seconds``: the budget; one repetition is made in any case. ``pause``: seconds to rest before each measurement,
+    as a request's process does while it waits for the network: caches have cooled, threads sleep, a CPU quota is
+    refilled. Without it, heads of a small model measured half of what requests then took. Raises SpecError for numbers
+    out of range.
+    """
+
+    warmup: int = 3
+    repetitions: int = 20
+    seconds: float = 20.0
+    codec: str = "raw"
+    pause: float = 0.005
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 0), ("repetitions", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise SpecError(f"{name}={value!r}: must be a whole number of at least {least}")
+        if not 0 < self.seconds < math.inf:
+            raise SpecError(f"seconds={self.seconds}: must be more than 0")
+        if not 0 <= self.pause < math.inf:
+            raise SpecError(f"pause={self.pause}: must be 0 or more")
+        if self.codec not in CODECS:
+            raise SpecError(f'codec="{self.codec}": must be one of {", ".join(CODECS)}')
