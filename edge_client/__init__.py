@@ -10,6 +10,11 @@ connection.py   the standing connection, broken and mended
 state.py        `State`: its life
 options.py      its limits; `KeepAlive`
 verdict.py      what the end of a stream means
+auto.py         `AutoClient`: the cut chosen anew for every request
+hedge.py        the whole model beside a request that is late
+watch.py        the link and the server, when no request tells
+decisions.py    what was chosen, and why
+partitioned.py  ... by another partitioner
 probing.py      what the link carries; the server's profile
 prober.py       rounds of bytes on a stream of their own
 local_server.py a cloud server of one's own on loopback
@@ -27,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge_client.answer import Answer, Call, Failure
+    from edge_client.auto import AutoClient
     from edge_client.client import CONNECTION_ERRORS, EdgeClient
     from edge_client.options import KeepAlive
     from edge_client.state import State
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Answer": "answer",
+    "AutoClient": "auto",
     "CONNECTION_ERRORS": "client",
     "Call": "answer",
     "EdgeClient": "client",
@@ -43,7 +50,7 @@ _HOME = {
     "Times": "times",
 }
 
-__all__ = ["CONNECTION_ERRORS", "Answer", "Call", "EdgeClient", "Failure", "KeepAlive", "State", "Times"]
+__all__ = ["CONNECTION_ERRORS", "Answer", "AutoClient", "Call", "EdgeClient", "Failure", "KeepAlive", "State", "Times"]
 
 
 def __getattr__(name: str) -> Any:

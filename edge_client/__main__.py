@@ -107,6 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--codec", choices=("raw", "lz4"), default="raw", help="of the frontier (default: raw)")
     run.add_argument("--layers", action="store_true", help="print the layers' times on both sides")
     _add_auto(run)
+    _add_hierarchy(commands, [model, planned])
     _add_sweep(commands, model)
     _add_plan(commands, model)
     profile = commands.add_parser("profile", parents=[model, planned], help="measure layers and cuts, on both sides")
@@ -187,6 +188,18 @@ def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser], mo
     compare.add_argument("--json", metavar="FILE|-", help='write results as JSON; "-" for standard output')
     compare.add_argument("--stages", action="store_true", help="every stage of every way, not the sum alone")
     compare.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def _add_hierarchy(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], parents: list[argparse.ArgumentParser]
+) -> None:
+    tree = commands.add_parser("hierarchy", parents=parents, help="the module tree, what ran of it, and ONNX files")
+    tree.add_argument("--graphml", metavar="FILE", help="modules, calls and operations as a graph")
+    tree.add_argument("--onnx", metavar="FILE", help="export, every node tagged; FILE.json lists the tags")
+    tree.add_argument("--validate", action="store_true", help="read the ONNX files again, run them, compare with torch")
+    tree.add_argument("--split", metavar="LAYER_ID|NAME", help="a cut, for --head-onnx and --tail-onnx")
+    tree.add_argument("--head-onnx", metavar="FILE", help="what runs up to the cut, as a file of its own")
+    tree.add_argument("--tail-onnx", metavar="FILE", help="what runs after it")
 
 
 def _add_auto(run: argparse.ArgumentParser) -> None:

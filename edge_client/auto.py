@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 from edge_client.answer import Answer, Call, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.decisions import Decisions
+from edge_client.exchange import Exchange
 from edge_client.half import Inputs
 from edge_client.hedge import Hedge
 from edge_client.many import in_order
@@ -28,7 +29,7 @@ from edge_client.planning.controller import Choice, SplitController
 from edge_client.requests import Done, Running
 from edge_client.state import State
 from edge_client.times import Stamps, now_ns
-from edge_client.watch import Watch
+from edge_client.watch import Connect, Watch
 from shared_hooks.errors import RemoteError, SpecError
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class AutoClient:
         *,
         prepare: Callable[[Any], Inputs] | None = None,
         local: bool = True,
-        connect: Callable[[SplitController], None] | None = None,
+        connect: Connect | None = None,
         on_decision: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         if client.server is None:
@@ -93,6 +94,7 @@ class AutoClient:
         self._local = local
         self._hedge = Hedge()
         self._flying: list[Flight] = []
+        self._last_finished = 0
         self._last_networked: str = "input"
         self.watch = Watch(client, controller, self.lock, self.decisions, connect)
 
@@ -164,6 +166,7 @@ class AutoClient:
             answer = self._answer(flight)
         finally:
             self._flying.remove(flight)
+            self._last_finished = now_ns()
         self._observe(flight, answer)
         return answer
 
@@ -197,18 +200,18 @@ class AutoClient:
             if self._local:
                 self._start_hedge(flight, "the server is gone")
             return
-        handed = exchange.stamps.packed
-        if handed is None:
-            return
-        now = now_ns()
-        stages = flight.choice.candidate.stages_ns
+        elapsed = self._waited(exchange)
+        name, stages = flight.choice.candidate.name, flight.choice.candidate.stages_ns
         expected = sum(stages.get(stage, 0.0) for stage in ("network", "queue", "tail"))
         with self.lock:
-            self.controller.observe_slow(
-                now, flight.choice.candidate.name, exchange.bytes_up + flight.bytes_ahead, now - handed
-            )
-        if self._local and now - handed > SLACK * expected + SLACK_NS:
-            self._start_hedge(flight, f"late: {(now - handed) / 1e6:.0f} ms, where {expected / 1e6:.0f} were expected")
+            self.controller.observe_slow(now_ns(), name, exchange.bytes_up, elapsed)
+        if self._local and elapsed > SLACK * expected + SLACK_NS:
+            self._start_hedge(flight, f"late: {elapsed / 1e6:.0f} ms, where {expected / 1e6:.0f} were expected")
+
+    def _waited(self, exchange: Exchange) -> int:
+        """Nanoseconds for which this request alone was waited for: until then those before it were in its way."""
+        handed = exchange.stamps.packed
+        return 0 if handed is None else now_ns() - max(handed, self._last_finished)
 
     def _start_hedge(self, flight: Flight, why: str) -> None:
         self.decisions.event("hedge", candidate=flight.choice.candidate.name, reason=why)
@@ -226,10 +229,9 @@ class AutoClient:
         assert flight.hedged is not None
         answer = flight.hedged.result()
         exchange, name = running.exchange, flight.choice.candidate.name
-        if not exchange.settled and not exchange.breaks and exchange.stamps.packed is not None:
-            now, nbytes = now_ns(), exchange.bytes_up + flight.bytes_ahead
+        if not exchange.settled and not exchange.breaks:
             with self.lock:
-                self.controller.observe_slow(now, name, nbytes, now - exchange.stamps.packed, given_up=True)
+                self.controller.observe_slow(now_ns(), name, exchange.bytes_up, self._waited(exchange), given_up=True)
         self.client.requests.cancel(running, "it was answered on this side first")
         return answer
 

@@ -35,7 +35,8 @@ def probe(
     on_progress: Progress | None = None,
     patience: float = 15.0,
 ) -> tuple[Link, Load]:
-    """Rounds of all sizes in turns on one stream, about ``seconds`` in all: the middle of each, `LEAST` rounds of it.
+    """Rounds of all sizes in turns on one stream, about ``seconds`` in all: the middle of each, `LEAST` rounds of it
+    unless the link is too slow for that.
 
     A size that would take more than the time is left out: `Curve` goes on in a straight line. Before each round this
     thread computes for `BUSY_SECONDS`, as a request's does: clocks, caches and a CPU quota are as computing leaves them
@@ -70,7 +71,8 @@ def probe(
                 last = found[kind][0] if kind in found else measure(kind)
                 known.append((max(kind), float(last.total_ns)))
         for turn in range(1, REPETITIONS):
-            if turn >= LEAST and time.monotonic() - began > seconds:
+            spent = time.monotonic() - began
+            if spent > (seconds if turn >= LEAST else 2 * seconds):  # a slow link: better few rounds than a long wait
                 break
             for kind in list(found):
                 last = measure(kind)
@@ -80,6 +82,14 @@ def probe(
     ups = [(nbytes, _middle(rounds)) for (nbytes, answer), rounds in found.items() if not answer]
     downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in found.items() if answer]
     return Link(Curve(tuple(ups)), Curve(((0, 0.0), *downs))), last.load
+
+
+def round_trip(server: str, patience: float = 15.0) -> float:
+    """Seconds of a round of no bytes, the middle of a few. Raises as `probe` does."""
+    with LinkProber(server) as prober:
+        for _ in range(WARMUP):
+            prober.round(0, 0, patience)
+        return _middle([prober.round(0, 0, patience) for _ in range(WARMUP)]) / 1e9
 
 
 def fetch_profile(

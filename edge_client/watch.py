@@ -13,13 +13,16 @@ from typing import Final
 from edge_client.client import EdgeClient
 from edge_client.decisions import Decisions
 from edge_client.planning.controller import SplitController
-from edge_client.planning.link import Curve, Link
+from edge_client.planning.link import Curve, Link, Load
 from edge_client.prober import LinkProber
 from edge_client.state import State
 from edge_client.times import now_ns
 from shared_hooks.errors import IsthmusError, ServerUnavailable
+from shared_hooks.profiling.profile import Profile
 
 log = logging.getLogger(__name__)
+
+Connect = Callable[[], tuple[Profile, Link, Load]]
 
 TICK_SECONDS: Final = 0.05
 CALL_EVERY_SECONDS: Final = 0.5
@@ -33,7 +36,7 @@ class Watch:
     """Probes and calls; everything it learns goes to the controller, under ``lock``.
 
     ``connect`` is called, without the lock, when a server answers for the first time that was not there at the start:
-    it fetches and probes, and tells the controller (`SplitController.server_found`).
+    it fetches and probes what `SplitController.server_found` takes.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Watch:
         controller: SplitController,
         lock: threading.Lock,
         decisions: Decisions,
-        connect: Callable[[SplitController], None] | None,
+        connect: Connect | None,
     ) -> None:
         assert client.server is not None
         self.there = connect is None
@@ -140,18 +143,19 @@ class Watch:
             self._prober.round(0, 0, PROBE_SECONDS)
             if self._client.state is not State.READY:
                 self._client.open(PROBE_SECONDS)
-            if self._connect is not None:
-                self._connect(self._controller)
+            found = self._connect() if self._connect is not None else None
         except IsthmusError as error:
             self._complain(error)
             return
         with self._lock:
-            found, self._connect = self._connect is not None, None
-            if not found:
+            if found is not None:
+                self._controller.server_found(now_ns(), *found)
+                self._connect = None
+            else:
                 self._controller.server_back(now_ns())
             self.there = True
         self._complaint = ""
-        self._decisions.event("found" if found else "back")
+        self._decisions.event("back" if found is None else "found")
         self._probe_if_wanted()
 
     def _complain(self, error: IsthmusError) -> None:

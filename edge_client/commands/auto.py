@@ -56,7 +56,7 @@ def auto_client(options: argparse.Namespace, client: EdgeClient, items: Sequence
             controller, connect = _controller(options, gathered), None
             client.open()
         else:
-            controller, connect = _controller(options, None, gathered), _connector(loaded, wanted)
+            controller, connect = _controller(options, None, gathered), _connector(loaded, wanted, gathered)
         auto = AutoClient(
             client,
             controller,
@@ -105,14 +105,21 @@ def _gather(loaded: Loaded, wanted: Wanted, options: argparse.Namespace) -> Gath
     return edge_profile(loaded, wanted, _say, not options.no_progress)
 
 
-def _connector(loaded: Loaded, wanted: Wanted) -> Callable[[SplitController], None]:
+def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Callable[[], tuple[Profile, Link, Load]]:
     """What the watch does when the server is there for the first time."""
 
-    def connect(controller: SplitController) -> None:
-        from edge_client.times import now_ns
+    def connect() -> tuple[Profile, Link, Load]:
+        from edge_client.planning.gather import probe_sizes
+        from edge_client.probing import fetch_profile, probe
+        from shared_hooks.profiling import profile_file
 
-        with gather(loaded, wanted, _say) as gathered:
-            controller.server_found(now_ns(), gathered.cloud, gathered.link, gathered.load)
+        server = wanted.server
+        assert server is not None
+        data = fetch_profile(server, loaded.spec.model_id, wanted.warmup, wanted.repetitions, wanted.seconds)
+        cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
+        profile_file.check(cloud, edge.model)
+        link, load = probe(server, probe_sizes(edge, None), (0, cloud.answer_bytes), wanted.probe_seconds)
+        return cloud, link, load
 
     return connect
 

@@ -103,7 +103,7 @@ class SplitController:
         self._load = Load()
         self._there = False
         self._largest = 0
-        self._heads: dict[str, float] = {EDGE_ONLY: edge.whole_ns.median}
+        self._heads: dict[str, float] = {EDGE_ONLY: edge.alone_ns.middle}
         self._tails: dict[str, float] = {}
         self._held: str | None = None
         self._better: tuple[int, int] | None = None  # since when, and in how many decisions, something else was better
@@ -224,7 +224,7 @@ class SplitController:
 
     def observe_edge(self, now: int, name: str, head_ns: int) -> None:
         """The candidate's head (EDGE_ONLY: the whole model) took so long here."""
-        whole = self._all_edge.whole_ns.median
+        whole = self._all_edge.alone_ns.middle
         profiled = self._heads.get(name)
         if profiled is not None:
             self._observe_side(self._edge_factor, head_ns, profiled, whole)
@@ -235,7 +235,7 @@ class SplitController:
             return
         profiled = self._tails.get(name)
         if profiled is not None:
-            self._observe_side(self._server_factor, tail_ns, profiled, self._cloud.whole_ns.median)
+            self._observe_side(self._server_factor, tail_ns, profiled, self._cloud.alone_ns.middle)
         self._queue.observe(queue_ns)
 
     def _observe_side(self, factor: Tracker, measured: float, profiled: float, whole: float) -> None:
@@ -260,7 +260,7 @@ class SplitController:
         """
         if name == EDGE_ONLY or not self._is_late(name, elapsed_ns):
             return False
-        return self._all_edge.whole_ns.median * self._edge_factor.value < elapsed_ns / 2
+        return self._all_edge.alone_ns.middle * self._edge_factor.value < elapsed_ns / 2
 
     def _is_late(self, name: str, elapsed_ns: int) -> bool:
         promised = self._promised.get(name)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 PROBED_SIZES: Final = 6
+LONGEST_PAUSE: Final = 0.05
 CALIBRATION_CUTS: Final = 2
 CALIBRATION_REQUESTS: Final = 5
 CALIBRATION_WARMUP: Final = 2
@@ -80,7 +81,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
     ServerUnavailable, UnknownModel.
     """
     from edge_client.local_server import local_server
-    from edge_client.probing import fetch_profile, probe
+    from edge_client.probing import fetch_profile, probe, round_trip
     from shared_hooks.profiling import profile_file
     from shared_hooks.profiling.profiler import identity
 
@@ -100,7 +101,9 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
             say("no --server: one of our own on loopback; it shares this machine, and its link is no network")
             server, ours = stack.enter_context(_own(local_server, loaded, wanted)), True
         if edge is None:
-            edge = _measure_edge(loaded, wanted, progress)
+            # A profile rests before each measurement as long as a request waits for the network.
+            pause = None if server is None else min(LONGEST_PAUSE, round_trip(server))
+            edge = _measure_edge(loaded, wanted, pause, progress)
         if cloud is None:
             assert server is not None
             with _bar("server's profile", progress) as advance:
@@ -134,7 +137,7 @@ def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = Fals
 
     who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
     read = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), lambda text: say(f"warning: {text}"))
-    return read or _measure_edge(loaded, wanted, progress)
+    return read or _measure_edge(loaded, wanted, None, progress)
 
 
 def probe_sizes(edge: Profile, file: FileInput | None) -> list[int]:
@@ -182,17 +185,18 @@ def _own(local_server: Any, loaded: Loaded, wanted: Wanted) -> Any:
     )
 
 
-def _measure_edge(loaded: Loaded, wanted: Wanted, progress: bool) -> Profile:
+def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress: bool) -> Profile:
     from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
 
     files = [Path(wanted.file)] if wanted.file else []
+    how = ProfileOptions(wanted.warmup, wanted.repetitions, wanted.seconds, wanted.codec)
     with _bar("profiling", progress) as advance:
         return profile_edge(
             loaded.wrapped,
             loaded.spec.model_id,
             loaded.args,
             loaded.kwargs,
-            ProfileOptions(wanted.warmup, wanted.repetitions, wanted.seconds, wanted.codec),
+            how if pause is None else replace(how, pause=pause),
             files=files,
             prepare=loaded.spec.preprocess,
             on_progress=lambda done, total, what: advance(what),

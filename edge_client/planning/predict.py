@@ -103,7 +103,7 @@ class _Edge:
         return self.file.prepare_ns.middle * self.factor if self.file else 0.0
 
     def alone(self) -> Candidate:
-        whole = self.profile.whole_ns.middle * self.factor
+        whole = self.profile.alone_ns.middle * self.factor
         stages = {"prepare": self.prepare_ns, "edge": whole}
         work = self.prepare_ns + whole
         return Candidate(
@@ -203,7 +203,7 @@ def _file(here: _Edge, there: _Cloud, file: FileInput, tail: CutProfile | None) 
     known = next((one for one in there.profile.files if one.suffix == file.suffix), None)
     reading_ns, guess = (known.prepare_ns.middle, "") if known else _reading(here.profile, there.profile, file)
     encode_ns = tail.stages["encode"].middle if tail is not None and "encode" in tail.stages else 0.0
-    tail_ns = (there.profile.whole_ns.middle + reading_ns + encode_ns) * there.factor
+    tail_ns = (there.profile.alone_ns.middle + reading_ns + encode_ns) * there.factor
     network_ns = there.network_ns(file.nbytes)
     energy = here.power.idle if here.power else here.profile.idle_power.value
     waiting = network_ns + there.load.queue_ns + tail_ns
@@ -229,7 +229,7 @@ def _reading(edge: Profile, cloud: Profile, file: FileInput) -> tuple[float, str
     """Nanoseconds the server takes to read a file, and what that is guessed from: processors do it on either side."""
     here = file.prepare_ns.middle
     if all(str(one.machine.get("device")) == "cpu" for one in (edge, cloud)):
-        ratio = cloud.whole_ns.middle / edge.whole_ns.middle
+        ratio = cloud.alone_ns.middle / edge.alone_ns.middle
         return here * ratio, f"as it takes here, times {ratio:.2f}, by which the model takes longer there"
     return here, "as long as it takes here"
 

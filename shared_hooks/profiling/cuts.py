@@ -58,6 +58,8 @@ class Cuts:
             step(self._options.warmup + number + 1, f"round {number + 1}" if number >= 0 else "every cut once")
             if number >= 0:
                 self._begin()
+                forwards.run_bare()
+                self._begin()
                 forwards.run()
             for layer_id in chosen:
                 if layer_id in self.refused:

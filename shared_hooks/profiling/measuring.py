@@ -113,9 +113,13 @@ class EdgeHalf:
 
 
 class CloudHalf:
-    """``decode``, ``inject``, ``compute``, ``encode``: the frontier's bytes to the answer's, as the server does it."""
+    """``decode``, ``inject``, ``compute``, ``encode``: the frontier's bytes to the answer's, as the server does it.
 
-    def __init__(self, wrapped: WrappedModel, inputs: Inputs, codec: str) -> None:
+    A server always runs with metrics; ``metrics``: they are collected for the client, too.
+    """
+
+    def __init__(self, wrapped: WrappedModel, inputs: Inputs, codec: str, *, metrics: bool = False) -> None:
+        self.metrics = metrics
         self.wrapped = wrapped
         self.inputs = inputs
         self.codec = codec
@@ -134,7 +138,8 @@ class CloudHalf:
         computed = time.perf_counter_ns()
         durations = self.wrapped.durations()
         Parcel.of_value(output)
-        collect(self.wrapped)
+        if self.metrics:
+            collect(self.wrapped)
         encoded = time.perf_counter_ns()
         stages = {
             "decode": decoded - started,

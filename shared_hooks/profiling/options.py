@@ -13,7 +13,8 @@ from shared_hooks.parcel import CODECS
 class ProfileOptions:
     """``seconds``: the budget; one repetition is made in any case. ``pause``: seconds to rest before each measurement,
     as a request's process does while it waits for the network: caches have cooled, threads sleep, a CPU quota is
-    refilled. Without it, heads of a small model measured half of what requests then took. Raises SpecError for numbers
+    refilled. Without it, heads of a small model measured half of what requests then took. ``metrics``: as requests take
+    that ask for layer metrics; the edge then measures them, and both sides collect them. Raises SpecError for numbers
     out of range.
     """
 
@@ -22,6 +23,7 @@ class ProfileOptions:
     seconds: float = 20.0
     codec: str = "raw"
     pause: float = 0.005
+    metrics: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("repetitions", 1)):

@@ -109,8 +109,15 @@ class Profile:
     answer_bytes: int
     """Header and payload of the answer."""
     files: tuple[FileInput, ...] = ()
+    bare_ns: Quartiles | None = None
+    """A whole forward as a request runs it: without layer metrics unless ``settings`` say so. None: as `whole_ns`."""
     finish_ns: Quartiles | None = None
     """The edge's: an answer's bytes to tensors."""
+
+    @property
+    def alone_ns(self) -> Quartiles:
+        """The whole model on this side alone, as a request runs it."""
+        return self.bare_ns or self.whole_ns
 
     def cut(self, layer_id: int) -> CutProfile | None:
         """The cut after ``layer_id``; None where the plan allows none."""

@@ -159,6 +159,7 @@ def _profile(top: Fields, side: Side) -> Profile:
         weights_bytes=top.whole("weights_bytes"),
         answer_bytes=top.whole("answer_bytes"),
         files=tuple(_file(item) for item in top.each("files")),
+        bare_ns=top.quartiles("bare_ns") if top.has("bare_ns") else None,
         finish_ns=top.quartiles("finish_ns") if top.has("finish_ns") else None,
     )
 

@@ -55,11 +55,16 @@ def profile_edge(
 ) -> Profile:
     """The edge's side. ``prepare`` reads and preprocesses one of ``files``.
 
-    Cuts are measured as a client runs them: with layer metrics where ``wrapped`` has them on. Raises CutRefused for a
-    model whose forwards do not follow its plan, and what the model raises.
+    Cuts are measured as a client runs them: with layer metrics where ``options`` say so, whatever the setting of
+    ``wrapped`` is. Raises CutRefused for a model whose forwards do not follow its plan, and what the model raises.
     """
     make = _Profiler("edge", wrapped, model_id, args, kwargs, options or ProfileOptions(), on_progress)
-    return make.profile(files, prepare)
+    before = wrapped.metrics_enabled
+    wrapped.metrics_enabled = make.options.metrics
+    try:
+        return make.profile(files, prepare)
+    finally:
+        wrapped.metrics_enabled = before
 
 
 def profile_cloud(
@@ -108,7 +113,11 @@ class _Profiler:
         about = machine.describe(self.inputs.device)
         idle = self.power.idle()
         deadline = time.monotonic() + options.seconds
-        half = (EdgeHalf if self.side == "edge" else CloudHalf)(wrapped, self.inputs, options.codec)
+        half: EdgeHalf | CloudHalf
+        if self.side == "edge":
+            half = EdgeHalf(wrapped, self.inputs, options.codec)
+        else:
+            half = CloudHalf(wrapped, self.inputs, options.codec, metrics=options.metrics)
         names = [layer.name for layer in plan.layers]
         forwards = WholeForwards(wrapped, self.inputs, names, collects=self.side == "edge")
         files = tuple(files) if prepare else ()
@@ -118,7 +127,7 @@ class _Profiler:
         cuts = Cuts(plan, half, options, deadline, around)
         cuts.measure(self._warm(forwards), forwards, self._step)
         whole = forwards.take()
-        whole_energy = self.power.repeat(forwards.run, "whole forwards")
+        whole_energy = self.power.repeat(forwards.run_bare, "whole forwards")
         inspected = self._inspect(plan)
         return Profile(
             side=self.side,
@@ -133,7 +142,7 @@ class _Profiler:
                 "seconds": options.seconds,
                 "codec": options.codec,
                 "pause": options.pause,
-                "metrics": wrapped.metrics_enabled,
+                "metrics": options.metrics,
             },
             whole_ns=whole.total,
             outside_ns=whole.outside,
@@ -145,6 +154,7 @@ class _Profiler:
             weights_bytes=weights_bytes(wrapped.model),
             answer_bytes=len(answer[0]) + len(answer[1]),
             files=tuple(self._file(*one, prepare, around) for one in zip(files, sizes, strict=True)) if prepare else (),
+            bare_ns=whole.bare,
             finish_ns=Quartiles.of(around.finish_ns) if around else None,
         )
 

@@ -32,6 +32,7 @@ class Whole:
     """
 
     total: Quartiles
+    bare: Quartiles
     outside: Quartiles
     layers: tuple[WholeLayer, ...]
 
@@ -41,7 +42,8 @@ class Whole:
 
 
 class WholeForwards:
-    """Runs them one by one. ``names``: of the layers that the plan knows; forwards with others are left out.
+    """Runs them one by one, with metrics or bare. ``names``: of the layers that the plan knows; forwards with others
+    are left out.
 
     ``collects``: collecting the metrics counts, where the model's own setting has them on.
     """
@@ -52,6 +54,18 @@ class WholeForwards:
         self._names = list(names)
         self._collects = collects
         self._forwards: list[tuple[int, list[LayerMetrics]]] = []
+        self._bare: list[int] = []
+
+    def run_bare(self) -> None:
+        """One forward as a request runs it. Raises what the model raises."""
+        args, kwargs = self._inputs.fresh()
+        started = time.perf_counter_ns()
+        args, kwargs = self._inputs.place(args, kwargs)
+        self._wrapped.forward(*args, **kwargs)
+        wait_for(self._inputs.device)
+        if self._collects:
+            collect(self._wrapped)
+        self._bare.append(time.perf_counter_ns() - started)
 
     def run(self) -> None:
         """One forward, with layer metrics whatever the model's own setting is. Raises what the model raises."""
@@ -79,11 +93,13 @@ class WholeForwards:
         Raises CutRefused for a model that never took the planned path.
         """
         forwards, self._forwards = self._forwards, []
+        bare, self._bare = self._bare, []
         if not forwards:
             raise CutRefused("the model takes another path through its layers each time it runs on the same input")
         columns = list(zip(*(layers for _, layers in forwards), strict=True))
         return Whole(
             Quartiles.of([total for total, _ in forwards]),
+            Quartiles.of(bare or [total for total, _ in forwards]),
             Quartiles.of([total - sum(layer.inference_ns for layer in layers) for total, layers in forwards]),
             tuple(_layer(column) for column in columns),
         )

@@ -19,6 +19,7 @@ ROWS = {
     "memory": ("edge_memory", "memory of the edge"),
     "layers": ("layer_sum", "layers and the whole forward"),
     "metrics": ("metrics_cost", "metrics on against off"),
+    "observers": ("observer_cost", "100 observers"),
     "naive": ("naive", "baseline: naive resume"),
 }
 

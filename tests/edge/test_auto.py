@@ -29,6 +29,7 @@ from tests.edge import small_models
 from tests.edge.fake_server import FakeServer
 from tests.edge.test_client import built, image
 from tests.edge.test_processes import cloud
+from tests.experiments.relay import Relay
 
 PATIENCE = 30.0
 IMAGES = Path(__file__).parents[2] / "shared_hooks" / "models" / "digits" / "images"
@@ -58,6 +59,11 @@ class Told:
     def server_gone(self, now: int) -> None:
         self.there = False
         self.heard.append("gone")
+
+    def server_found(self, now: int, cloud: Any, link: Any, load: Any) -> None:
+        assert (cloud, link, load) == ("cloud", "link", "load")
+        self.there = True
+        self.heard.append("found")
 
     def server_back(self, now: int) -> None:
         self.there = True
@@ -245,6 +251,39 @@ class TestProcesses:
                 answer = one.infer(value)
                 assert right(answer, output) and answer.split == "stem.0"
             assert kinds(one).count("gone") >= 1
+
+    def test_a_link_that_stands_still_loses_nothing(self) -> None:
+        value = torch.randn(1, 1, 32, 32)
+        told = Told("stem.0", network_ms=100.0, sizes=(0, 1000, 2000))
+        with (
+            cloud("--model", "digits") as process,
+            Relay(("127.0.0.1", process.port)) as relay,
+            EdgeClient(f"127.0.0.1:{relay.address[1]}", "digits", device="cpu") as client,
+            AutoClient(client, told) as one,  # type: ignore[arg-type]
+        ):
+            output = one.infer(value).output
+            for stop, go in ((relay.moving.clear, relay.moving.set), (relay.refuse, relay.accept)):
+                heard = len(told.heard)
+                stop()
+                assert all(right(one.infer(value), output) for _ in range(3))
+                eventually(lambda heard=heard: "gone" in told.heard[heard:])  # type: ignore[misc]
+                assert one.infer(value).split == "edge-only"
+                go()
+                eventually(lambda heard=heard: "back" in told.heard[heard:])  # type: ignore[misc]
+                assert right(one.infer(value), output)
+
+    def test_a_server_that_comes_later_is_found(self) -> None:
+        told = Told("stem.0", network_ms=1e6)
+        told.there = False
+        with cloud("--model", "digits") as process, EdgeClient(process.address, "digits", device="cpu") as client:
+            connect: Any = lambda: ("cloud", "link", "load")  # noqa: E731
+            auto = AutoClient(client, told, connect=connect)  # type: ignore[arg-type]
+            value = torch.zeros(1, 1, 32, 32)
+            assert auto.infer(value).split == "edge-only"
+            with auto:
+                eventually(lambda: "found" in kinds(auto))
+                assert auto.infer(value).split == "stem.0"
+            assert "back" not in told.heard
 
     def test_the_command(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         log = tmp_path / "decisions.jsonl"

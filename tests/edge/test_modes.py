@@ -157,7 +157,7 @@ class TestProbing:
     def test_a_link_and_a_load(self, server: str) -> None:
         seen: list[tuple[int, int, str]] = []
         link, load = probe(
-            server, sizes=(1000, 100_000), answer_sizes=(50_000,), seconds=0.3, on_progress=lambda *at: seen.append(at)
+            server, sizes=(1000, 100_000), answer_sizes=(50_000,), seconds=30.0, on_progress=lambda *at: seen.append(at)
         )
         assert [size for size, _ in link.up.points] == [0, 1000, 100_000]
         assert [size for size, _ in link.down.points] == [0, 50_000]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +65,20 @@ def test_the_servers_own_reading_of_a_file_is_believed_where_known() -> None:
     file = named(predict(profile("edge", LAYERS), cloud, LINK, file=PNG))[CLOUD_FILE]
     assert file.stages_ns["tail"] == pytest.approx(6 * MS + 1 * MS + 0.05 * MS)
     assert file.notes == ()
+
+
+def test_between_processors_the_reading_of_a_file_is_as_much_faster_as_the_model() -> None:
+    edge, cloud = (replace(profile(side, LAYERS), machine={"device": "cpu"}) for side in ("edge", "cloud"))
+    file = named(predict(edge, cloud, LINK, file=PNG))[CLOUD_FILE]
+    assert file.stages_ns["tail"] == pytest.approx(6 * MS + 4 * MS * 6 / 60 + 0.05 * MS)
+    assert "estimated" in file.notes[0] and "0.10" in file.notes[0]
+
+
+def test_turning_the_answer_into_tensors_counts_where_it_was_measured() -> None:
+    edge = replace(profile("edge", LAYERS), finish_ns=exactly(2 * MS))
+    found = named(predict(edge, profile("cloud", LAYERS), LINK, edge_factor=2.0))
+    assert found["layer0"].stages_ns["finish"] == 4 * MS
+    assert "finish" not in found[EDGE_ONLY].stages_ns
 
 
 def test_a_file_that_the_server_cannot_read_does_not_cross() -> None:

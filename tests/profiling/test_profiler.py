@@ -12,7 +12,8 @@ import torch
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.models import load_spec
-from shared_hooks.profiling.measuring import EdgeHalf, Inputs
+from shared_hooks.profiling.cuts import _known
+from shared_hooks.profiling.measuring import EdgeHalf, Inputs, Run
 from shared_hooks.profiling.profile import CutProfile, Profile
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud, profile_edge
 from shared_hooks.profiling.whole import WholeForwards
@@ -121,7 +122,7 @@ def test_the_setting_of_layer_metrics_is_put_back_and_named(metrics: bool) -> No
     with WrappedModel(spec.load_model(), metrics=metrics) as wrapped:
         found = profile_edge(wrapped, "digits", args, kwargs, ONCE)
         assert wrapped.metrics_enabled is metrics
-    assert found.settings["metrics"] is metrics
+    assert found.settings["metrics"] is False  # what was asked for, whatever the model had before
     assert len(found.layers) == 49
 
 
@@ -174,6 +175,24 @@ def test_progress_ends_at_its_total() -> None:
     )
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert all(done <= total for done, total in seen)
+
+
+def test_before_every_measurement_the_edge_does_what_a_client_does_before_a_head() -> None:
+    path = sorted(IMAGES.glob("*.png"))[0]
+    read: list[Path] = []
+    found = digits(options=dataclasses.replace(ONCE, repetitions=2), files=[path], prepare=read.append)
+    rounds = 2 * (2 + len(found.cuts)) + len(found.cuts)  # two that count, and every cut once to warm up
+    assert read == [path] * rounds
+    assert found.files[0].prepare_ns.n == rounds
+    assert found.finish_ns is not None and found.finish_ns.n == rounds
+    assert digits("cloud").finish_ns is None
+
+
+def test_the_middles_of_a_cuts_stages_are_of_the_same_runs() -> None:
+    wild = [Run({"head": 100, "encode": 1}, 0, 8), *[Run({"head": 10, "encode": n}, 0, 8) for n in (2, 3, 4)]]
+    stages = _known(0, 8, wild).stages
+    assert stages["head"].middle + stages["encode"].middle == 13.5
+    assert stages["encode"].median == 2.5
 
 
 def test_files_are_prepared_and_timed() -> None:

@@ -1,0 +1,151 @@
+"""``edge-client hierarchy``: what a model is made of, what of it ran, and its ONNX files with every node tagged."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from edge_client.commands import exits
+from edge_client.commands.hierarchy_tree import coverage_text, print_tree
+from edge_client.commands.loading import Loaded, cut_of, load
+from edge_client.commands.output import check_json_target, size, write_json
+from edge_client.commands.text import one_line
+from shared_hooks.errors import CutRefused, SpecError
+from shared_hooks.mapping import HierarchyMap, coverage_of, map_of
+from shared_hooks.mapping.map_file import to_json, write_graphml
+
+if TYPE_CHECKING:
+    from shared_hooks.mapping.onnx_check import Check
+    from shared_hooks.plan import LayerInfo, Plan
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of the ONNX files: for JSON, in lines, and what --validate found."""
+
+    facts: Mapping[str, Any]
+    lines: list[str]
+    checks: list[tuple[str, Check]]
+
+
+def main(options: argparse.Namespace) -> int:
+    """Map, print, export, check; exit status."""
+    wants_onnx = _check(options)
+    if options.device == "auto":
+        options.device = "cpu"  # one forward: nothing here gets faster elsewhere
+    loaded = load(options)
+    with loaded.wrapped as wrapped:
+        layer = _cut(options, loaded)
+        plan = wrapped.plan(*loaded.args, **loaded.kwargs)
+        known = map_of(wrapped.model, plan, loaded.spec.model_id)
+        if options.graphml:
+            write_graphml(known, options.graphml)
+        written = _write_onnx(options, loaded, plan, known, layer) if wants_onnx else Written({}, [], [])
+    if options.json:
+        checks = [{"file": file, **check.as_dict()} for file, check in written.checks]
+        more = {"onnx": {**written.facts, "checks": checks}} if wants_onnx else {}
+        write_json({**to_json(known), **more}, options.json, options.stdout)
+    if options.json != "-":
+        print_tree(known, options.stdout)
+        print(f"\n{coverage_text(coverage_of(known))}", file=options.stdout)
+        for line in written.lines:
+            print(one_line(line), file=options.stdout)
+        for file, check in written.checks:
+            mark = "ok" if check.ok else "WRONG"
+            print(f"{mark:5}  {one_line(f'{file}: {check.what}: {check.found}')}", file=options.stdout)
+    return exits.OK if all(check.ok for _, check in written.checks) else exits.SOME_FAILED
+
+
+def _check(options: argparse.Namespace) -> bool:
+    """Everything that can be wrong with the words, before anything is loaded; whether ONNX files are wanted."""
+    check_json_target(options.json)
+    halves = options.head_onnx or options.tail_onnx
+    if bool(options.split) != bool(halves):
+        raise SpecError("--split goes together with --head-onnx, --tail-onnx or both")
+    if options.validate and not (options.onnx or halves):
+        raise SpecError("--validate needs a file to check: --onnx, or --split with --head-onnx and --tail-onnx")
+    paths = [path for path in (options.onnx, options.head_onnx, options.tail_onnx) if path]
+    if len({Path(path).resolve() for path in paths}) != len(paths):
+        raise SpecError("--onnx, --head-onnx and --tail-onnx must be different files")
+    if not paths:
+        return False
+    from shared_hooks.mapping.onnx_needs import check
+
+    check()
+    for path in paths:
+        if not Path(path).absolute().parent.is_dir():
+            raise SpecError(f"{path} cannot be written: there is no folder {Path(path).absolute().parent}")
+    return True
+
+
+def _cut(options: argparse.Namespace, loaded: Loaded) -> LayerInfo | None:
+    if not options.split:
+        return None
+    found = loaded.wrapped.plan(*loaded.args, **loaded.kwargs).resolve(cut_of(options.split, loaded.wrapped))
+    if found is None:
+        raise CutRefused("--split input: nothing runs before it; the tail is the whole model, and --onnx writes that")
+    return found
+
+
+def _write_onnx(
+    options: argparse.Namespace, loaded: Loaded, plan: Plan, known: HierarchyMap, layer: LayerInfo | None
+) -> Written:
+    from shared_hooks.mapping import onnx_check, onnx_tags
+    from shared_hooks.mapping.onnx_export import export
+    from shared_hooks.mapping.onnx_halves import halve, tags_of_half
+
+    model = loaded.wrapped.model
+    made = export(model, plan, loaded.args, loaded.kwargs)
+    tags = onnx_tags.tag_nodes(made.model, made.labels, known)
+    facts = {"isthmus.model": known.model, "isthmus.plan": known.plan_digest}
+    made.model.metadata_props.update(facts)
+    side = onnx_tags.sidecar(made.model, tags, known)
+    report: dict[str, Any] = {}
+    lines: list[str] = []
+    checks: list[tuple[str, Check]] = []
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(TemporaryDirectory()))
+        whole = Path(options.onnx or scratch / "whole.onnx")
+        onnx_tags.write(made.model, side, whole)
+        if options.onnx:
+            report["whole"] = {"file": str(whole), "rules": side["rules"], "inputs": side["inputs"]}
+            lines.append(f"{whole}: {_described(side)}")
+        wanted = onnx_check.expected(model, loaded.args, loaded.kwargs) if options.validate else []
+        if options.validate and options.onnx:
+            checks += [(whole.name, check) for check in onnx_check.check_file(whole, known)]
+            checks.append((whole.name, onnx_check.check_run(whole, made.tensors, wanted)))
+        if layer is not None:
+            if list(made.layers) != [one.name for one in plan.layers]:
+                raise CutRefused(
+                    f"cannot cut the ONNX graph after {layer.name}: while it was exported, the model took another path"
+                )
+            halves = halve(made.model, layer.layer_id, layer.name, facts)
+            paths = [Path(options.head_onnx or scratch / "head.onnx"), Path(options.tail_onnx or scratch / "tail.onnx")]
+            for path, half, role in zip(paths, (halves.head, halves.tail), ("head", "tail"), strict=True):
+                cut = {"half": role, "cut": layer.name, "layer_id": layer.layer_id, **halves.as_dict()}
+                side = onnx_tags.sidecar(half, tags_of_half(half, tags), known, **cut)
+                onnx_tags.write(half, side, path)
+                if path.parent != scratch:
+                    report[role] = {"file": str(path), "rules": side["rules"], "inputs": side["inputs"], **cut}
+                    lines.append(f"{path}: {role}, {_described(side)}")
+                    if options.validate:
+                        checks += [(path.name, check) for check in onnx_check.check_file(path, known)]
+            late = f"; inputs that the tail takes, too: {', '.join(halves.late)}" if halves.late else ""
+            crossing = ", ".join(f"{one.name} {one.dtype}{list(one.shape)}" for one in halves.crossing)
+            total = size(sum(one.nbytes for one in halves.crossing))
+            lines.append(f"crossing after {layer.name}: {crossing}, {total}{late}")
+            if options.validate:
+                chain = onnx_check.check_chain(paths[0], paths[1], whole, made.tensors, wanted)
+                checks += [(f"{paths[0].name}, {paths[1].name}", check) for check in chain]
+    return Written(report, lines, checks)
+
+
+def _described(side: Mapping[str, Any]) -> str:
+    nodes, rules = len(side["nodes"]), side["rules"]
+    by_rule = ", ".join(f"{count} by {rule}" for rule, count in rules.items() if count)
+    return f"{nodes} nodes, all tagged ({by_rule}); takes {', '.join(side['inputs'])}"

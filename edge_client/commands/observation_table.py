@@ -1,0 +1,107 @@
+"""What observers found in one answer, as tables: both sides of the cut below each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edge_client.commands.output import size
+from edge_client.commands.text import printable
+
+ROWS: Final = 60
+"""Of a table; JSON has them all."""
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ObservationTable:
+    """``title``, ``headers`` and ``rows`` of text; the first column and the second are the side and the module."""
+
+    title: str
+    headers: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    notes: list[str]
+
+
+def tables(observations: Mapping[str, Mapping[str, Any]]) -> Iterator[ObservationTable]:
+    """One table for each hook; ``observations``: side -> hook -> found (`shared_hooks.observers.named`)."""
+    for hook, (headers, cells) in _COLUMNS.items():
+        rows: list[tuple[str, ...]] = []
+        notes: list[str] = []
+        asked = False
+        for side, by_hook in observations.items():
+            found = by_hook.get(hook)
+            if found is None:
+                continue
+            asked = True
+            for record in found["records"]:
+                rows.append((side, printable(_text(record, "name")), *map(printable, cells(record))))
+            notes += [f"{side}: {printable(note)}" for note in found["notes"]]
+            if found["failures"]:
+                notes.append(f"{side}: failed {found['failures']} times, last at {printable(found['last_failure'])}")
+            if found["left_out"]:
+                notes.append(f"{side}: {found['left_out']} more were left out")
+        if not asked:
+            continue
+        if not rows and hook == "debug":
+            notes.append("no NaN and no Inf")
+        if len(rows) > ROWS:
+            notes.append(f"{len(rows) - ROWS} more rows; --json has them")
+        yield ObservationTable(hook, ("side", "module", *headers), rows[:ROWS], notes)
+
+
+def _text(record: Record, key: str) -> str:
+    value = record.get(key)
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _list(record: Record, key: str) -> list[Any]:
+    value = record.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _activation(record: Record) -> list[str]:
+    shape = "x".join(map(str, _list(record, "shape")))
+    return [shape, *(_text(record, key) for key in ("mean", "std", "min", "max", "sparsity", "nonfinite"))]
+
+
+def _attention(record: Record) -> list[str]:
+    entropy = ", ".join(f"{value:.3g}" for value in _list(record, "entropy") if isinstance(value, (int, float)))
+    positions = [pair[0] for pair in _list(record, "positions") if isinstance(pair, list) and pair]
+    return ["x".join(map(str, _list(record, "shape"))), entropy, ", ".join(map(str, positions))]
+
+
+def _reading(record: Record, key: str) -> str:
+    reading = record.get(key)
+    if not isinstance(reading, dict) or not isinstance(reading.get("value"), (int, float)):
+        return "-"
+    value = round(reading["value"])
+    sign = "-" if value < 0 else ""
+    return f"{sign}{size(abs(value))}{'' if reading.get('status') == 'measured' else ' ~'}"
+
+
+def _memory(record: Record) -> list[str]:
+    output = record.get("output_bytes")
+    given = size(output) if isinstance(output, int) else "-"
+    return [*(_reading(record, key) for key in ("allocated", "growth", "peak")), given]
+
+
+def _debug(record: Record) -> list[str]:
+    return [_text(record, "nan"), _text(record, "inf"), ", ".join(map(str, _list(record, "where")))]
+
+
+def _tokens(record: Record) -> list[str]:
+    names = _list(record, "text") or _list(record, "ids")
+    shares = [f"{one} {share:.3f}" for one, share in zip(names, _list(record, "probabilities"), strict=False)]
+    return [_text(record, "row"), ", ".join(shares)]
+
+
+_COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Record], list[str]]]]] = {
+    "activation": (("shape", "mean", "std", "min", "max", "zeros", "not finite"), _activation),
+    "attention": (("shape", "entropy by head", "most attended"), _attention),
+    "memory": (("held", "growth", "peak", "output"), _memory),
+    "debug": (("NaN", "Inf", "first at"), _debug),
+    "tokens": (("row", "likeliest"), _tokens),
+}

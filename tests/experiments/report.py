@@ -1,0 +1,43 @@
+"""The experiments' results as text, and their numbers short enough to be kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def text(name: str, found: dict[str, Any]) -> str:
+    """A table for people."""
+    return prediction(found) if name == "prediction" else trace(found)
+
+
+def prediction(found: dict[str, Any]) -> str:
+    """One line per model and link, and one for all."""
+    lines = ["model      Mbit/s  candidates  median error  90 % below  chosen -> best (slower by)"]
+    for run in found["runs"]:
+        numbers = f"{len(run['candidates']):10}  {run['median_error']:12.1%}  {run['ninth_decile_error']:10.1%}"
+        chosen = f"{run['predicted_best']} -> {run['measured_best']} ({run['regret']:.1%})"
+        lines.append(f"{run['model']:10} {run['mbits']:6g}  {numbers}  {chosen}")
+    whole = found["summary"]
+    stages = ", ".join(f"{stage} {value:.1%}" for stage, value in whole["stage_errors"].items())
+    lines += [
+        f"all: {whole['candidates']} candidates, {whole['requests']} requests; "
+        f"median error {whole['median_error']:.1%}, 90 % below {whole['ninth_decile_error']:.1%}, "
+        f"worst {whole['worst_error']:.1%}; the chosen one is at most {whole['worst_regret']:.1%} slower than the best",
+        f"by stage, median |predicted - measured| in per cent of the latency: {stages}",
+    ]
+    return "\n".join(lines)
+
+
+def trace(found: dict[str, Any]) -> str:
+    return ""
+
+
+def rounded(value: Any, digits: int = 4) -> Any:
+    """Floats to so many significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: rounded(item, digits) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item, digits) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""The hierarchy map and what comes of it."""
