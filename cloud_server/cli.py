@@ -56,7 +56,7 @@ def serve(config: ServerConfig) -> int:
         who = engine.identity
         log.info("model %s: %d layers on %s, weights %s", who.model_id, who.layers, device, who.weights_hash)
         engines.append(engine)
-    with Core(engines, config.limits, config.workers) as core:
+    with Core(engines, config.limits, config.workers, config.hooks) as core:
         server = CloudServer(core, config.listen)
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -15,6 +15,9 @@ depth = 3                            # how far hooks descend; absent = down to t
 
 [limits]                             # see limits.py
 max_request_bytes = 268435456
+
+[observers]
+allow = ["activation", "debug"]      # what clients may ask for of their requests' tails; absent = nothing
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.spec import spec_from_table
 from shared_hooks.models.table import Table, kind_of
+from shared_hooks.observers import named
 
 DEFAULT_LISTEN = "127.0.0.1:50051"  # there is no authentication yet, so other machines are let in on request only
 
@@ -54,6 +58,8 @@ class ServerConfig:
     threads: int | None = None
     workers: int = 1
     limits: Limits = field(default_factory=Limits)
+    hooks: tuple[str, ...] = ()
+    """Observers that clients may ask for."""
 
     def __post_init__(self) -> None:
         check_address(self.listen)
@@ -72,13 +78,15 @@ def read_config(path: Path) -> ServerConfig:
         "threads": table.take("threads", int),
         "workers": table.take("workers", int),
     }
-    models, limits = table.table("models"), table.table("limits")
+    models, limits, observers = table.table("models"), table.table("limits"), table.table("observers")
     table.done()
     try:
         if models is not None:
             values["models"] = _models(models, path.resolve().parent)
         if limits is not None:
             values["limits"] = _limits(limits)
+        if observers is not None:
+            values["hooks"] = _hooks(observers)
         return ServerConfig(**{key: value for key, value in values.items() if value is not None})
     except SpecError as error:
         raise error if str(error).startswith(str(path)) else SpecError(f"{path}: {error}") from error
@@ -111,6 +119,18 @@ def _models(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
                 name, f"expected a built-in model, a spec file, module:callable or a table, found {kind_of(value)}"
             )
     return tuple(entries)
+
+
+def _hooks(table: Table) -> tuple[str, ...]:
+    allowed = table.take("allow", list) or []
+    table.done()
+    for name in allowed:
+        if not isinstance(name, str):
+            table.fail("allow", f"expected names, found {kind_of(name)}")
+    try:
+        return named.check(allowed)
+    except SpecError as error:
+        table.fail("allow", str(error))
 
 
 def _limits(table: Table) -> Limits:

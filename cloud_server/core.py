@@ -44,8 +44,16 @@ SWEEP_SECONDS = 1.0
 class Core:
     """Serves ``engines`` to any number of sessions. Use as a context manager, or call `close` at the end."""
 
-    def __init__(self, engines: Iterable[Engine], limits: Limits | None = None, workers: int = 1) -> None:
+    def __init__(
+        self,
+        engines: Iterable[Engine],
+        limits: Limits | None = None,
+        workers: int = 1,
+        hooks: Iterable[str] = (),
+    ) -> None:
+        """``hooks``: observers that clients may ask for."""
         self.limits = limits or Limits()
+        self.hooks = frozenset(hooks)
         self.engines: dict[str, Engine] = {}
         for engine in engines:
             if engine.identity.model_id in self.engines:

@@ -5,6 +5,7 @@ another implementation may hand the work to other processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -69,6 +70,9 @@ class Engine(Protocol):
         self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
     ) -> Computed:
         """Reads the file and runs the whole model. Raises an IsthmusError, InputMismatch for a file of no use."""
+
+    def observing(self, hooks: tuple[str, ...]) -> AbstractContextManager[Callable[[], bytes]]:
+        """Observes what this thread computes in the block; what is entered gives what was found so far, as bytes."""
 
     def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
         """This side's profile (`shared_hooks.profiling.profile_file`), measured now. What ``on_progress`` raises ends

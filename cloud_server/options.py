@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     for name, metavar, text in (
         ("--model", "[NAME=]SPEC", "serve a built-in model, a spec file or module:callable; may be repeated"),
         ("--weights", "[NAME=]FILE", "safetensors file of a --model; NAME is needed if there are several"),
+        ("--selection", "[NAME=]FILE", "of edge-client prune: a mask at a cut, or a smaller model of a --model"),
         ("--example", "[NAME=]INPUT", "input of a module:callable: 1,3,224,224[:dtype], a .npy file, module:callable"),
     ):
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
@@ -50,8 +51,9 @@ def configure(options: argparse.Namespace) -> ServerConfig:
     references = options.model or ([] if config.models else ["digits"])
     ids = [load_spec(reference).model_id for reference in references]
     weights, examples = _by_model("--weights", options.weights, ids), _by_model("--example", options.example, ids)
+    selections = _by_model("--selection", options.selection, ids)
     models = [
-        ModelEntry(_spec(id, reference, weights, examples), options.depth)
+        ModelEntry(_selected(_spec(id, reference, weights, examples), selections.get(id)), options.depth)
         for id, reference in zip(ids, references, strict=True)
     ]
     return dataclasses.replace(config, models=(*config.models, *models))
@@ -71,6 +73,10 @@ def _by_model(option: str, texts: Sequence[str], ids: Sequence[str]) -> Mapping[
             raise SpecError(f'{option} {text}: no model "{name}" is given by --model; there is: {known}')
         found[name] = value
     return found
+
+
+def _selected(spec: ModelSpec, selection: str | None) -> ModelSpec:
+    return spec if selection is None else dataclasses.replace(spec, selection=Path(selection))
 
 
 def _spec(id: str, reference: str, weights: Mapping[str, str], examples: Mapping[str, str]) -> ModelSpec:

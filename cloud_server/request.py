@@ -42,6 +42,9 @@ class Request:
         self.payload_bytes = frame.payload_bytes
         self.deadline_ms = frame.deadline_ms
         self.want_metrics = frame.want_metrics
+        self.hooks = tuple(frame.hooks)
+        self.observations = b""
+        """What the tail's observers found; see `shared_hooks.observers.named`."""
         self.fingerprint = fingerprint(engine, frame)
         self.state = State.RECEIVING
         self.cancelled = False
@@ -77,6 +80,14 @@ class Request:
 
     def compute(self, max_bytes: int) -> Computed:
         """The engine's answer to the complete payload. ``max_bytes`` bounds what a file may be decoded to."""
+        if not self.hooks:
+            return self._compute(max_bytes)
+        with self.engine.observing(self.hooks) as found:
+            computed = self._compute(max_bytes)
+            self.observations = found()
+        return computed
+
+    def _compute(self, max_bytes: int) -> Computed:
         if self.recipe is None:
             return self.engine.compute_file(self.suffix, self.header, self.payload, self.want_metrics, max_bytes)
         return self.engine.compute(self.recipe, self.header, self.payload, self.want_metrics)
@@ -98,4 +109,5 @@ def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:
     for part in (engine.identity.model_id.encode(), frame.recipe_digest.encode(), frame.header, file):
         digest.update(len(part).to_bytes(8, "little") + part)
     digest.update(frame.payload_bytes.to_bytes(8, "little") + bytes([frame.want_metrics]))
+    digest.update("\0".join(frame.hooks).encode())
     return digest.digest()

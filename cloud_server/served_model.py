@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from shared_hooks import EarlyOutput, Parcel, Plan, Recipe, WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError, ModelFailed, UnknownLayer
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix, libraries
+from shared_hooks.observers import named
 from shared_hooks.operations import Kind
 from shared_hooks.parcel import read_header
 from shared_hooks.profiling.profile_file import to_json
@@ -159,6 +162,12 @@ class ServedModel:
             layers=layers,
             forward=forward,
         )
+
+    @contextmanager
+    def observing(self, hooks: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
+        """Observers of the tails that this thread runs in the block."""
+        with named.observing(self._wrapped, named.check(hooks)) as found:
+            yield lambda: named.to_bytes(found())
 
     def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
         """The tails of the spec's example, measured now (`shared_hooks.profiling`)."""

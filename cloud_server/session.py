@@ -17,7 +17,15 @@ from cloud_server.handshake import agree
 from cloud_server.request import Request, State
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import BadFrame, DeadlineExceeded, Disagreement, IsthmusError, ServerUnavailable, TooLarge
+from shared_hooks.errors import (
+    BadFrame,
+    DeadlineExceeded,
+    Disagreement,
+    HookRefused,
+    IsthmusError,
+    ServerUnavailable,
+    TooLarge,
+)
 
 if TYPE_CHECKING:
     from cloud_server.core import Core
@@ -148,6 +156,10 @@ class Session:
         assert self._engine is not None
         if frame.session_id or frame.step:
             raise BadFrame("session_id and step are reserved and must be 0")
+        for name in frame.hooks:
+            if name not in self._core.hooks:
+                allowed = ", ".join(sorted(self._core.hooks)) or "none"
+                raise HookRefused(f'the observer "{name[:80]}" is not allowed on this server; allowed: {allowed}')
         limit = self._core.limits.max_request_bytes
         if frame.payload_bytes > limit:
             raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; at most {limit} are accepted")

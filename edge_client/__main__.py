@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that goes away is our line to write, not gRPC's
     try:
-        from shared_hooks.errors import IsthmusError
+        from shared_hooks.errors import Disagreement, IsthmusError, ServerUnavailable, UnknownModel
 
         try:
             status: int = import_module(f"edge_client.commands.{options.command}").main(options)
@@ -39,7 +39,8 @@ def _run(options: argparse.Namespace) -> int:
         except IsthmusError as error:
             if options.debug:
                 raise
-            return _complain(f"{error}")
+            connection = isinstance(error, (ServerUnavailable, Disagreement, UnknownModel))
+            return _complain(f"{error}", exits.CONNECTION if connection else exits.USAGE)
         except BrokenPipeError:
             # The reader of our output has left (a pager, head): not worth a word, and nothing can be flushed any more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), options.stdout.fileno())
@@ -67,6 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
         help='a built-in name, a TOML file, "module:callable", or any of them after "NAME=" (default: digits)',
     )
     model.add_argument("--weights", metavar="FILE.safetensors", action="append", help="in place of the spec's own")
+    model.add_argument("--selection", metavar="FILE", help="of edge-client prune: a mask at a cut, or a smaller model")
     model.add_argument("--depth", type=_count, metavar="N", help="how many levels of modules to descend (default: all)")
     model.add_argument("--device", default="auto", metavar="auto|cpu|cuda[:n]", help="(default: auto)")
     model.add_argument("--threads", type=_count, metavar="N", help="threads inside one operation (default: torch's)")
@@ -81,6 +83,13 @@ def make_parser() -> argparse.ArgumentParser:
     commands.add_parser("layers", parents=[model, planned], help="list a model's layers and where it can be cut")
     commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
     run = commands.add_parser("run", parents=[model], help="send inputs through a cut")
+    watch = commands.add_parser("watch", parents=[model], help="the same, and show live what observers see")
+    for command in (run, watch):
+        _add_hooks(command, required=command is watch)
+    watch.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
+    watch.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input|...", help="as of run, without auto")
+    watch.add_argument("--input", action="append", required=True, metavar="PATH", help="as of run")
+    watch.add_argument("--repeat", type=_count, default=1, metavar="N", help="all inputs so many times (default: 1)")
     run.add_argument(
         "--server",
         default=os.environ.get("ISTHMUS_SERVER"),
@@ -109,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_auto(run)
     _add_hierarchy(commands, [model, planned])
     _add_sweep(commands, model)
+    _add_prune(commands, model)
     _add_plan(commands, model)
     profile = commands.add_parser("profile", parents=[model, planned], help="measure layers and cuts, on both sides")
     profile.add_argument("--server", metavar="HOST:PORT", help="measure the server's side, too")
@@ -118,6 +128,17 @@ def make_parser() -> argparse.ArgumentParser:
     profile.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each side (default: 20)")
     profile.add_argument("--codec", choices=("raw", "lz4"), default="raw", help="of the frontier (default: raw)")
     return parser
+
+
+def _add_hooks(command: argparse.ArgumentParser, *, required: bool) -> None:
+    command.add_argument(
+        "--hooks",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        default=["activation", "debug"] if required else [],
+        metavar="NAME,NAME",
+        help="observe both sides: activation, attention, memory, debug, tokens; the server must allow them"
+        + (" (default: activation,debug)" if required else ""),
+    )
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser], model: argparse.ArgumentParser) -> None:
@@ -190,6 +211,25 @@ def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser], mo
     compare.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
+def _add_prune(commands: argparse._SubParsersAction[argparse.ArgumentParser], model: argparse.ArgumentParser) -> None:
+    prune = commands.add_parser("prune", parents=[model], help="which channels of a layer are worth sending")
+    prune.add_argument(
+        "--data", required=True, metavar="FOLDER", help="to judge on: input files, or a folder per class"
+    )
+    prune.add_argument("--calibration", metavar="FOLDER", help="to choose by (default: every other file of --data)")
+    prune.add_argument("--split", required=True, metavar="LAYER_ID|NAME", help="the layer whose channels are scored")
+    prune.add_argument("--keep", "--keeps", metavar="N,N", help="channels kept (default: a quarter, half, 3 quarters)")
+    prune.add_argument("--scores", metavar="NAME,NAME", help="scorings to try (default: all)")
+    prune.add_argument("--seeds", type=_count, default=5, metavar="N", help="of the random control (default: 5)")
+    prune.add_argument("--boxes", metavar="FILE", help="JSON: look at the calibration files' objects only")
+    prune.add_argument("--predictions", metavar="FILE", help="JSON: at those of these that match --boxes")
+    prune.add_argument("--structural", action="store_true", help="also cut the channels out of the model")
+    prune.add_argument("--out", metavar="DIR", help="masks, smaller models and report.html go here")
+    prune.add_argument("--batch", type=_count, default=16, metavar="N", help="inputs in one forward (default: 16)")
+    prune.add_argument("--requests", type=_count, default=20, metavar="N", help="through a server (default: 20)")
+    prune.add_argument("--no-serve", dest="serve", action="store_false", help="no server: no bytes and times measured")
+
+
 def _add_hierarchy(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], parents: list[argparse.ArgumentParser]
 ) -> None:
@@ -233,9 +273,9 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _complain(message: str) -> int:
+def _complain(message: str, status: int = exits.USAGE) -> int:
     print(f"edge-client: error: {one_line(message)}", file=sys.stderr)
-    return exits.USAGE
+    return status
 
 
 if __name__ == "__main__":

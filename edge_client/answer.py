@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from edge_client.planning.link import Load
     from shared_hooks import LayerMetrics
     from shared_hooks.metrics import ForwardMetrics
+    from shared_hooks.observers.named import Observations
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Answer:
     load: Load | None = None  # how busy the server was; None where none was asked, or it does not say
     forward_edge: ForwardMetrics | None = None  # each side's forward as a whole; None without metrics
     forward_cloud: ForwardMetrics | None = None
+    observations: Mapping[str, Observations] = field(default_factory=dict)  # "edge", "cloud": what observers found
+    transforms: Sequence[str] = ()  # modules here whose output is being changed: the answer is not the model's own
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,9 @@ class EdgeClient:
     between head and answer, and with them the frontiers in memory. `codec` is "raw" or "lz4". `metrics` asks for the
     layers' times on both sides. `threads` is a setting of the whole process.
 
+    `hooks` names observers of every request, on both sides (`shared_hooks.observers.named`): `Answer.observations`. The
+    server must allow them, else the request fails with HookRefused.
+
     Any thread may call `infer`. The constructor loads the model; `open` (or ``with``) plans, hashes and connects, and
     the first request does so otherwise. The connection's life is `State`.
     """
@@ -66,6 +69,7 @@ class EdgeClient:
         chunk_bytes: int = wire.CHUNK_BYTES,
         max_answer_bytes: int = 1 << 30,
         keep_alive: KeepAlive | None = None,
+        hooks: Iterable[str] = (),
     ) -> None:
         self.server = None if server is None else check_address(server)
         self.split = split
@@ -79,7 +83,14 @@ class EdgeClient:
         set_threads(threads)
         self.device = pick_device(device)
         self._half = EdgeHalf(
-            model, self.device, model_id=model_id, example=example, depth=depth, codec=codec, metrics=metrics
+            model,
+            self.device,
+            model_id=model_id,
+            example=example,
+            depth=depth,
+            codec=codec,
+            metrics=metrics,
+            hooks=hooks,
         )
         self.max_in_flight = max_in_flight
         self.requests = Requests(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edge_client.times import Stamps, now_ns
@@ -44,6 +44,7 @@ class Exchange:
         stamps: Stamps,
         check_header: Callable[[bytes, int], None],
         want_metrics: bool = True,
+        hooks: Sequence[str] = (),
         on_settled: Callable[[], None] = lambda: None,
     ) -> None:
         self.id = request_id
@@ -52,6 +53,7 @@ class Exchange:
         self.until = until  # time.monotonic() at which the caller gives up
         self.stamps = stamps
         self.want_metrics = want_metrics
+        self.hooks = hooks
         self.sends = 0  # how often the request was begun on a stream
         self.breaks = 0  # how many streams broke under it
         self.put_offs = 0  # how often the server asked for it again, later

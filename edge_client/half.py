@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix
+from shared_hooks.observers import named, transforms
+from shared_hooks.observers.named import Observations
 from shared_hooks.parcel import CODECS
 from shared_hooks.trees import classes_of, flatten, unflatten
 
@@ -41,6 +43,8 @@ class Head:
     layer_id: int
     layers: list[LayerMetrics]
     forward: ForwardMetrics | None = None
+    observations: Observations = field(default_factory=dict)
+    transforms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Whole:
     output: Any
     layers: list[LayerMetrics]
     forward: ForwardMetrics | None
+    observations: Observations = field(default_factory=dict)
+    transforms: tuple[str, ...] = ()
 
 
 class EdgeHalf:
@@ -65,10 +71,12 @@ class EdgeHalf:
         depth: int | None = None,
         codec: str = "raw",
         metrics: bool = True,
+        hooks: Iterable[str] = (),
     ) -> None:
         if codec not in CODECS:
             raise SpecError(f'codec="{codec}": must be one of {", ".join(CODECS)}')
         self.device = device
+        self.hooks = named.check(hooks)
         self.spec: ModelSpec | None = None
         if isinstance(model, nn.Module):
             if model_id is None:
@@ -111,23 +119,26 @@ class EdgeHalf:
 
         Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
         """
-        early: EarlyOutput = self._run("head", call, stamps, end=cut)
+        early: EarlyOutput
+        early, observations = self._run("head", call, stamps, end=cut)
         layers, forward = self._measured()
         stamps.computed = now_ns()
         outgoing = wire.outgoing(early, self._codec)
         stamps.packed = now_ns()
-        return Head(outgoing, early.layer_name, early.layer_id, layers, forward)
+        return Head(
+            outgoing, early.layer_name, early.layer_id, layers, forward, observations, transforms.active(self.wrapped)
+        )
 
     def whole(self, call: Call, stamps: Stamps) -> Whole:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
-        output = self._run("whole", call, stamps)
+        output, observations = self._run("whole", call, stamps)
         layers, forward = self._measured()
         stamps.computed = now_ns()
         if self.device.type != "cpu":
             structure, tensors = flatten(output)
             output = unflatten(structure, [tensor.cpu() for tensor in tensors], self._find)
         stamps.unpacked = now_ns()
-        return Whole(output, layers, forward)
+        return Whole(output, layers, forward, observations, transforms.active(self.wrapped))
 
     def file(self, path: Path, stamps: Stamps) -> Head:
         """Read and pack an input file as it is. Raises SpecError without a spec, and InputMismatch."""
@@ -149,11 +160,17 @@ class EdgeHalf:
         """The model's output from an answered exchange, on the CPU."""
         return wire.answer_value(exchange, self._find)
 
-    def _run(self, part: str, call: Call, stamps: Stamps, **cut: Cut) -> Any:
-        """The head or the whole; its own time goes to ``stamps.head_ns``."""
+    def _run(self, part: str, call: Call, stamps: Stamps, **cut: Cut) -> tuple[Any, Observations]:
+        """The head or the whole, and what was observed; its own time goes to ``stamps.head_ns``."""
         args, kwargs = self._placed(call)
+        observations: Observations = {}
         try:
-            output = self.wrapped.forward(*args, **cut, **kwargs)
+            if self.hooks:
+                with named.observing(self.wrapped, self.hooks) as found:
+                    output = self.wrapped.forward(*args, **cut, **kwargs)
+                    observations = found()
+            else:
+                output = self.wrapped.forward(*args, **cut, **kwargs)
             returned = now_ns()
             if self.device.type == "cuda":  # else the device's time would count as encoding
                 torch.cuda.synchronize(self.device)
@@ -163,7 +180,7 @@ class EdgeHalf:
             what = f"the head of {self.model_id}" if part == "head" else self.model_id
             raise ModelFailed(f"{what} raised {type(error).__name__}: {error}") from error
         stamps.head_ns = self.wrapped.durations().get(part, 0) + now_ns() - returned
-        return output
+        return output, observations
 
     def _measured(self) -> tuple[list[LayerMetrics], ForwardMetrics | None]:
         if not self.wrapped.metrics_enabled:

@@ -29,6 +29,7 @@ def local_server(
     model: str = "digits",
     *,
     weights: Sequence[str] = (),
+    selection: Path | None = None,
     depth: int | None = None,
     device: str = "auto",
     threads: int | None = None,
@@ -38,13 +39,15 @@ def local_server(
 ) -> Iterator[str]:
     """``python -m cloud_server`` with ``model`` as a process; yields HOST:PORT when it listens.
 
-    Weights, depth, device and threads as the edge has them, so that both sides agree; ``arguments`` are more of the
+    Weights, selection, depth, device and threads as the edge has them, so that both sides agree; ``arguments`` are more of the
     server's own, and ``prefix`` goes before the command (``ip netns exec ...``). Raises ServerUnavailable with the last
     lines of its log when it does not come up.
     """
     command = [*prefix, sys.executable, "-u", "-m", "cloud_server", "--listen", listen, "--model", model]
     for file in weights:
         command += ["--weights", file]
+    if selection is not None:
+        command += ["--selection", str(selection)]
     if depth is not None:
         command += ["--depth", str(depth)]
     if threads is not None:

@@ -134,6 +134,8 @@ class _Stream:
         reply, first_ns, last_ns = answer
         if reply.received_bytes != nbytes:
             raise RemoteError(f"{self._server} received {reply.received_bytes} of a probe's {nbytes} bytes")
+        if reply.server_ns > ended - began:
+            raise RemoteError(f"{self._server} says that a probe of {ended - began} ns spent {reply.server_ns} in it")
         load = Load(reply.load.pending, reply.load.workers, reply.load.queue_ns)
         return Round(nbytes, answer_bytes, ended - began, reply.server_ns, reply.receive_ns, last_ns - first_ns, load)
 

@@ -18,6 +18,8 @@ from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.state import State
 from edge_client.times import ServerTimes, Stamps, Times, now_ns
 from shared_hooks.errors import Cancelled, DeadlineExceeded, IsthmusError, PlanMismatch, ServerUnavailable, SpecError
+from shared_hooks.observers import named
+from shared_hooks.observers.named import Observations
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class Requests:
                 stamps=stamps,
                 check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
                 want_metrics=self._metrics and self._half.wrapped.metrics_enabled,
+                hooks=self._half.hooks,
                 on_settled=self._places.release,
             )
         except BaseException:
@@ -132,6 +135,8 @@ class Requests:
             measured_ns=finished - stamps.called,
             finished_ns=finished,
             forward_edge=whole.forward,
+            observations={"edge": whole.observations} if self._half.hooks else {},
+            transforms=whole.transforms,
         )
 
     def _collect(self, running: Running) -> Answer:
@@ -165,7 +170,12 @@ class Requests:
             load=wire.load(exchange.reply),
             forward_edge=running.head.forward,
             forward_cloud=measured.forward_metrics(exchange.reply),
+            observations=self._observations(running.head, exchange.reply.observations),
+            transforms=running.head.transforms,
         )
+
+    def _observations(self, head: Head, cloud: bytes) -> dict[str, Observations]:
+        return {"edge": head.observations, "cloud": named.from_bytes(cloud)} if self._half.hooks else {}
 
 
 def _too_late(exchange: Exchange, connection: Connection) -> IsthmusError:

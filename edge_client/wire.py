@@ -14,7 +14,6 @@ from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, Parcel
 from shared_hooks.errors import BadFrame, TooLarge
-from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.trees import ClassFinder
 
 PROTOCOL_VERSION: Final = 1
@@ -69,6 +68,7 @@ def request_frame(exchange: Exchange, outgoing: Outgoing) -> split_pb2.ClientFra
             deadline_ms=min(2**32 - 1, max(1, int(exchange.remaining() * 1000))),
             want_metrics=exchange.want_metrics,
             file=outgoing.file,
+            hooks=exchange.hooks,
         )
     )
 
@@ -106,11 +106,6 @@ def answer_value(exchange: Exchange, find: ClassFinder) -> Any:
     """The model's output from a settled exchange; ``find`` knows the dataclasses and named tuples it may consist of."""
     assert exchange.reply is not None
     return Parcel.to_value(exchange.reply.header, exchange.payload, find)
-
-
-def forward_metrics(reply: split_pb2.ReplyHeader) -> ForwardMetrics | None:
-    """The tail as a whole; None without metrics."""
-    return None
 
 
 def server_times(durations: split_pb2.Durations) -> ServerTimes:

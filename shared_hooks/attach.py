@@ -56,8 +56,9 @@ class Shim:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         session = running.get()
-        if self.watching is not None:
-            return self.watching.call(self, session, args, kwargs)
+        watching = self.watching
+        if watching is not None:
+            return watching.call(self, session, args, kwargs)
         if session is None:
             return self.forward(*args, **kwargs)
         return session.call(self.module, self.forward, args, kwargs)

@@ -11,6 +11,7 @@
     ├── Disagreement          the two sides differ in protocol, model, weights, code or settings; names what
     ├── PlanMismatch          while resuming, the model's code did something the plan does not hold
     │   └── PlaceholderRead   ... it read a value that was not sent
+    ├── HookRefused           the server does not let clients ask for this observer
     ├── ModelFailed           the model itself raised; the original is the cause
     ├── ServerUnavailable     no server, it went away, or it is draining
     ├── DeadlineExceeded      no answer in time
@@ -87,6 +88,12 @@ class PlanMismatch(IsthmusError):
 
 class PlaceholderRead(PlanMismatch):
     """The model read a value of the prefix that was not sent."""
+
+
+class HookRefused(IsthmusError):
+    """The server does not let clients ask for this observer."""
+
+    status = "PERMISSION_DENIED"
 
 
 class ModelFailed(IsthmusError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_client.commands.loading import Loaded
+from edge_client.commands.loading import Loaded, first_readable
 from edge_client.commands.text import one_line
 from edge_client.options import KeepAlive
 from edge_client.planning.gather import Gathered, Wanted, edge_profile, gather
@@ -48,7 +48,9 @@ def auto_client(options: argparse.Namespace, client: EdgeClient, items: Sequence
     """A client that chooses, made of ``options``; ``client`` is prepared. Ends what it started, not the client."""
     from edge_client.auto import AutoClient
 
-    loaded, wanted = _loaded(client, items), _wanted(options, items)
+    assert client.spec is not None
+    item = first_readable(client.spec, items)
+    loaded, wanted = _loaded(client, item), _wanted(options, item)
     with ExitStack() as stack:
         write = _writer(options.log_decisions, stack)
         gathered = _gather(loaded, wanted, options)
@@ -68,20 +70,20 @@ def auto_client(options: argparse.Namespace, client: EdgeClient, items: Sequence
         yield stack.enter_context(auto)
 
 
-def _loaded(client: EdgeClient, items: Sequence[InputItem]) -> Loaded:
-    """The client's own model, planned on the spec's example, or on the first input."""
+def _loaded(client: EdgeClient, item: InputItem) -> Loaded:
+    """The client's own model, planned on the spec's example, or on ``item``."""
     assert client.spec is not None
-    args, kwargs = client.spec.example() or client.spec.preprocess(items[0])
+    args, kwargs = client.spec.example() or client.spec.preprocess(item)
     args, kwargs = to_device(args, client.device), to_device(kwargs, client.device)
     return Loaded(client.spec, client.wrapped, args, kwargs, client.wrapped.plan(*args, **kwargs).digest)
 
 
-def _wanted(options: argparse.Namespace, items: Sequence[InputItem]) -> Wanted:
+def _wanted(options: argparse.Namespace, item: InputItem) -> Wanted:
     return Wanted(
         server=options.server,
         edge_profile=options.edge_profile,
         cloud_profile=options.cloud_profile,
-        file=str(items[0].path),
+        file=str(item.path),
         seconds=options.profile_seconds,
         codec=options.codec,
         model=options.model,
@@ -165,16 +167,21 @@ def _fits(options: argparse.Namespace, edge: Profile) -> bool:
 
 
 def _writer(target: str | None, stack: ExitStack) -> Callable[[dict[str, Any]], None] | None:
-    """To a file, one line of JSON for each, as soon as it is known."""
+    """To a file, one line of JSON for each, as soon as it is known; a disk that fills up ends the log, not the run."""
     if target is None:
         return None
     try:
-        file = stack.enter_context(open(target, "w", encoding="utf-8", buffering=1))  # noqa: SIM115
+        file = stack.enter_context(open(target, "wb", buffering=0))  # noqa: SIM115
     except OSError as error:
         raise SpecError(f"--log-decisions: {target} cannot be written: {error.strerror}") from error
 
     def write(entry: dict[str, Any]) -> None:
-        file.write(json.dumps(entry) + "\n")
+        try:
+            if not file.closed:
+                file.write(json.dumps(entry).encode() + b"\n")
+        except OSError as error:
+            file.close()
+            _say(f"--log-decisions: {target} cannot be written any more: {error.strerror}")
 
     return write
 

@@ -27,10 +27,10 @@ class Loaded:
 
 
 def spec_of(options: argparse.Namespace) -> ModelSpec:
-    """The spec that --model (and --weights) name."""
+    """The spec that --model (and --weights, --selection) name."""
     from shared_hooks.models import load_spec
 
-    return load_spec(options.model, weights=options.weights)
+    return load_spec(options.model, weights=options.weights, selection=options.selection)
 
 
 def load(options: argparse.Namespace) -> Loaded:
@@ -58,6 +58,17 @@ def find(patterns: Sequence[str]) -> list[InputItem]:
         return find_inputs(patterns)
     except InputMismatch as error:
         raise SpecError(f"--input: {error}") from error
+
+
+def first_readable(spec: ModelSpec, items: Sequence[InputItem]) -> InputItem:
+    """The first input that ``spec`` can read, for what takes one of many; the first where none can be."""
+    for item in items:
+        try:
+            spec.preprocess(item)
+        except Exception:  # whatever a spec's own code raises is reported at the input's place
+            continue
+        return item
+    return items[0]
 
 
 def cut_of(text: str, wrapped: WrappedModel) -> int | str:

@@ -37,7 +37,9 @@ def tables(observations: Mapping[str, Mapping[str, Any]]) -> Iterator[Observatio
                 continue
             asked = True
             for record in found["records"]:
-                rows.append((side, printable(_text(record, "name")), *map(printable, cells(record))))
+                part = _text(record, "part")
+                name = f"{_text(record, 'name')}[{part}]" if part not in ("", "0") else _text(record, "name")
+                rows.append((side, printable(name), *map(printable, cells(record))))
             notes += [f"{side}: {printable(note)}" for note in found["notes"]]
             if found["failures"]:
                 notes.append(f"{side}: failed {found['failures']} times, last at {printable(found['last_failure'])}")

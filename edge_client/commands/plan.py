@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edge_client.planning.candidate import Candidate
     from edge_client.planning.gather import Gathered, Wanted
     from edge_client.planning.link import Link
-    from edge_client.planning.objective import Constraints, Decision
+    from edge_client.planning.objective import Constraints, Decision, Objective
     from edge_client.planning.predict import Power
 
 NAME_WIDTH = 26
@@ -74,7 +74,9 @@ def main(options: argparse.Namespace) -> int:
     candidates = [decided.get(one.name, one) for one in candidates]
     why: tuple[str, dict[str, Any]] | None = None
     if options.explain:
-        why = explain(decision, candidates, break_evens(decision, objective, gathered.link, repredict))
+        why = explain(
+            decision, candidates, break_evens(decision, _judged_by(decision, objective), gathered.link, repredict)
+        )
     if options.json:
         known = _as_dict(loaded.spec.model_id, decision, candidates, gathered, constraints, power)
         write_json({**known, "explanation": why[1]} if why else known, options.json, options.stdout)
@@ -121,6 +123,16 @@ def told_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Link
     down = units.rate("--downlink", downlink) if downlink else up
     told = f"told: {uplink} up, {downlink or uplink} down, {rtt} round trip"
     return Link(Curve.line(fixed, up), Curve.line(0.0, down), told)
+
+
+def _judged_by(decision: Decision, objective: Objective) -> Objective:
+    """A partitioner may have gone by another objective than the one that was asked for."""
+    from edge_client.planning.objective import Objective
+
+    try:
+        return objective if decision.objective == str(objective) else Objective.parse(decision.objective)
+    except SpecError:  # "cycle (latency)"
+        return objective
 
 
 def _power(options: argparse.Namespace) -> Power | None:

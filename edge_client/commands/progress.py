@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from edge_client.commands.text import one_line
+
 PLAIN_EVERY_SECONDS: Final = 5.0
 
 Advance = Callable[[str], None]  # one step is done; the text says what comes or came
@@ -15,7 +17,7 @@ Advance = Callable[[str], None]  # one step is done; the text says what comes or
 
 @contextmanager
 def progress(what: str, total: int | None, show: bool = True) -> Iterator[Advance]:
-    """Yields a function to call after each of ``total`` steps (None: unknown)."""
+    """Yields a function to call after each of ``total`` steps (None: unknown); its text may come from a server."""
     if not show:
         yield lambda text: None
     elif sys.stderr.isatty():
@@ -33,7 +35,11 @@ def _plain(what: str, total: int | None) -> Advance:
         done += 1
         if time.monotonic() - last >= PLAIN_EVERY_SECONDS:
             last = time.monotonic()
-            print(f"{what}: {done}{f' of {total}' if total else ''} {text}".rstrip(), file=sys.stderr, flush=True)
+            print(
+                f"{what}: {done}{f' of {total}' if total else ''} {one_line(text)}".rstrip(),
+                file=sys.stderr,
+                flush=True,
+            )
 
     return advance
 
@@ -54,4 +60,4 @@ def _bar(what: str, total: int | None) -> Iterator[Advance]:
         transient=True,
     ) as bar:
         task = bar.add_task(what, total=total, text="")
-        yield lambda text: bar.update(task, advance=1, text=text)
+        yield lambda text: bar.update(task, advance=1, text=one_line(text))

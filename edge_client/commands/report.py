@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_client.answer import Answer
 from edge_client.commands.layer_table import layer_table
+from edge_client.commands.observation_table import tables
 from edge_client.commands.output import milliseconds, size, table
 from edge_client.commands.text import printable
 from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
@@ -93,6 +94,8 @@ class Outcome:
             "layers_cloud": [layer.as_dict() for layer in self.answer.layers_cloud],
             "forward_edge": self.answer.forward_edge.as_dict() if self.answer.forward_edge else None,
             "forward_cloud": self.answer.forward_cloud.as_dict() if self.answer.forward_cloud else None,
+            "observations": dict(self.answer.observations),
+            "transforms": list(self.answer.transforms),
         }
 
 
@@ -178,6 +181,10 @@ class Report:
                     ("cloud", [one.layers_cloud for one in answers], [one.forward_cloud for one in answers]),
                 )
             ]
+        if answered and answered[-1].answer:
+            for found in tables(answered[-1].answer.observations):
+                shown = [table(found.headers, found.rows)] if found.rows else []
+                parts.append("\n".join([f"{found.title}, of the last input", *shown, *found.notes]))
         return "\n" + "\n\n".join(parts)
 
     @property

@@ -55,6 +55,7 @@ def main(options: argparse.Namespace) -> int:
         patience=options.patience,
         max_in_flight=options.in_flight,
         keep_alive=auto.KEEP_ALIVE if chooses else None,
+        hooks=options.hooks,
     )
     decisions: list[dict[str, Any]] | None = None
     try:

@@ -143,12 +143,14 @@ def _server(
     """The server's address; one of our own is started where none is given. Before that, what the plan says: into the
     journal, unless it is there. A sweep without a prediction is a sweep still.
     """
+    from edge_client.commands.loading import first_readable
     from edge_client.local_server import local_server
     from edge_client.planning.gather import Wanted, gather
     from edge_client.sweep.foretell import foretell
 
     if options.predict and journal.read().prediction is None:
-        file = feeds[0].item
+        files = [feed.item for feed in feeds if feed.item is not None]
+        file = first_readable(loaded.spec, files) if files else None
         wanted = Wanted(
             server=options.server,
             file=str(file.path) if file is not None else None,
@@ -176,6 +178,7 @@ def _server(
     own = local_server(
         options.model,
         weights=options.weights or (),
+        selection=loaded.spec.selection,
         depth=options.depth,
         device=options.device,
         threads=options.threads,

@@ -15,6 +15,8 @@ Repredict = Callable[[Link, float, float], Sequence[Candidate]]
 """(link, edge factor, server factor) -> candidates; the factors multiply times."""
 WIDEST: Final = 1e4
 """How many times more or less is tried."""
+STEPS: Final = 40
+"""From 1 to that: in each of them the first crossing is looked for."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +41,27 @@ class BreakEven:
 
 
 def break_evens(decision: Decision, objective: Objective, link: Link, repredict: Repredict) -> list[BreakEven]:
-    """Where winner and runner-up of ``decision`` score the same, one quantity changed at a time; empty without a
-    runner-up.
+    """Where the runner-up of ``decision`` begins to beat all others that are allowed, one quantity changed at a time.
+    Empty without a runner-up, and where something else than ``objective`` decided.
     """
-    if decision.runner_up is None:
+    runner_up = decision.runner_up
+    if runner_up is None:
         return []
-    names = (decision.winner.name, decision.runner_up.name)
+
+    def scores(changed: Link, edge: float, server: float) -> dict[str, float]:
+        found = {one.name: one for one in repredict(changed, edge, server)}
+        return dict(zip(decision.scores, objective.scores([found[name] for name in decision.scores]), strict=True))
 
     def lead(changed: Link, edge: float, server: float) -> float:
-        """Below 0 while the winner is better."""
-        found = {one.name: one for one in repredict(changed, edge, server)}
-        first, second = objective.scores([found[name] for name in names])
-        return first - second
+        """Below 0 while another is better."""
+        found = scores(changed, edge, server)
+        own = found.pop(runner_up.name)
+        return min(found.values()) - own
 
+    if scores(link, 1, 1) != dict(decision.scores) or decision.winner.name != min(
+        decision.scores, key=lambda name: decision.scores[name]
+    ):
+        return []
     # A round trip near nothing is searched from a microsecond on.
     rtt = max(link.rtt_ns, 1e3)
     up = link.up.bytes_per_second * 8 / 1e6
@@ -72,10 +82,12 @@ def crossing(difference: Callable[[float], float]) -> float | None:
     """The factor nearest to 1 at which ``difference`` rises to 0 or above; None where it does at none."""
     found = []
     for limit in (WIDEST, 1 / WIDEST):
-        if difference(limit) < 0:
+        steps = [math.log(limit) * number / STEPS for number in range(STEPS + 1)]
+        number = next((number for number in range(1, STEPS + 1) if difference(math.exp(steps[number])) >= 0), None)
+        if number is None:
             continue
-        near, far = 0.0, math.log(limit)
-        for _ in range(60):
+        near, far = steps[number - 1], steps[number]
+        for _ in range(50):
             middle = (near + far) / 2
             near, far = (middle, far) if difference(math.exp(middle)) < 0 else (near, middle)
         found.append(far)
@@ -116,6 +128,8 @@ def explain(
         lines.append(f"  it takes, ms: {', '.join(more) or 'the same'}; {other.bytes_up - winner.bytes_up:+d} bytes up")
     if decision.runner_up is None:
         lines.append("no other candidate is allowed")
+    elif not breaks:
+        lines.append(f"what {decision.runner_up.name} would need to win is not known: not the objective alone decided")
     else:
         lines.append(f"for {decision.runner_up.name} to win, one of these alone:")
         lines += [f"  {one}" for one in breaks]

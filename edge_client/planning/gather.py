@@ -14,7 +14,7 @@ from edge_client.planning.calibration import Calibration, Sample
 from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.planning.link import Link, Load
 from edge_client.planning.predict import predict
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.profiling.profile import FileInput, ModelIdentity, Profile
 from shared_hooks.profiling.quartiles import Quartiles
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 PROBED_SIZES: Final = 6
+LEAST_PROBED: Final = 64 << 10
+"""Bytes without which goodput is only noise: the slope between two sizes that hardly differ."""
 LONGEST_PAUSE: Final = 0.05
 CALIBRATION_CUTS: Final = 2
 CALIBRATION_REQUESTS: Final = 5
@@ -77,7 +79,7 @@ class Gathered:
 def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> Iterator[Gathered]:
     """Measure or read; a server of our own lives until the context ends. ``say`` gets one line at a time, for people.
 
-    Raises SpecError (a file that is no profile), Disagreement (a profile of another model or other weights),
+    Raises SpecError (a file that is no profile, or one of another model or other weights), Disagreement (a server's),
     ServerUnavailable, UnknownModel.
     """
     from edge_client.local_server import local_server
@@ -94,8 +96,8 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
     who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
     with ExitStack() as stack:
         # Files first: what cannot be used is said before anything is measured.
-        edge = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), warn)
-        cloud = _read(wanted.cloud_profile, "cloud", who, None, warn)
+        edge = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), wanted.codec, warn)
+        cloud = _read(wanted.cloud_profile, "cloud", who, None, wanted.codec, warn)
         server, ours = wanted.server, False
         if server is None and (cloud is None or wanted.link is None or wanted.calibrate):
             say("no --server: one of our own on loopback; it shares this machine, and its link is no network")
@@ -136,20 +138,22 @@ def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = Fals
     from shared_hooks.profiling.profiler import identity
 
     who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
-    read = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), lambda text: say(f"warning: {text}"))
+    read = _read(
+        wanted.edge_profile, "edge", who, _machine_of(loaded), wanted.codec, lambda text: say(f"warning: {text}")
+    )
     return read or _measure_edge(loaded, wanted, None, progress)
 
 
 def probe_sizes(edge: Profile, file: FileInput | None) -> list[int]:
-    """Nothing, and some sizes that candidates send, the smallest and the largest among them."""
+    """Nothing, some sizes that candidates send, smallest and largest among them, and `LEAST_PROBED` at least."""
     sizes = sorted({cut.wire_bytes for cut in edge.cuts} | ({file.nbytes} if file else set()))
     if len(sizes) > PROBED_SIZES:
         step = (len(sizes) - 1) / (PROBED_SIZES - 1)
         sizes = [sizes[round(at * step)] for at in range(PROBED_SIZES)]
-    return sorted({0, *sizes})
+    return sorted({0, *sizes, max([*sizes[-1:], LEAST_PROBED])})
 
 
-def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, warn: Say) -> Profile | None:
+def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, codec: str, warn: Say) -> Profile | None:
     from shared_hooks.profiling import profile_file
 
     if path is None:
@@ -157,8 +161,15 @@ def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, warn: S
     profile = profile_file.read(path, side)
     if profile.side != side:
         raise SpecError(f"{path}: the {profile.side}'s profile, where the {side}'s is wanted")
-    for text in profile_file.check(profile, who, machine):
+    try:
+        found = profile_file.check(profile, who, machine)
+    except Disagreement as error:
+        raise SpecError(f"{path}: {error}") from error
+    for text in found:
         warn(f"{path}: {text}")
+    made = profile.settings.get("codec")
+    if made != codec:
+        warn(f"{path}: the {side}'s profile was made with the codec {made}, requests use {codec}")
     return profile
 
 
@@ -179,6 +190,7 @@ def _own(local_server: Any, loaded: Loaded, wanted: Wanted) -> Any:
     return local_server(
         wanted.model or loaded.spec.model_id,
         weights=wanted.weights or (),
+        selection=loaded.spec.selection,
         depth=wanted.depth,
         device=wanted.device,
         threads=wanted.threads,
@@ -213,7 +225,8 @@ def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:
     """What the edge's profile knows of the file; else it is prepared a few times now."""
     if path is None:
         return None
-    known = next((one for one in edge.files if Path(one.name).name == Path(path).name), None)
+    nbytes = Path(path).stat().st_size
+    known = next((one for one in edge.files if (Path(one.name).name, one.nbytes) == (Path(path).name, nbytes)), None)
     if known is not None:
         return known
     took = []
@@ -221,7 +234,7 @@ def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:
         began = time.perf_counter_ns()
         loaded.spec.preprocess(Path(path))
         took.append(time.perf_counter_ns() - began)
-    return FileInput(path, Path(path).suffix.lower(), Path(path).stat().st_size, Quartiles.of(took))
+    return FileInput(path, Path(path).suffix.lower(), nbytes, Quartiles.of(took))
 
 
 def _reads_files(server: str, loaded: Loaded) -> bool:

@@ -68,13 +68,15 @@ class Journal:
         os.close(self._file)
 
     def write(self, record: dict[str, Any]) -> None:
-        """One line, on the disk when this returns. Raises SpecError, for a full disk for one."""
+        """One line, on the disk when this returns; all of it or nothing. Raises SpecError, for a full disk for one."""
         data = json.dumps(record, separators=(",", ":"), allow_nan=True).encode() + b"\n"
+        good = os.fstat(self._file).st_size
         try:
             while data:
                 data = data[os.write(self._file, data) :]
             os.fsync(self._file)
         except OSError as error:
+            os.ftruncate(self._file, good)  # else what is written next would go on in the middle of this line
             raise SpecError(f"--out: {self.path} cannot be written: {error.strerror}") from error
 
     def begin(self, settings: Settings, fresh: bool) -> Contents:

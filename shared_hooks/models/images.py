@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from shared_hooks.errors import InputMismatch
 from shared_hooks.models import uploads
@@ -107,6 +107,8 @@ class ImagePreprocess:
                 image = self._resize(ImageOps.exif_transpose(file).convert(self.mode))
         except FileNotFoundError:
             raise InputMismatch(f"no such input: {path}") from None
+        except UnidentifiedImageError as error:  # whose own text names an object in memory where the file is bytes
+            raise InputMismatch(f"{path} cannot be read as an image: its format is not known") from error
         except (
             OSError,
             ValueError,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from shared_hooks.models.predictions import Prediction, TopK, read_labels
 from shared_hooks.models.table import Table, did_you_mean, kind_of
 from shared_hooks.models.targets import looks_like_target, resolve
 from shared_hooks.models.weights import load_weights
+
+if TYPE_CHECKING:
+    from shared_hooks.selection.file import Selection
 
 BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "digits.toml"}
 """The models that ship with Isthmus, by name."""
@@ -42,6 +45,8 @@ class ModelSpec:
     factory: str
     factory_kwargs: Mapping[str, Any] = field(default_factory=dict)
     weights: tuple[Path, ...] = ()
+    selection: Path | None = None
+    """A file of edge-client prune: a mask at a cut, or a smaller model with its own weights."""
     seed: int = 0
     dtype: torch.dtype | None = None
     call_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -78,8 +83,11 @@ class ModelSpec:
             )
         if self.dtype is not None:
             model = model.to(self.dtype)
-        if self.weights:
+        chosen = None if self.selection is None else _read_selection(self.selection)
+        if self.weights and (chosen is None or chosen.is_mask):
             load_weights(model, self.weights, f"{self.origin}: weights")
+        if chosen is not None:
+            model = chosen.apply(model)
         return model.eval().to(device)
 
     def example(self, device: torch.device | str = "cpu") -> Inputs | None:
@@ -172,11 +180,17 @@ class ModelSpec:
         return list(result)
 
 
-def load_spec(reference: str | Path, *, weights: str | Path | Sequence[str | Path] | None = None) -> ModelSpec:
+def load_spec(
+    reference: str | Path,
+    *,
+    weights: str | Path | Sequence[str | Path] | None = None,
+    selection: str | Path | None = None,
+) -> ModelSpec:
     """The spec that ``reference`` names.
 
     A TOML file; a built-in model ("digits"); "module:callable"; or any of the three after "NAME=", which sets the id.
-    ``weights`` (files, relative to the current folder) replaces the spec's own. Raises UnknownModel or SpecError.
+    ``weights`` and ``selection`` (files, relative to the current folder) replace the spec's own. Raises UnknownModel or
+    SpecError.
     """
     text = str(reference)
     name: str | None = None
@@ -198,7 +212,7 @@ def load_spec(reference: str | Path, *, weights: str | Path | Sequence[str | Pat
             f'no model "{text}": not built in ({", ".join(BUILT_IN)}), no spec file, and not "module:callable"'
             f"{did_you_mean(text, BUILT_IN)}"
         )
-    return spec
+    return spec if selection is None else replace(spec, selection=Path(selection))
 
 
 def spec_from_table(
@@ -224,6 +238,7 @@ def spec_from_table(
     own_weights = _weights(table, folder)
     factory_kwargs = table.table("factory_kwargs")
     call_kwargs = table.table("call_kwargs")
+    selection = table.take("selection", str)
     constants = call_kwargs.rest() if call_kwargs else {}
     preprocess: ImagePreprocess | str | None = _target(table, "preprocess", "a table")
     if preprocess is None and (options := table.table("preprocess")):
@@ -243,6 +258,7 @@ def spec_from_table(
         factory=factory,
         factory_kwargs=factory_kwargs.rest() if factory_kwargs else {},
         weights=own_weights if weights is None else _given(weights),
+        selection=None if selection is None else folder / selection,
         seed=table.take("seed", int) or 0,
         dtype=dtype,
         call_kwargs=constants,
@@ -255,6 +271,12 @@ def spec_from_table(
     )
     table.done()
     return spec
+
+
+def _read_selection(path: Path) -> Selection:
+    from shared_hooks.selection.file import read_selection  # pruning is not for everyone's start-up time
+
+    return read_selection(path)
 
 
 def _given(weights: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:

@@ -24,6 +24,8 @@ STAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "cloud": ("decode", "inject", "compute", "encode"),
 }
 MAX_BYTES: Final = 256 << 20
+DEEPEST: Final = 32
+"""Objects and lists inside one another, in what is kept as it is."""
 
 COMPARED: Final[Mapping[str, str]] = {
     "device": "device",
@@ -228,14 +230,16 @@ def _digest(item: Fields, key: str) -> str:
     return text
 
 
-def _finite(value: Any, place: str) -> Any:
+def _finite(value: Any, place: str, deep: int = DEEPEST) -> Any:
     """Values that are kept as they are; no NaN and no infinity among them."""
+    if not deep:
+        raise SpecError(f"{place:.60}...: more than {DEEPEST} objects and lists inside one another")
     if isinstance(value, float) and not math.isfinite(value):
         raise SpecError(f"{place}: {value} is no number to go by")
     if isinstance(value, dict):
-        return {key: _finite(item, f"{place}.{key}") for key, item in value.items()}
+        return {key: _finite(item, f"{place}.{key}", deep - 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item, f"{place}[{number}]") for number, item in enumerate(value)]
+        return [_finite(item, f"{place}[{number}]", deep - 1) for number, item in enumerate(value)]
     return value
 
 

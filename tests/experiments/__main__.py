@@ -1,10 +1,9 @@
-"""``python -m tests.experiments prediction|trace|all``: measure, print, write JSON. Exit status 2 if impossible."""
+"""``python -m tests.experiments prediction|trace|all``: measure, print, write JSON. Exit status 2 if it cannot."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import signal
 import sys
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = {"machine": facts, "quick": options.quick, **_run(name, options)}
             print(report.text(name, found), flush=True)
             if options.out:
-                (options.out / f"{name}.json").write_text(json.dumps(report.rounded(found), indent=1) + "\n")
+                (options.out / f"{name}.json").write_text(report.kept(found))
     except KeyboardInterrupt:
         print("experiments: interrupted", file=sys.stderr)
         return 130

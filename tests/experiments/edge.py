@@ -32,6 +32,8 @@ from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
 from shared_hooks.report import identical
 from shared_hooks.session import run_plain
 
+LEAST_ROUNDS = 3
+
 
 class Edge:
     """One model, one server; a method for each thing that can be asked for."""
@@ -66,21 +68,23 @@ class Edge:
         link, load = probe(self.server, sizes=tuple(sizes), answer_sizes=tuple(answer_sizes), seconds=seconds)
         return {"up": link.up.points, "down": link.down.points, "load": asdict(load)}
 
-    def measure(self, candidates: Sequence[str], files: Sequence[str], rounds: int, seconds: float, seed: int) -> Any:
+    def measure(
+        self, candidates: Sequence[str], files: Sequence[str], rounds: int, seconds: float, seed: int, warm: bool
+    ) -> Any:
         """Every candidate once in every round, in another order each: of each request its candidate, rows, ns, bytes.
 
-        The first round is a warm-up. No round begins after ``seconds``, except the first two.
+        ``warm``: a round before the first does not count. No round begins after ``seconds``, except the first three.
         """
         dice, found, items = random.Random(seed), [], find_inputs(files)
-        until = time.monotonic() + seconds
-        for number in range(-1, rounds):
-            if number > 0 and time.monotonic() > until:
+        for number in range(-1 if warm else 0, rounds):
+            if number == 0:
+                until = time.monotonic() + seconds
+            if number >= LEAST_ROUNDS and time.monotonic() > until:
                 break
             order = list(candidates)
             dice.shuffle(order)
             for candidate in order:
-                item = items[max(number, 0) % len(items)]
-                answer = self.request(item, candidate)
+                answer = self.request(items[max(number, 0) % len(items)], candidate)
                 if number >= 0:
                     found.append([candidate, answer.times.as_dict(), answer.measured_ns, answer.bytes_up])
         return found
@@ -88,7 +92,7 @@ class Edge:
     def auto(self, plan: Any, files: Sequence[str], seconds: float) -> Any:
         """Requests one after the other for so long, the cut chosen anew for each; ``plan`` as `trace` gathered it.
 
-        Of each request: start, end, what was chosen, what answered it, its error; whether its output is the whole model's.
+        Of each request: start, end, what was chosen, what answered it, its error, and whether its output is exact.
         """
         edge, cloud = (profile_file.from_json(plan[side], side) for side in ("edge", "cloud"))
         link = Link(Curve(as_points(plan["up"])), Curve(as_points(plan["down"])))

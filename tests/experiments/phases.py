@@ -113,5 +113,5 @@ def _phase(
         "moves": [[one.at - begin, one.split] for one in moves],
         "settled_after_s": after - begin,
         "last_move_after_s": moves[-1].at - begin if moves else 0.0,
-        "moves_after_settling": sum(one.at > after for one in moves),
+        "moves_after_settling": sum(settled is None or one.at > settled.end for one in moves),
     }

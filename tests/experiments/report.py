@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 
@@ -29,7 +30,34 @@ def prediction(found: dict[str, Any]) -> str:
 
 
 def trace(found: dict[str, Any]) -> str:
-    return ""
+    """One line per phase, and one for each case."""
+    lines = []
+    for case in found["cases"]:
+        lines.append(
+            f"{case['case']}: phase, requests, mean ms, oracle ms (its candidate), ratio, settled after, moves after"
+        )
+        for one in case["phases"]:
+            ratio = "-" if one["ratio"] is None else f"{one['ratio']:.3f}"
+            lines.append(
+                f"  {one['name']:17} {one['requests']:4}  {one['mean_ms'] or 0:6.1f}  {one['oracle_ms']:6.1f} "
+                f"({one['oracle']})  {ratio}  {one['settled_after_s']:.2f} s  {one['moves_after_settling']}"
+            )
+        lines.append(
+            f"  all: {case['requests']} requests, {case['lost']} lost, {case['wrong']} not exact; mean "
+            f"{case['mean_ms']:.1f} ms against {case['oracle_mean_ms']:.1f} ms, ratio {case['ratio']:.3f}; settled "
+            f"after {case['slowest_adaptation_s']:.2f} s at most, {case['most_moves_after_settling']} moves after that"
+        )
+    return "\n".join(lines)
+
+
+def kept(found: dict[str, Any]) -> str:
+    """As JSON, one line for each run or case."""
+    parts = {key: json.dumps(rounded(value)) for key, value in found.items() if key not in ("runs", "cases")}
+    for key in ("runs", "cases"):
+        if key in found:
+            lines = ",\n  ".join(json.dumps(rounded(one), separators=(",", ":")) for one in found[key])
+            parts[key] = f"[\n  {lines}\n ]"
+    return "{\n" + ",\n".join(f' "{key}": {text}' for key, text in parts.items()) + "\n}\n"
 
 
 def rounded(value: Any, digits: int = 4) -> Any:

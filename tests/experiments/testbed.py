@@ -8,11 +8,12 @@ Everything ends with the `Testbed`; the edge's processes are started by `edge` a
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -26,6 +27,7 @@ EDGE_SHARE = 0.25
 SERVER_PORT, RELAY_PORT = 50051, 50052
 SERVER = f"{CLOUD_ADDRESS}:{RELAY_PORT}"
 """Where the edge finds the server: at the relay."""
+PR_SET_PDEATHSIG = 1  # prctl(2); of the thread that starts a process, so all are started by the main one
 
 
 def reference(model: str) -> str:
@@ -52,6 +54,7 @@ class Testbed:
             self._cloud_core = self._all.enter_context(Core("cloud", CLOUD_CORE))
             self.start_server()
             self._all.callback(self.stop_server)
+            self.await_server()
             words = [f"{CLOUD_ADDRESS}:{RELAY_PORT}", f"127.0.0.1:{SERVER_PORT}", str(self.rtt_ms / 2)]
             self._relay = self._start(self._cloud_core, CLOUD, "tests.experiments.relay", *words)
             self._all.callback(_end, self._relay)
@@ -65,11 +68,14 @@ class Testbed:
         self._all.close()
 
     def start_server(self) -> None:
-        """The cloud server, ready."""
+        """The cloud server; see `await_server`."""
         words = ["--listen", f"127.0.0.1:{SERVER_PORT}", "--threads", "1", "--log-level", "error"]
         for model in self.models:
             words += ["--model", reference(model)]
         self._server = self._start(self._cloud_core, CLOUD, "cloud_server", *words)
+
+    def await_server(self) -> None:
+        """Until it is ready."""
         _read_listening(self._server)
 
     def stop_server(self) -> None:
@@ -85,7 +91,7 @@ class Testbed:
             raise OSError(f"the relay did not obey {order!r}")
 
     @contextlib.contextmanager
-    def edge(self, module: str, *words: str):  # type: ignore[no-untyped-def]
+    def edge(self, module: str, *words: str) -> Iterator[subprocess.Popen[str]]:
         """``python -m module words`` on the edge, its standard input and output here; at full speed until `slow`."""
         process = self._start(None, EDGE, module, *words)
         try:
@@ -106,11 +112,17 @@ class Testbed:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            preexec_fn=_end_with_parent,
             start_new_session=True,  # Ctrl-C reaches the experiment, which ends its processes in order
         )
         if core is not None:
             core.hold(process.pid)
         return process
+
+
+def _end_with_parent() -> None:
+    """For the case that the experiment itself is killed and can end nothing any more."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _read_listening(process: subprocess.Popen[str]) -> None:

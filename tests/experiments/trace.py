@@ -116,7 +116,6 @@ def _case(bed: Testbed, case: Case, files: Sequence[str], scope: Scope, say: Cal
         "wrong": sum(not same for *_, error, same in found["requests"] if error is None),
         "oracle": oracle,
         "log": [one for one in entries if one["kind"] != "choice" or one["moved"]],
-        "latencies": [[one.start - begins[0], one.ms, one.split] for one in requests],
     }
 
 
@@ -152,7 +151,7 @@ def _oracle(
                 one.name for one in predicted if one.name in (CLOUD_ONLY, CLOUD_FILE) and one.latency_ns < 2 * limit
             ]
             names = list(dict.fromkeys([*near, *ends, EDGE_ONLY]))
-        words = {"rounds": scope.rounds, "seconds": scope.oracle_seconds, "seed": 1}
+        words = {"rounds": scope.rounds, "seconds": scope.oracle_seconds, "seed": 1, "warm": True}
         measured = ask(process, "measure", candidates=names, files=files, **words)
         by_rate[phase.mbits] = {
             name: statistics.fmean(ns / 1e6 for it, _, ns, _ in measured if it == name) for name in names
@@ -179,20 +178,17 @@ def _play(
     waiting = threading.Thread(target=wait)
     waiting.start()
     begins: list[float] = []
-    starting: threading.Thread | None = None
     for phase in phases:
         begins.append(time.monotonic())
         if phase.mbits is None:
             bed.relay("refuse")
             bed.stop_server()
-            starting = threading.Thread(target=bed.start_server)  # behind a relay that refuses
-            starting.start()
+            bed.start_server()  # behind a relay that refuses
         else:
             bed.network.rate(phase.mbits)
-            if starting is not None:
-                starting.join()
+            if len(begins) > 1 and phases[len(begins) - 2].mbits is None:
+                bed.await_server()
                 bed.relay("pass")
-                starting = None
         time.sleep(max(0.0, begins[-1] + phase.seconds - time.monotonic()))
     waiting.join()
     if not answers:
@@ -205,6 +201,6 @@ def _line(one: Mapping[str, Any]) -> str:
     splits = ", ".join(f"{name} x{count}" for name, count in one["splits"].items())
     return (
         f"  {one['name']:17} {one['requests']:4} requests, {one['lost']} lost, mean {one['mean_ms'] or 0:6.1f} ms, "
-        f"oracle {one['oracle_ms']:6.1f} ({one['oracle']}), ratio {ratio}, settled after {one['settled_after_s']:.2f} s, "
-        f"{one['moves_after_settling']} moves after; {splits}"
+        f"oracle {one['oracle_ms']:6.1f} ({one['oracle']}), ratio {ratio}, "
+        f"settled after {one['settled_after_s']:.2f} s, {one['moves_after_settling']} moves after; {splits}"
     )

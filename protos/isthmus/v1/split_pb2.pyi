@@ -101,7 +101,7 @@ class RecipeUpload(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RequestHeader(_message.Message):
-    __slots__ = ("id", "recipe_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file")
+    __slots__ = ("id", "recipe_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file", "hooks")
     ID_FIELD_NUMBER: _ClassVar[int]
     RECIPE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class RequestHeader(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     WANT_METRICS_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
+    HOOKS_FIELD_NUMBER: _ClassVar[int]
     id: int
     recipe_digest: str
     header: bytes
@@ -120,7 +121,8 @@ class RequestHeader(_message.Message):
     deadline_ms: int
     want_metrics: bool
     file: FileInput
-    def __init__(self, id: _Optional[int] = ..., recipe_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ...) -> None: ...
+    hooks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[int] = ..., recipe_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FileInput(_message.Message):
     __slots__ = ("suffix", "preprocess_digest")
@@ -255,7 +257,7 @@ class Load(_message.Message):
     def __init__(self, pending: _Optional[int] = ..., workers: _Optional[int] = ..., queue_ns: _Optional[int] = ...) -> None: ...
 
 class ReplyHeader(_message.Message):
-    __slots__ = ("id", "header", "payload_bytes", "durations", "layers", "forward", "notes", "load", "readings")
+    __slots__ = ("id", "header", "payload_bytes", "durations", "layers", "forward", "notes", "load", "readings", "observations")
     ID_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +267,7 @@ class ReplyHeader(_message.Message):
     NOTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     READINGS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
     id: int
     header: bytes
     payload_bytes: int
@@ -274,7 +277,8 @@ class ReplyHeader(_message.Message):
     notes: _containers.RepeatedScalarFieldContainer[str]
     load: Load
     readings: _containers.RepeatedCompositeFieldContainer[Reading]
-    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ...) -> None: ...
+    observations: bytes
+    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("id", "code", "error", "message", "retry")

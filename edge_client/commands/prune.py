@@ -1,0 +1,255 @@
+"""``edge-client prune``: score a layer's channels, judge every choice, write masks and smaller models, measure them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from edge_client.commands import exits
+from edge_client.commands.loading import cut_of, load
+from edge_client.commands.output import check_json_target, table, write_json
+from edge_client.commands.progress import progress
+from edge_client.commands.text import one_line, printable
+from shared_hooks.errors import CutRefused, SpecError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from edge_client.pruning.served import Way
+    from edge_client.pruning.trial import Trial
+    from shared_hooks.models import InputItem, ModelSpec
+    from shared_hooks.selection import Sample
+
+
+def main(options: argparse.Namespace) -> int:
+    """Choose, judge, measure, write; exit status."""
+    from edge_client.pruning import data, page
+    from edge_client.pruning.trial import keeps_of, scorings_of, try_all
+    from shared_hooks.models import pick_device
+    from shared_hooks.selection.clusters import needs_scikit
+    from shared_hooks.selection.places import read_boxes
+
+    check_json_target(options.json)
+    scorings = scorings_of(options.scores)
+    if "clusters" in scorings:
+        needs_scikit()
+    if options.selection is not None:
+        raise SpecError("--selection: prune begins with the whole model")
+    if options.predictions and not options.boxes:
+        raise SpecError("--predictions needs --boxes, the true ones")
+    chosen_by, judged_on = data.separate(options.data, options.calibration)
+    truths = read_boxes(options.boxes) if options.boxes else None
+    predicted = read_boxes(options.predictions) if options.predictions else None
+    boxes = None if truths is None else data.boxes_of(truths, predicted)
+    device = pick_device(options.device)
+    layer, spec = _layer(options)
+    model = spec.load_model(device)
+    calibration = data.samples(spec, chosen_by, device, options.batch, None)
+    places = None if boxes is None else data.samples(spec, chosen_by, device, 1, boxes)
+    samples = data.samples(spec, judged_on, device, options.batch, None)
+    folder = _folder(options.out)
+    with progress("masks", None, not options.no_progress) as advance:
+        trial = try_all(
+            spec,
+            model,
+            layer,
+            calibration,
+            places,
+            samples,
+            scorings,
+            lambda channels: keeps_of(options.keep, channels),
+            options.seeds,
+            lambda done, total: advance(f"{done} of {total} judged"),
+        )
+    with ExitStack() as stack:
+        into = folder or Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-prune-")))
+        report = _report(options, spec, layer, trial, len(chosen_by), len(judged_on))
+        ways = _write(options, spec, model, layer, trial, calibration, samples, into, report)
+        if options.serve:
+            from edge_client.pruning.served import serve
+
+            served = serve(spec, ways, _spread(judged_on, options.requests), options)
+            report["served"] = [
+                {
+                    **{key: value for key, value in dataclasses.asdict(one).items() if key != "way"},
+                    **{"kind": one.way.kind, "keep": one.way.keep, "split": one.way.split},
+                }
+                for one in served
+            ]
+    if folder is not None:
+        (folder / "report.html").write_text(page.render(report), encoding="utf-8")
+    if options.json:
+        write_json(report, options.json, options.stdout)
+    if options.json != "-":
+        _print(report, folder, options.stdout)
+    return exits.OK if all(one["exact"] == one["requests"] for one in report["served"]) else exits.SOME_FAILED
+
+
+def _layer(options: argparse.Namespace) -> tuple[str, ModelSpec]:
+    """The layer's name, and the spec."""
+    from edge_client.pruning.data import find
+
+    given = None if _has_example(options) else [str(find(options.data, "--data")[0].path)]
+    loaded = load(argparse.Namespace(**{**vars(options), "input": given}))
+    with loaded.wrapped as wrapped:
+        cut = cut_of(options.split, wrapped)
+        if cut == "input":
+            raise CutRefused("--split input: no layer has made anything by then")
+        known = [layer.name for layer in wrapped.layers]
+        name = cut if isinstance(cut, str) else known[cut]
+        if name not in known:
+            raise CutRefused(f"--split {options.split}: the model does not run it")
+        return name, loaded.spec
+
+
+def _has_example(options: argparse.Namespace) -> bool:
+    from edge_client.commands.loading import spec_of
+
+    return spec_of(options).example() is not None
+
+
+def _folder(out: str | None) -> Path | None:
+    if out is None:
+        return None
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"--out: {out} cannot be written: {error.strerror}") from error
+    return Path(out)
+
+
+def _spread(items: Sequence[InputItem], count: int) -> list[InputItem]:
+    """``count`` of them, from all parts."""
+    return list(items[:: max(1, len(items) // count)][:count])
+
+
+def _report(
+    options: argparse.Namespace, spec: ModelSpec, layer: str, trial: Trial, chosen_by: int, judged_on: int
+) -> dict[str, Any]:
+    metric = "agreement" if trial.whole.accuracy is None else "accuracy"
+    keeps = sorted({row.keep for row in trial.rows})
+    chosen = {keep: trial.chosen(keep) for keep in keeps}
+    return {
+        "format": "isthmus-prune",
+        "version": 1,
+        "model": printable(spec.model_id),
+        "layer": layer,
+        "module": trial.module,
+        "split": f"{trial.module}.select",
+        "channels": trial.captured.channels,
+        "places": len(trial.captured.labels),
+        "calibration_inputs": chosen_by,
+        "inputs": judged_on,
+        "metric": metric,
+        "keeps": keeps,
+        "whole": dataclasses.asdict(trial.whole),
+        "random_seeds": options.seeds,
+        "rows": [
+            {
+                "scoring": row.scoring,
+                "seed": row.seed,
+                "keep": row.keep,
+                **dataclasses.asdict(row.judged),
+                "loss_points": 100 * (trial.whole.value - row.judged.value),
+                "calibration": None if row.calibration is None else dataclasses.asdict(row.calibration),
+                "channels": list(row.mask.keep),
+            }
+            for row in trial.rows
+        ],
+        "chosen": {str(keep): row.scoring for keep, row in chosen.items() if row is not None},
+        "unavailable": trial.unavailable,
+        "structural": [],
+        "served": [],
+        "files": [],
+    }
+
+
+def _write(
+    options: argparse.Namespace,
+    spec: ModelSpec,
+    model: nn.Module,
+    layer: str,
+    trial: Trial,
+    calibration: Sequence[Sample],
+    samples: Sequence[Sample],
+    into: Path,
+    report: dict[str, Any],
+) -> list[Way]:
+    """The chosen mask of every number of channels, and with --structural the smaller model; what there is to serve."""
+    from edge_client.pruning.data import answers, judge
+    from edge_client.pruning.served import Way
+    from shared_hooks.selection import pruned, write_mask, write_pruned
+
+    whole = answers(spec, model, samples)
+    ways = [Way("whole", trial.captured.channels, layer, None)]
+    for keep in report["keeps"]:
+        row = trial.chosen(keep)
+        assert row is not None  # every number in the report has a row
+        path = into / f"mask-{keep}.safetensors"
+        write_mask(path, model, row.mask, layer)
+        ways.append(Way("mask", keep, row.mask.split, path))
+        if not options.structural:
+            continue
+        smaller = pruned(model, layer, row.mask.keep, calibration)
+        path = into / f"pruned-{keep}.safetensors"
+        write_pruned(path, model, smaller, layer)
+        ways.append(Way("pruned", keep, layer, path))
+        judged = judge(answers(spec, smaller, samples), whole, samples)
+        report["structural"].append(
+            {
+                "keep": keep,
+                "scoring": row.scoring,
+                **dataclasses.asdict(judged),
+                "loss_points": 100 * (trial.whole.value - judged.value),
+                "parameters": sum(parameter.numel() for parameter in smaller.parameters()),
+                "parameters_whole": sum(parameter.numel() for parameter in model.parameters()),
+            }
+        )
+    if options.out is not None:
+        report["files"] = [str(way.selection) for way in ways if way.selection is not None]
+    return ways
+
+
+def _print(report: dict[str, Any], folder: Path | None, stdout: Any) -> None:
+    from edge_client.pruning.page import accuracy_table, served_table
+
+    def say(text: str) -> None:
+        print(text, file=stdout)
+
+    metric, whole = report["metric"], report["whole"]
+    say(
+        f"{report['model']}: {report['channels']} channels of {report['layer']}, chosen by {report['calibration_inputs']}"
+        f" inputs, judged on {report['inputs']} others"
+    )
+    say(f"the whole model's {metric}: {100 * whole[metric]:.2f} %\n")
+    headers, rows = accuracy_table(report)
+    say(f"{metric} in %, by channels kept (* = preferred by the calibration inputs)")
+    say(table(headers, rows, right=range(1, len(headers))))
+    for name, why in report["unavailable"].items():
+        print(f"edge-client: {name} is not available: {one_line(why)}", file=sys.stderr)
+    if report["structural"]:
+        say("\ncut out of the model")
+        lines = [
+            [
+                str(one["keep"]),
+                one["scoring"],
+                f"{100 * one[metric]:.2f}",
+                f"{one['loss_points']:+.2f}",
+                f"{one['parameters']:,} of {one['parameters_whole']:,}",
+            ]
+            for one in report["structural"]
+        ]
+        say(table(["channels", "scoring", f"{metric} %", "points lost", "parameters"], lines, right=(0, 2, 3, 4)))
+    if report["served"]:
+        headers, rows = served_table(report)
+        say("\nthrough a server on this machine")
+        say(table(headers, rows, right=range(1, len(headers))))
+    if folder is not None:
+        say(f"\nwritten to {folder}: report.html, {', '.join(Path(file).name for file in report['files'])}")
+        say(f"served by both sides with --selection FILE; cut a masked model at {report['split']}")

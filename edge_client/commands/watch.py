@@ -1,0 +1,98 @@
+"""``edge-client watch``: inputs through a cut as with ``run``, and what observers see of each on both sides, live."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from edge_client.answer import Answer, Failure
+from edge_client.client import CONNECTION_ERRORS, EdgeClient
+from edge_client.commands import exits
+from edge_client.commands.loading import cut_of, find, spec_of
+from edge_client.commands.observation_table import tables
+from edge_client.commands.text import one_line, printable
+from edge_client.options import check_address
+from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from shared_hooks.errors import SpecError
+from shared_hooks.observers import named
+
+Show = Callable[[Group], None]
+
+
+def main(options: argparse.Namespace) -> int:
+    """Send the inputs, ``--repeat`` times, and show each answer's observations in place of the last; exit status."""
+    if not options.server:
+        raise SpecError("no server: give --server HOST:PORT or set ISTHMUS_SERVER")
+    hooks = named.check(options.hooks)
+    items = find(options.input)
+    spec = spec_of(options)
+    failed = answered = 0
+    client = EdgeClient(
+        check_address(options.server),
+        spec,
+        device=options.device,
+        threads=options.threads,
+        depth=options.depth,
+        metrics=False,
+        hooks=hooks,
+    )
+    try:
+        client.prepare()
+        ways = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE)
+        client.split = options.split if options.split in ways else cut_of(options.split, client.wrapped)
+        client.open()
+        inputs = itertools.chain.from_iterable(itertools.repeat(items, options.repeat))
+        names = itertools.chain.from_iterable(itertools.repeat(items, options.repeat))
+        with _screen() as show:
+            for item, answer in zip(
+                names, client.infer_many(inputs, prepare=spec.preprocess, failures="return"), strict=True
+            ):
+                if isinstance(answer, Failure):
+                    failed += 1
+                    print(f"edge-client: {printable(item.name)}: {one_line(str(answer.error))}", file=sys.stderr)
+                    continue
+                answered += 1
+                show(_picture(f"{printable(item.name)}, answer {answered}", answer))
+    except CONNECTION_ERRORS as error:
+        if options.debug:
+            raise
+        print(f"edge-client: error: {one_line(f'{type(error).__name__}: {error}')}", file=sys.stderr)
+        return exits.CONNECTION
+    finally:
+        client.close()
+    return exits.SOME_FAILED if failed else exits.OK
+
+
+@contextmanager
+def _screen() -> Iterator[Show]:
+    """In place on a terminal, one below the other elsewhere."""
+    console = Console(file=sys.stdout, soft_wrap=False)
+    if not console.is_terminal:
+        yield console.print
+        return
+    with Live(console=console, vertical_overflow="crop") as live:
+        yield lambda group: live.update(group, refresh=True)
+
+
+def _picture(title: str, answer: Answer) -> Group:
+    parts: list[Table | Text] = [Text(f"{title}, cut after {printable(answer.split)}")]
+    for found in tables(answer.observations):
+        shown = Table(title=found.title, title_justify="left")
+        for header in found.headers:
+            shown.add_column(header)
+        for row in found.rows:
+            shown.add_row(*(Text(cell) for cell in row))  # a name may hold [brackets]
+        if found.rows:
+            parts.append(shown)
+        else:
+            parts.append(Text(f"{found.title}: nothing"))
+        parts += [Text(note) for note in found.notes]
+    return Group(*parts)

@@ -1,0 +1,299 @@
+"""`AttentionCapture`: who attends to whom, for ``nn.MultiheadAttention``, ``transformers`` models and functional code.
+
+Eager attention shows its weights: they are the result of a softmax inside the module. Fast kernels hide them, so they
+are computed again, eagerly, from what the kernel was given, *beside* it: the output stays the kernel's, bit for bit.
+`AttentionCapture.notes` says where that was done. Other kernels than PyTorch's own (flash attention and the like of
+``transformers``) are out of sight: there the model is asked for eager attention until the observer is detached.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from shared_hooks.errors import InputMismatch, UnknownLayer
+from shared_hooks.hierarchy import walk
+from shared_hooks.observers.base import Attachment, Observer, Record
+from shared_hooks.observers.deferred import Deferred
+from shared_hooks.observers.values import is_real
+from shared_hooks.observers.watching import Call
+
+MAX_WEIGHTS = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Attention(Record):
+    """One attention inside a module: ``part`` counts them if there are several in one call.
+
+    ``shape``: (batch, heads, queries, keys). ``entropy`` in nats, mean over queries, and ``maximum``: one number a
+    head. ``positions``: the most attended keys with their mean weight over batch, heads and queries. ``weights``:
+    float32 of ``shape`` on the CPU, or None if they were not to be kept. ``source``: how they were come by.
+    """
+
+    part: int
+    shape: tuple[int, ...]
+    entropy: tuple[float, ...]
+    maximum: tuple[float, ...]
+    positions: tuple[tuple[int, float], ...]
+    weights: torch.Tensor | None
+    source: str
+
+
+class AttentionCapture(Observer):
+    """One `Attention` for each attention in each call of a module.
+
+    ``top``: how many of the most attended positions. ``keep_weights``: also the weights themselves, of at most 4
+    million elements a call. Looks at all attention modules, unless told.
+    """
+
+    surrounds = True
+
+    def __init__(
+        self,
+        targets: Any = None,
+        every_n: int = 1,
+        max_records: int = 1000,
+        top: int = 5,
+        keep_weights: bool = True,
+        **more: Any,
+    ) -> None:
+        super().__init__(targets, every_n, max_records, **more)
+        if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+            raise InputMismatch(f"top is a number from 1 up, not {top!r}")
+        self.top = top
+        self.keep_weights = keep_weights
+        self._own = threading.local()
+        self._asked: dict[nn.Module, tuple[int, str]] = {}
+
+    def default_targets(self, model: nn.Module) -> dict[nn.Module, str]:
+        found = attention_modules(model)
+        if not found:
+            raise UnknownLayer("no module of this model is called attention: name those that attend in targets")
+        return found
+
+    def _attachment(self, root: nn.Module, modules: dict[nn.Module, str], owner: Any, thread: int | None) -> Attachment:
+        # the fused kernel of a TransformerEncoderLayer does not call its attention
+        outer: dict[nn.Module, str] = {
+            module: modules[module.self_attn]
+            for module in root.modules()
+            if isinstance(module, nn.TransformerEncoderLayer) and module.self_attn in modules and module not in modules
+        }
+        self._ask_for_eager(root, owner)
+        return super()._attachment(root, {**modules, **outer}, owner, thread)
+
+    def around(
+        self, call: Call, name: str, step: int, add: Callable[[Any], None]
+    ) -> AbstractContextManager[Any] | None:
+        module = call.module
+        if isinstance(module, nn.TransformerEncoderLayer):
+            self._called().discard(module.self_attn)
+            return None
+        # PyTorch's fused kernels step aside for a function mode: where they may run there must be none
+        if any(isinstance(inner, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) for inner in module.modules()):
+            return None
+        return _Inside(self, call, name, step, add)
+
+    def observe(self, call: Call, name: str, step: int) -> Deferred | None:
+        module = call.module
+        if isinstance(module, nn.MultiheadAttention):
+            self._called().add(module)
+            self._note("nn.MultiheadAttention gives no weights unless asked", name)
+            return self.summary(_of_multihead(module, call.args, call.kwargs), name, step, 0, RECOMPUTED)
+        if isinstance(module, nn.TransformerEncoderLayer) and module.self_attn not in self._called():
+            self._note("the fused kernel of nn.TransformerEncoderLayer calls no attention", name)
+            return self.summary(_of_encoder_layer(module, call.args, call.kwargs), name, step, 0, RECOMPUTED)
+        return None
+
+    def summary(self, weights: torch.Tensor, name: str, step: int, part: int, source: str) -> Deferred:
+        """``weights``: (..., queries, keys); what is in front of the heads is the batch."""
+        weights = weights.detach().float()
+        while weights.dim() < 4:
+            weights = weights.unsqueeze(0)
+        weights = weights.reshape(-1, *weights.shape[-3:])
+        shape = tuple(weights.shape)
+        entropy = torch.special.entr(weights).sum(-1).mean((0, 2))
+        top = weights.mean((0, 1, 2)).topk(min(self.top, shape[-1]))
+        keep = self.keep_weights and weights.numel() <= MAX_WEIGHTS
+        rows = [entropy, weights.amax((0, 2, 3)), top.indices.float(), top.values]
+        sizes = [len(row) for row in rows]
+        values = torch.cat([*rows, weights.reshape(-1)] if keep else rows)
+
+        def make(values: torch.Tensor) -> Attention:
+            entropy, maximum, places, means, kept = values.split([*sizes, len(values) - sum(sizes)])
+            return Attention(
+                name,
+                step,
+                part,
+                shape,
+                tuple(entropy.tolist()),
+                tuple(maximum.tolist()),
+                tuple(zip(map(int, places.tolist()), means.tolist(), strict=True)),
+                kept.reshape(shape).clone() if keep else None,
+                source,
+            )
+
+        return Deferred(values, make)
+
+    def _called(self) -> set[nn.Module]:
+        if not hasattr(self._own, "called"):
+            self._own.called = set()
+        found: set[nn.Module] = self._own.called
+        return found
+
+    def _note(self, why: str, name: str) -> None:
+        if not any(note.startswith(why) for note in self.notes):
+            self.notes = (*self.notes, f"{why} (first: {name}): {RECOMPUTED}; the output stays the kernel's")
+
+    # -- kernels out of sight -----------------------------------------------------------------------------------
+
+    def _ask_for_eager(self, root: nn.Module, owner: Any) -> None:
+        now = getattr(getattr(root, "config", None), "_attn_implementation", None)
+        if root in self._asked:
+            users, before = self._asked[root]
+            self._asked[root] = users + 1, before
+        elif now not in (None, "eager", "sdpa") and hasattr(root, "set_attn_implementation"):
+            if owner is not None:
+                self.notes = (*self.notes, f"{now} hides its weights: wrap the model with eager or sdpa attention")
+                return
+            self._asked[root] = 1, now
+            _set_implementation(root, "eager")
+            self.notes = (*self.notes, f"{now} hides its weights: the model runs eager attention while observed")
+
+    def detached(self, root: nn.Module) -> None:
+        if root in self._asked:
+            users, before = self._asked.pop(root)
+            if users > 1:
+                self._asked[root] = users - 1, before
+            else:
+                _set_implementation(root, before)
+
+
+RECOMPUTED = "computed again beside it, eagerly, from its own inputs"
+SOFTMAX = "softmax in the module"
+
+
+class _Inside(TorchFunctionMode):
+    """Sees the softmaxes and the fast kernel that one call of a module uses."""
+
+    def __init__(
+        self, observer: AttentionCapture, call: Call, name: str, step: int, add: Callable[[Any], None]
+    ) -> None:
+        super().__init__()
+        self.observer, self.call, self.name, self.step, self.add = observer, call, name, step, add
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        kind = getattr(func, "__name__", "")
+        if kind in ("softmax", "scaled_dot_product_attention") and self.call.is_real():
+            try:
+                with torch._C.DisableTorchFunction(), torch.no_grad():
+                    self.seen(kind, args, kwargs, result)
+            except Exception as error:
+                self.observer.failed(error, self.name)
+        return result
+
+    def seen(self, kind: str, args: Any, kwargs: Any, result: Any) -> None:
+        weights: torch.Tensor
+        if kind == "softmax":
+            weights, source = result, SOFTMAX
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            if not is_real(result) or result.dim() < 3 or dim not in (-1, result.dim() - 1):
+                return
+        else:
+            if not all(is_real(tensor) for tensor in (*args, *kwargs.values()) if isinstance(tensor, torch.Tensor)):
+                return
+            self.observer._note("scaled_dot_product_attention gives no weights", self.name)
+            weights, source = weights_of(*args, **kwargs), RECOMPUTED
+        self.add(self.observer.summary(weights, self.name, self.step, self.count, source))
+        self.count += 1
+
+
+def _set_implementation(model: Any, name: str) -> None:
+    model.set_attn_implementation(name)
+
+
+def weights_of(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """What ``F.scaled_dot_product_attention`` multiplies ``value`` with, before dropout: (..., queries, keys).
+
+    A row that may look at nothing is all zeros.
+    """
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    scores = query.float() @ key.float().transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allowed, -math.inf)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype is torch.bool else scores + attn_mask
+    nowhere = (scores == -math.inf).all(-1, keepdim=True)
+    return F.softmax(scores, -1).masked_fill(nowhere, 0.0)
+
+
+_MULTIHEAD = inspect.signature(nn.MultiheadAttention.forward)
+_ENCODER_LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)
+
+
+def _of_multihead(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    bound = _MULTIHEAD.bind(module, *args, **kwargs)
+    bound.arguments.update(need_weights=True, average_attn_weights=False)
+    # dropout draws random numbers, and zeroes weights
+    query = bound.arguments["query"]
+    devices = [query.device] if query.is_cuda else []
+    with torch.random.fork_rng(devices, enabled=module.training and module.dropout > 0):
+        found: Any = nn.MultiheadAttention.forward(*bound.args, **bound.kwargs)
+    weights: torch.Tensor = found[1]
+    return weights
+
+
+def _of_encoder_layer(layer: nn.TransformerEncoderLayer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    given = _ENCODER_LAYER.bind(layer, *args, **kwargs)
+    given.apply_defaults()
+    src = given.arguments["src"]
+    padding = given.arguments["src_key_padding_mask"]
+    if src.is_nested:  # what nn.TransformerEncoder makes of padding
+        lengths = torch.tensor([len(row) for row in src.unbind()], device=src.device)
+        src = src.to_padded_tensor(0.0)
+        padding = torch.arange(src.shape[1], device=src.device) >= lengths[:, None]
+    x = layer.norm1(src) if layer.norm_first else src
+    return _of_multihead(
+        layer.self_attn,
+        (x, x, x),
+        {
+            "attn_mask": given.arguments["src_mask"],
+            "key_padding_mask": padding,
+            "is_causal": given.arguments["is_causal"],
+        },
+    )
+
+
+def attention_modules(model: nn.Module) -> dict[nn.Module, str]:
+    """Modules that attend, by type: ``nn.MultiheadAttention`` and the innermost whose type is called attention."""
+    found: dict[nn.Module, str] = {}
+    for module, info in walk(model, None).items():
+        inner = (type(child).__name__.lower() for child in list(module.modules())[1:])
+        if isinstance(module, nn.MultiheadAttention) or (
+            "attention" in info.module_type.lower() and not any("attention" in kind for kind in inner)
+        ):
+            found[module] = info.path
+    return found

@@ -1,0 +1,302 @@
+"""`Observer`: looks at modules while a model runs, and cannot hurt.
+
+    with ActivationStats("layer1.*", every_n=10).attach(model_or_wrapped) as stats:
+        model_or_wrapped(x)
+    stats.records
+
+An observer never changes a value. One that raises is reported once, counted, and the forward goes on. What it keeps is
+bounded by number and by bytes, the oldest going first. What it costs is measured. Leaving the block takes away exactly
+what was attached.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import InputMismatch, IsthmusError
+from shared_hooks.observers import watching
+from shared_hooks.observers.deferred import Deferred
+from shared_hooks.observers.targets import Targets, leaves, resolve
+from shared_hooks.observers.values import size_of
+from shared_hooks.observers.watching import Call
+from shared_hooks.wrapped import WrappedModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is common to all records.
+
+    ``name``: the module's path, with ``#n`` from its second call in one forward on. ``step``: the number of the
+    forward since the observer was attached, from 0; during generation, the step.
+    """
+
+    name: str
+    step: int
+
+
+class Observer:
+    """Base of all observers: a subclass gives `observe`.
+
+    ``targets``: see `targets.resolve`; None is `default_targets`. ``every_n``: looks at every n-th forward of the
+    model, the first included. ``max_records``, ``max_bytes``: what is kept at most. Several forwards, threads and
+    models may be observed at once.
+    """
+
+    surrounds: ClassVar[bool] = False
+    """Whether `around` is to be asked."""
+    changes: ClassVar[bool] = False
+    """Only transforms change what they see."""
+
+    def __init__(
+        self,
+        targets: Targets | None = None,
+        every_n: int = 1,
+        max_records: int = 1000,
+        max_bytes: int = 64 * 2**20,
+    ) -> None:
+        for name, number in (("every_n", every_n), ("max_records", max_records), ("max_bytes", max_bytes)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise InputMismatch(f"{name} is a number from 1 up, not {number!r}")
+        self.targets = targets
+        self.every_n = every_n
+        self.max_records = max_records
+        self.max_bytes = max_bytes
+        self.dropped = 0
+        """Records that had to make room."""
+        self.failures = 0
+        self.last_failure = ""
+        self.notes: tuple[str, ...] = ()
+        """What had to be done otherwise than asked, or cannot be seen."""
+        self.cost_ns = 0
+        """Time spent in this observer, all of it."""
+        self.calls = 0
+        """Module calls looked at."""
+        self._kept: deque[tuple[Any, int]] = deque()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    # -- what a subclass gives ----------------------------------------------------------------------------------
+
+    def default_targets(self, model: nn.Module) -> dict[nn.Module, str]:
+        """Module -> name, where no targets are given; here the leaves."""
+        return leaves(model)
+
+    def around(
+        self, call: Call, name: str, step: int, add: Callable[[Any], None]
+    ) -> AbstractContextManager[Any] | None:
+        """Entered around the module's forward, if `surrounds`. ``add`` takes what `observe` may return, for what is
+        seen inside a module that a cut leaves before its end.
+        """
+        return None
+
+    def observe(self, call: Call, name: str, step: int) -> Any:
+        """The module has run: a record, a `Deferred` that makes one, a list of these, or None.
+
+        Under ``no_grad``; ``call`` holds the live values, which must not be changed.
+        """
+        raise NotImplementedError
+
+    def forward_done(self, records: list[Any], step: int) -> None:
+        """A forward is over and its records are kept. An error of Isthmus' tree raised here ends the request."""
+
+    def detached(self, root: nn.Module) -> None:
+        """An attachment has ended."""
+
+    # -- using it -----------------------------------------------------------------------------------------------
+
+    @property
+    def records(self) -> list[Any]:
+        """What was kept, oldest first."""
+        with self._lock:
+            return [record for record, _ in self._kept]
+
+    @property
+    def cost_per_call_ns(self) -> float:
+        """Mean over the module calls looked at."""
+        return self.cost_ns / self.calls if self.calls else 0.0
+
+    def clear(self) -> None:
+        """Forget the records."""
+        with self._lock:
+            self._kept.clear()
+            self._bytes = 0
+
+    def attach(self, model: nn.Module | WrappedModel, *, this_thread: bool = False) -> Attachment:
+        """Observe from now on until the block is left, or `Attachment.detach`.
+
+        Of a `WrappedModel`: its heads, tails and whole forwards, and its model running by itself. Of a module: all its
+        runs. ``this_thread``: only forwards of the calling thread. Raises UnknownLayer for a target that matches
+        nothing.
+        """
+        wrapped = model if isinstance(model, WrappedModel) else None
+        root = model if wrapped is None else wrapped.model
+        if not isinstance(root, nn.Module):
+            raise InputMismatch(f"attach takes a torch.nn.Module or a WrappedModel, not {type(model).__name__}")
+        modules = self.default_targets(root) if self.targets is None else resolve(root, self.targets)
+        owner = None if wrapped is None else wrapped._modules
+        return self._attachment(root, modules, owner, threading.get_ident() if this_thread else None)
+
+    def _attachment(self, root: nn.Module, modules: dict[nn.Module, str], owner: Any, thread: int | None) -> Attachment:
+        return Attachment(self, root, modules, owner, thread)
+
+    # -- what keeps it harmless -----------------------------------------------------------------------------------
+
+    def failed(self, error: Exception, where: str) -> None:
+        """Count a failure; the first is logged."""
+        with self._lock:
+            self.failures += 1
+            first = self.failures == 1
+            self.last_failure = f"{where}: {type(error).__name__}: {error}"[:500]
+        if first:
+            log.warning(
+                "observer %s failed at %s; the forward goes on, further failures are only counted",
+                type(self).__name__,
+                self.last_failure,
+            )
+
+    def keep(self, records: list[Any]) -> None:
+        """Add records; the oldest make room."""
+        sized = [(record, size_of(record)) for record in records[-self.max_records :]]
+        with self._lock:
+            self.dropped += len(records) - len(sized)
+            for record, size in sized:
+                self._kept.append((record, size))
+                self._bytes += size
+            while self._kept and (len(self._kept) > self.max_records or self._bytes > self.max_bytes):
+                self._bytes -= self._kept.popleft()[1]
+                self.dropped += 1
+
+    def spent(self, since_ns: int, calls: int = 0) -> None:
+        """Account for time since ``since_ns``."""
+        self.cost_ns += time.perf_counter_ns() - since_ns
+        self.calls += calls
+
+
+class Attachment:
+    """An observer on a model; ends with the block or by `detach`."""
+
+    def __init__(
+        self, observer: Observer, root: nn.Module, modules: Mapping[nn.Module, str], owner: object, thread: int | None
+    ) -> None:
+        self.observer = observer
+        self.root = root
+        self.modules = modules
+        self.owner = owner
+        self._thread = thread
+        self._next = 0
+        self._shims: list[Any] | None = watching.register(self)
+
+    @property
+    def is_attached(self) -> bool:
+        """Until `detach`."""
+        return self._shims is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The modules looked at."""
+        return tuple(self.modules.values())
+
+    def begin(self, whole: bool) -> Look | None:
+        """See `watching.Watcher`."""
+        if self._thread is not None and self._thread != threading.get_ident():
+            return None
+        step = self._next
+        if whole:
+            self._next = step + 1
+        return None if step % self.observer.every_n else Look(self, step)
+
+    def forget(self, step: int) -> None:
+        """The forward of this step did not count: the next one is this step."""
+        if self._next == step + 1:
+            self._next = step
+
+    def detach(self) -> None:
+        """Take away what was attached; a second call does nothing."""
+        shims, self._shims = self._shims, None
+        if shims is not None:
+            watching.unregister(self, shims)
+            self.observer.detached(self.root)
+
+    def __enter__(self) -> Any:
+        return self.observer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+
+class Look:
+    """One observer in one forward; see `watching.Look`."""
+
+    def __init__(self, attachment: Attachment, step: int) -> None:
+        self.attachment = attachment
+        self.observer = observer = attachment.observer
+        self.step = step
+        self.surrounds = observer.surrounds
+        self.changes = observer.changes
+        self.results: list[Any] = []
+
+    def before(self, call: Call, name: str) -> AbstractContextManager[Any] | None:
+        started = time.perf_counter_ns()
+        try:
+            return self.observer.around(call, name, self.step, self.add)
+        except Exception as error:
+            self.observer.failed(error, name)
+            return None
+        finally:
+            self.observer.spent(started)
+
+    def after(self, call: Call, name: str) -> None:
+        started = time.perf_counter_ns()
+        try:
+            self.add(self.observer.observe(call, name, self.step))
+        except Exception as error:
+            self.observer.failed(error, name)
+        finally:
+            self.observer.spent(started, 1)
+
+    def add(self, found: Any) -> None:
+        """Keep what `Observer.observe` gives until the forward is over."""
+        if isinstance(found, list):
+            self.results += found
+        elif found is not None:
+            self.results.append(found)
+
+    def forget(self) -> None:
+        self.results = []
+        self.attachment.forget(self.step)
+
+    def deferred(self) -> list[Deferred]:
+        return [one for one in self.results if isinstance(one, Deferred)]
+
+    def end(self, read: Callable[[Deferred], torch.Tensor]) -> None:
+        started = time.perf_counter_ns()
+        observer = self.observer
+        try:
+            records: list[Any] = []
+            results, self.results = self.results, []
+            for one in results:
+                made = one.make(read(one)) if isinstance(one, Deferred) else one
+                records += made if isinstance(made, list) else [] if made is None else [made]
+            observer.keep(records)
+            observer.forward_done(records, self.step)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            observer.failed(error, f"the end of step {self.step}")
+        finally:
+            observer.spent(started)

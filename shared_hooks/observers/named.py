@@ -1,0 +1,136 @@
+"""Observers by the names that commands and requests use, for one forward, with what they found as plain data.
+
+`activation`, `attention`, `memory`, `debug` (NaN and Inf) and `tokens`. What comes back is bounded, since it travels
+with the answer: at most `MAX_RECORDS` records of each and `MAX_BYTES` of JSON in all; what is left out is counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from shared_hooks.errors import BadFrame, IsthmusError, SpecError
+from shared_hooks.hierarchy import near
+from shared_hooks.observers.activation import ActivationStats
+from shared_hooks.observers.attention import AttentionCapture
+from shared_hooks.observers.base import Observer
+from shared_hooks.observers.memory import MemoryUse
+from shared_hooks.observers.nonfinite import NonFiniteGuard
+from shared_hooks.observers.tokens import TopTokens
+from shared_hooks.reading import Reading
+from shared_hooks.wrapped import WrappedModel
+
+MAX_RECORDS = 2000
+MAX_BYTES = 512 * 2**10
+
+Observations = dict[str, dict[str, Any]]
+"""Hook -> records (dictionaries), notes, left_out, failures, last_failure, cost_ns."""
+
+HOOKS: dict[str, Callable[[], Observer]] = {
+    "activation": lambda: ActivationStats(max_records=MAX_RECORDS),
+    "attention": lambda: AttentionCapture(max_records=MAX_RECORDS, keep_weights=False),
+    "memory": lambda: MemoryUse(max_records=MAX_RECORDS),
+    "debug": lambda: NonFiniteGuard(max_records=MAX_RECORDS, action=lambda records: None),
+    "tokens": lambda: TopTokens(max_records=MAX_RECORDS),
+}
+
+
+def check(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, each once. Raises SpecError for one that there is not."""
+    found = tuple(dict.fromkeys(names))
+    for name in found:
+        if name not in HOOKS:
+            raise SpecError(f'no hook is called "{name[:80]}".{near(name, HOOKS)} There are {", ".join(HOOKS)}')
+    return found
+
+
+@contextmanager
+def observing(wrapped: WrappedModel, names: Iterable[str]) -> Iterator[Callable[[], Observations]]:
+    """Observe this thread's forwards in the block; what is yielded gives what was found so far.
+
+    A hook that has nothing to look at in this model says so in its notes.
+    """
+    made = {name: HOOKS[name]() for name in names}
+    with ExitStack() as stack:
+        for observer in made.values():
+            try:
+                stack.enter_context(observer.attach(wrapped, this_thread=True))
+            except IsthmusError as error:
+                observer.notes = (*observer.notes, str(error))
+        yield lambda: {name: _found(observer) for name, observer in made.items()}
+
+
+def _found(observer: Observer) -> dict[str, Any]:
+    return {
+        "records": [plain(record) for record in observer.records],
+        "notes": list(observer.notes),
+        "left_out": observer.dropped,
+        "failures": observer.failures,
+        "last_failure": observer.last_failure,
+        "cost_ns": observer.cost_ns,
+    }
+
+
+def plain(value: Any) -> Any:
+    """A record as JSON-able data; numbers that JSON does not have as text: "nan", "inf", "-inf"."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Reading):
+        return value.as_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if not isinstance(getattr(value, field.name), torch.Tensor)
+        }
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def to_bytes(found: Observations) -> bytes:
+    """JSON of at most `MAX_BYTES`; the later half of the longest list of records is left out until it fits."""
+    found = {name: dict(one) for name, one in found.items()}
+    while len(data := json.dumps(found).encode()) > MAX_BYTES:
+        most = max(found.values(), key=lambda one: len(json.dumps(one)))
+        keep = len(most["records"]) // 2
+        most["left_out"] += len(most["records"]) - keep
+        most["records"] = most["records"][:keep]
+        if not keep:
+            most["notes"] = []
+    return data
+
+
+def from_bytes(data: bytes) -> Observations:
+    """What `to_bytes` made. Raises BadFrame."""
+    if not data:
+        return {}
+    try:
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"{len(data)} bytes, of {MAX_BYTES} at most")
+        found = json.loads(data)
+        if not isinstance(found, dict) or not all(name in HOOKS and _is_sound(one) for name, one in found.items()):
+            raise ValueError("not what observers find")
+    except (ValueError, RecursionError) as error:
+        raise BadFrame(f"malformed observations: {error}") from error
+    return found
+
+
+def _is_sound(one: Any) -> bool:
+    return (
+        isinstance(one, dict)
+        and isinstance(one.get("records"), list)
+        and all(isinstance(record, dict) and isinstance(record.get("name"), str) for record in one["records"])
+        and isinstance(one.get("notes"), list)
+        and all(isinstance(note, str) for note in one["notes"])
+        and all(isinstance(one.get(key), int) for key in ("left_out", "failures", "cost_ns"))
+        and isinstance(one.get("last_failure"), str)
+    )

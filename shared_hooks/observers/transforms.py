@@ -1,0 +1,87 @@
+"""`Transform`: a hook that may change what a module gives. Not an observer's business, hence a name of its own.
+
+With a transform attached, a cut is no longer exact: head and tail give what the model with this transform gives, if the
+transform is attached on the side where the module runs. `active` tells of a model whether that is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import InputMismatch
+from shared_hooks.observers.base import Attachment, Observer, Record
+from shared_hooks.observers.values import parts
+from shared_hooks.observers.watching import Call
+from shared_hooks.wrapped import WrappedModel
+
+_attached: list[Attachment] = []
+
+
+@dataclass(frozen=True)
+class Changed(Record):
+    """A module's output was replaced."""
+
+
+class Transform(Observer):
+    """Puts ``function(module, inputs, output, name)`` in place of the output, unless it is None.
+
+    The function gets the live values, in the model's thread and gradient mode. A tensor must be replaced by one of the
+    same shape and dtype. One that raises is counted as any failing observer, and the output stays. Steps, sampling and
+    records are an observer's; a record says what was changed.
+    """
+
+    changes = True
+
+    def __init__(
+        self,
+        function: Callable[[nn.Module, tuple[Any, ...], Any, str], Any],
+        targets: Any,
+        every_n: int = 1,
+        max_records: int = 1000,
+        **more: Any,
+    ) -> None:
+        super().__init__(targets, every_n, max_records, **more)
+        self.function = function
+
+    def _attachment(self, root: nn.Module, modules: dict[nn.Module, str], owner: Any, thread: int | None) -> Attachment:
+        made = super()._attachment(root, modules, owner, thread)
+        _attached.append(made)
+        return made
+
+    def detached(self, root: nn.Module) -> None:
+        _attached[:] = [attachment for attachment in _attached if attachment.is_attached]
+
+    def observe(self, call: Call, name: str, step: int) -> Changed | None:
+        inputs = (*call.args, call.kwargs) if call.kwargs else call.args
+        with torch.set_grad_enabled(call.grad):
+            changed = self.function(call.module, inputs, call.output, name)
+        if changed is None:
+            return None
+        before, after = _forms(call.output), _forms(changed)
+        if before != after:
+            raise InputMismatch(f"a transform of {name} gave {after}, the module gives {before}")
+        call.output = changed
+        call.memo.clear()  # what was computed of the old output
+        return Changed(name, step)
+
+
+def _forms(value: Any) -> list[tuple[str, tuple[int, ...], str]]:
+    return [(part, tuple(tensor.shape), str(tensor.dtype)) for part, tensor in parts(value)]
+
+
+def active(model: nn.Module | WrappedModel) -> tuple[str, ...]:
+    """Names of the modules whose output attached transforms may change now; none means that cuts are exact."""
+    if not _attached:  # asked for with every request
+        return ()
+    owner = model._modules if isinstance(model, WrappedModel) else None
+    inside = set((model.model if isinstance(model, WrappedModel) else model).modules())
+    found: dict[str, None] = {}
+    for attachment in list(_attached):
+        if owner is None or attachment.owner is None or attachment.owner is owner:
+            found.update((name, None) for module, name in attachment.modules.items() if module in inside)
+    return tuple(found)

@@ -1,0 +1,195 @@
+"""A layer's channels over a data set: a forward hook takes the numbers, and no activation is kept."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import CutRefused, InputMismatch, SpecError
+from shared_hooks.fastpath import fast_path_off
+from shared_hooks.hierarchy import ROOT, call_name
+from shared_hooks.selection.places import Box, cells
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of the model: its inputs, the class of each row of its batch, and boxes to look into (batch of one)."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    labels: Sequence[str | None] = ()
+    boxes: Sequence[Box] | None = None
+    """None looks everywhere; an empty list nowhere."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a layer's C channels did. Per-channel numbers are float64 of shape (C,), over every value looked at."""
+
+    layer: str
+    dim: int
+    fill: torch.Tensor
+    """The mean of every value, wherever one looked: what stands for a channel that is not sent."""
+    mean: torch.Tensor
+    magnitude: torch.Tensor
+    """The mean of the absolute values."""
+    variance: torch.Tensor
+    rows: torch.Tensor
+    """(places, C): each channel's mean over one place, that is one box, or one row of a batch as a whole."""
+    labels: tuple[str | None, ...]
+    """The class of each place."""
+
+    @property
+    def channels(self) -> int:
+        return int(self.fill.numel())
+
+
+def place_of(model: nn.Module, layer: str, sample: Sample) -> tuple[str, int]:
+    """(module, channel dimension) at which ``layer``'s output can be taken, and masked.
+
+    ``layer`` is a module's path, "relu#2" for its second call. A module that runs several times cannot be masked at
+    one of its calls; where the call is the last thing in a block that runs once, the block's output is the same tensor
+    and the block is taken. Channels are dimension 1; the last one in three dimensions (tokens, features), unless a
+    convolution or a normalisation of one dimension made them. Raises CutRefused, and SpecError for an unknown layer.
+    """
+    calls: dict[str, list[tuple[Any, tuple[str, ...]]]] = defaultdict(list)
+    running: list[str] = []
+    handles = []
+    for name, module in model.named_modules():
+        path = name or ROOT
+
+        def before(_module: nn.Module, _args: Any, path: str = path) -> None:
+            running.append(path)
+
+        def after(_module: nn.Module, _args: Any, output: Any, path: str = path) -> None:
+            running.pop()
+            calls[path].append((output, tuple(running)))
+
+        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    try:
+        run(model, sample)
+    finally:
+        for handle in handles:
+            handle.remove()
+    path, _, number = layer.partition("#")
+    which = int(number) if number.isdecimal() else 1
+    if not 1 <= which <= len(calls[path]):
+        raise SpecError(f"layer {layer}: it did not run")
+    output, around = calls[path][which - 1]
+    if not isinstance(output, torch.Tensor) or output.dim() < 2:
+        raise CutRefused(f"layer {layer}: its output is no tensor with channels")
+    for candidate in (path, *reversed(around)):
+        if candidate != ROOT and len(calls[candidate]) == 1 and calls[candidate][0][0] is output:
+            flat = isinstance(model.get_submodule(path), (nn.Conv1d, nn.BatchNorm1d))
+            return candidate, -1 if output.dim() == 3 and not flat else 1
+    raise CutRefused(
+        f"layer {call_name(path, which)} runs {len(calls[path])} times, and no block that runs once ends with this call"
+    )
+
+
+def capture(model: nn.Module, layer: str, samples: Iterable[Sample]) -> Captured:
+    """The numbers of ``layer``'s channels over ``samples``; sums are float64 on the CPU. The model is left as it was.
+
+    Raises CutRefused or SpecError for a layer that cannot be taken, InputMismatch where nothing was looked at.
+    """
+    samples = list(samples)
+    if not samples:
+        raise InputMismatch("no calibration inputs")
+    module, dim = place_of(model, layer, samples[0])
+    sums = _Sums()
+    for sample in samples:
+        if sample.boxes is not None and len(sample.labels) > 1:
+            raise InputMismatch("with boxes, one input at a time")
+        hooked(model, module, lambda output, sample=sample: sums.add(output, dim, sample), sample)  # type: ignore[misc]
+    if sums.total.count == 0 or not sums.rows:
+        raise InputMismatch(f"layer {layer}: nothing was looked at: no box in any of the calibration inputs")
+    looked = sums.looked
+    mean = looked.values / looked.count
+    captured = Captured(
+        layer=layer,
+        dim=dim,
+        fill=sums.total.values / sums.total.count,
+        mean=mean,
+        magnitude=looked.absolute / looked.count,
+        variance=(looked.squares / looked.count - mean**2).clamp(min=0),
+        rows=torch.stack(sums.rows),
+        labels=tuple(sums.labels),
+    )
+    bad = (~captured.rows.isfinite()).any(0) | ~captured.fill.isfinite()
+    if bad.any():
+        raise InputMismatch(f"layer {layer}: NaN or Inf in channels {bad.nonzero().flatten().tolist()[:8]}")
+    return captured
+
+
+def hooked(model: nn.Module, module: str, look: Callable[[torch.Tensor], None], sample: Sample) -> Any:
+    """Run the model once, showing ``look`` the output of ``module``; the model's output."""
+
+    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+        if not isinstance(output, torch.Tensor):
+            raise CutRefused(f"layer {module}: its output is no tensor")
+        look(output)
+
+    handle = model.get_submodule(module).register_forward_hook(hook)
+    try:
+        return run(model, sample)
+    finally:
+        handle.remove()
+
+
+def run(model: nn.Module, sample: Sample) -> Any:
+    """The model's output, computed as Isthmus serves it."""
+    with torch.inference_mode(), fast_path_off():
+        return model(*sample.args, **sample.kwargs)
+
+
+class _Moments:
+    """Sums over values, per channel."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.values = self.absolute = self.squares = torch.zeros(())
+
+    def add(self, values: torch.Tensor) -> None:
+        """``values``: (C, any number)."""
+        self.count += values.shape[1]
+        self.values = self.values + values.sum(1)
+        self.absolute = self.absolute + values.abs().sum(1)
+        self.squares = self.squares + values.square().sum(1)
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self.total, self.looked = _Moments(), _Moments()
+        self.rows: list[torch.Tensor] = []
+        self.labels: list[str | None] = []
+
+    def add(self, output: torch.Tensor, dim: int, sample: Sample) -> None:
+        features = output.detach().movedim(dim, 1).to("cpu", torch.float64)
+        self.total.add(features.transpose(0, 1).flatten(1))
+        labels = list(sample.labels) or [None] * len(features)
+        if sample.boxes is None:
+            if len(labels) != len(features):
+                raise InputMismatch(f"{len(labels)} labels for a batch of {len(features)}")
+            for row, label in zip(features, labels, strict=True):
+                self._look(row.reshape(len(row), -1), label)
+            return
+        size = next((one.shape[-2:] for one in (*sample.args, *sample.kwargs.values()) if _is_image(one)), None)
+        if features.dim() != 4 or len(features) != 1 or size is None:
+            raise InputMismatch("boxes need an image (1, C, H, W) as input and a layer that gives (1, C, H, W)")
+        for box in sample.boxes:
+            rows, columns = cells(box, (size[0], size[1]), (features.shape[2], features.shape[3]))
+            self._look(features[0, :, rows, columns].flatten(1), box.label)
+
+    def _look(self, values: torch.Tensor, label: str | None) -> None:
+        self.looked.add(values)
+        self.rows.append(values.mean(1))
+        self.labels.append(label)
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4

@@ -1,0 +1,165 @@
+"""Structural pruning: channels cut out of the layers that make, carry and read them; what is left is a plain model."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import CutRefused, ModelFailed, SpecError
+from shared_hooks.selection.capture import Sample, run
+from shared_hooks.selection.channels import CONVOLUTIONS, Space, trace
+
+
+def pruned(model: nn.Module, layer: str, keep: Sequence[int], calibration: Sequence[Sample]) -> nn.Module:
+    """A copy of ``model`` without the channels of ``layer``'s output that are not in ``keep`` (ascending).
+
+    Everything in the channels' space is cut: the convolutions (or linear layers) that make them, all terms of a
+    residual sum, normalisations, and the layers that read them. What a dropped channel gave its readers on average over
+    ``calibration`` goes into their bias, so that it is missed less (exact but for padding at the border). Raises
+    CutRefused, which names what stands in the way, and SpecError for an unknown layer or channel.
+    """
+    if not calibration:
+        raise SpecError("pruning needs a calibration input")
+    space = trace(model, calibration[0]).space(layer)
+    keep = list(keep)
+    if not keep or keep != sorted(set(keep)) or keep[0] < 0 or keep[-1] >= space.channels:
+        raise SpecError(f"layer {layer}: keep names channels 0 to {space.channels - 1}, each once, in ascending order")
+    if space.pinned:
+        raise CutRefused(f"layer {layer}: its channels are bound to {', '.join(dict.fromkeys(space.pinned))}")
+    if not space.readers:
+        raise CutRefused(f"layer {layer}: nothing that could be pruned reads its channels")
+    means = _means(model, space, calibration)
+    made = copy.deepcopy(model)
+    index = torch.tensor(keep)
+    with torch.no_grad():
+        for path in space.makers:
+            _cut_output(made.get_submodule(path), index)
+        for path in space.carriers:
+            _cut_carrier(made.get_submodule(path), index)
+        for path, cells in space.readers.items():
+            _cut_input(made.get_submodule(path), index, space.channels, cells, means[path])
+    try:
+        run(made, calibration[0])
+    except Exception as error:
+        raise ModelFailed(f"layer {layer}: the pruned model fails: {type(error).__name__}: {error}") from error
+    return made
+
+
+def sizes_of(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """What the constructor of each layer that pruning may change says: {path: {"in_channels": 16, ...}}."""
+    found: dict[str, dict[str, Any]] = {}
+    for path, module in model.named_modules():
+        names = _SIZES.get(type(module))
+        if names:
+            found[path] = {name: getattr(module, name) for name in names}
+            found[path]["bias"] = getattr(module, "bias", None) is not None
+    return found
+
+
+def resized(model: nn.Module, sizes: Mapping[str, Mapping[str, Any]], state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """``model`` itself with the modules in ``sizes`` (the changed ones of `sizes_of`) and the tensors of ``state``.
+
+    Raises SpecError for what does not fit.
+    """
+    for path, numbers in sizes.items():
+        try:
+            module = model.get_submodule(path)
+        except AttributeError:
+            raise SpecError(f"{path} was pruned, which the model does not have") from None
+        allowed = {*_SIZES.get(type(module), ()), "bias"}
+        if not set(numbers) <= allowed or not all(type(value) in (int, bool) for value in numbers.values()):
+            raise SpecError(f"{path}: {type(module).__name__} has no {', '.join(sorted(set(numbers) - allowed))}")
+        for name, value in numbers.items():
+            if name != "bias":
+                setattr(module, name, value)
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            new = state.get(f"{path}.{name}")
+            if new is None:
+                raise SpecError(f"{path}.{name} is missing")
+            _replace(module, name, torch.empty(new.shape, dtype=tensor.dtype))
+        if numbers.get("bias") and getattr(module, "bias", None) is None:
+            _replace(module, "bias", torch.empty(state[f"{path}.bias"].shape, dtype=_weight(module).dtype))
+    try:
+        model.load_state_dict(dict(state))
+    except RuntimeError as error:
+        raise SpecError(f"not the tensors of this model: {error}") from error
+    return model
+
+
+_SIZES: dict[type, tuple[str, ...]] = {
+    **dict.fromkeys(CONVOLUTIONS, ("in_channels", "out_channels", "groups")),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), ("num_features",)),
+    nn.Linear: ("in_features", "out_features"),
+}
+
+
+def _weight(module: nn.Module) -> torch.Tensor:
+    weight: torch.Tensor = module.weight  # type: ignore[assignment]
+    return weight
+
+
+def _replace(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    if name in module._buffers:
+        module._buffers[name] = tensor
+    else:
+        module._parameters[name] = nn.Parameter(tensor, requires_grad=False)
+
+
+def _cut_output(module: nn.Module, index: torch.Tensor) -> None:
+    for name in ("weight", "bias"):
+        tensor = getattr(module, name)
+        if tensor is not None:
+            _replace(module, name, tensor.index_select(0, index.to(tensor.device)))
+    setattr(module, "out_features" if isinstance(module, nn.Linear) else "out_channels", len(index))
+
+
+def _cut_carrier(module: nn.Module, index: torch.Tensor) -> None:
+    """A batch normalisation, or a depthwise convolution."""
+    for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+        if tensor.dim() > 0:  # not the count of batches
+            _replace(module, name, tensor.index_select(0, index.to(tensor.device)))
+    numbers = ("in_channels", "out_channels", "groups") if isinstance(module, CONVOLUTIONS) else ("num_features",)
+    for name in numbers:
+        setattr(module, name, len(index))
+
+
+def _cut_input(module: nn.Module, index: torch.Tensor, channels: int, cells: int, mean: torch.Tensor) -> None:
+    """``mean``: of each input feature, (channels,) or (channels * cells,)."""
+    weight = _weight(module)
+    dropped = torch.ones(channels, dtype=torch.bool)
+    dropped[index] = False
+    gone = (weight.detach().double().flatten(2).sum(2) if weight.dim() > 2 else weight.detach().double()).cpu()
+    lost = dropped.repeat_interleave(cells)
+    given = gone[:, lost] @ mean[lost]
+    features = (index[:, None] * cells + torch.arange(cells)).flatten().to(weight.device)
+    bias: Any = module.bias
+    before = torch.zeros(len(weight), dtype=torch.float64) if bias is None else bias.detach().double().cpu()
+    _replace(module, "weight", weight.index_select(1, features))
+    _replace(module, "bias", (before + given).to(weight))
+    setattr(module, "in_features" if isinstance(module, nn.Linear) else "in_channels", len(features))
+
+
+def _means(model: nn.Module, space: Space, calibration: Iterable[Sample]) -> dict[str, torch.Tensor]:
+    """Of each input channel (of a linear layer: feature) of the readers, float64 on the CPU."""
+    sums: dict[str, list[Any]] = defaultdict(lambda: [0, 0.0])
+    handles = []
+    for path in space.readers:
+
+        def hook(_module: nn.Module, args: tuple[Any, ...], path: str = path) -> None:
+            values = args[0].detach().double().cpu().transpose(0, 1).flatten(1)
+            sums[path][0] += values.shape[1]
+            sums[path][1] = sums[path][1] + values.sum(1)
+
+        handles.append(model.get_submodule(path).register_forward_pre_hook(hook))
+    try:
+        for sample in calibration:
+            run(model, sample)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {path: total / count for path, (count, total) in sums.items()}
