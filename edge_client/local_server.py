@@ -39,9 +39,9 @@ def local_server(
 ) -> Iterator[str]:
     """``python -m cloud_server`` with ``model`` as a process; yields HOST:PORT when it listens.
 
-    Weights, selection, depth, device and threads as the edge has them, so that both sides agree; ``arguments`` are more of the
-    server's own, and ``prefix`` goes before the command (``ip netns exec ...``). Raises ServerUnavailable with the last
-    lines of its log when it does not come up.
+    Weights, selection, depth, device and threads as the edge has them, so that both sides agree; ``arguments`` are more
+    of the server's own, and ``prefix`` goes before the command (``ip netns exec ...``). Raises ServerUnavailable with
+    the last lines of its log when it does not come up.
     """
     command = [*prefix, sys.executable, "-u", "-m", "cloud_server", "--listen", listen, "--model", model]
     for file in weights:

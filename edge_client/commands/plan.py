@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_client.commands import exits
-from edge_client.commands.loading import find, load
+from edge_client.commands.loading import find, load, spec_of
 from edge_client.commands.output import check_json_target, size, table, write_json
 from edge_client.commands.text import one_line, printable
 from edge_client.options import check_address
@@ -49,7 +49,9 @@ def main(options: argparse.Namespace) -> int:
     )
     power, wanted = _power(options), _wanted(options)
     partitioner = find_partitioner(options.partitioner)
-    loaded = load(argparse.Namespace(**{**vars(options), "input": None}))
+    # Planned on the example, which is what the server measures, too.
+    planned_on = options.input if spec_of(options).example() is None else None
+    loaded = load(argparse.Namespace(**{**vars(options), "input": planned_on}))
     with loaded.wrapped, gather(loaded, wanted, _say, not options.no_progress) as gathered:
 
         def repredict(link: Link, edge_factor: float, server_factor: float) -> list[Candidate]:

@@ -81,7 +81,7 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def accuracy_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(headers, rows) in percent: a row a scoring, a column a number of channels; random as mean (lowest to highest)."""
+    """(headers, rows) in percent: a row a scoring, a column a number of channels; random: mean (lowest to highest)."""
     what, keeps = report["metric"], report["keeps"]
     rows = []
     for name in dict.fromkeys(row["scoring"] for row in report["rows"]):

@@ -80,7 +80,7 @@ def try_all(
     seeds: int,
     on_step: Callable[[int, int], None],
 ) -> Trial:
-    """``places`` are the calibration inputs with boxes, None to look everywhere; ``keeps`` is asked with the channels."""
+    """``places``: the calibration inputs with boxes, None to look everywhere; ``keeps`` is asked with the channels."""
     whole_calibration, whole = answers(spec, model, calibration), answers(spec, model, data)
     labelled = by_class(calibration, whole_calibration)
     module, dim = place_of(model, layer, labelled[0])

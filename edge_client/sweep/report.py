@@ -227,7 +227,7 @@ def _energy(ways: Sequence[Way]) -> list[str]:
             notes.pop("not sampled", None)
         if known:
             statuses = " and ".join(sorted({one["status"] for one in known}))
-            lines.append(f"Of the {side}'s forward: {statuses} ({'; '.join(notes) or 'no more is said'}).")
+            lines.append(f"Of the {side}'s forward alone: {statuses} ({'; '.join(notes) or 'no more is said'}).")
         else:
             lines.append(f"Of the {side}: unavailable: {'; '.join(notes) or 'not sampled'}.")
     return lines

@@ -22,7 +22,7 @@ import torch
 from edge_client.__main__ import main
 from edge_client.commands import output
 from edge_client.commands.progress import progress
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import Disagreement, ServerUnavailable, SpecError
 from shared_hooks.models import load_spec
 from tests.edge import fake_server as fake
 from tests.edge import small_models
@@ -455,3 +455,30 @@ def test_help_needs_no_torch() -> None:
         timeout=60,
     )
     assert done.returncode == 0 and "layers" in done.stdout, done.stderr
+
+
+def test_progress_is_one_printable_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes next may be a server's word."""
+    monkeypatch.setattr("edge_client.commands.progress.PLAIN_EVERY_SECONDS", 0.0)
+    with progress("server's profile", None) as advance:
+        advance("\x1b[31mred\nand more")
+    assert capsys.readouterr().err == "server's profile: 1 \\x1b[31mred and more\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ServerUnavailable("gone"), 3),
+        (Disagreement("other weights"), 3),
+        (SpecError("no"), 2),
+    ],
+)
+def test_the_exit_status_of_every_command_tells_a_server_from_a_wrong_word(
+    error: Exception, status: int, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(options: object) -> int:
+        raise error
+
+    monkeypatch.setattr("edge_client.commands.plan.main", fails)
+    assert main(["plan"]) == status
+    assert capsys.readouterr().err == f"edge-client: error: {error}\n"

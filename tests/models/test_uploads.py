@@ -136,3 +136,14 @@ def test_hostile_files_are_refused_by_name(suffix: str, data: Callable[[], bytes
 def test_a_model_without_preprocessing_takes_no_image() -> None:
     with pytest.raises(InputMismatch, match="says nothing about images"):
         spec_of().preprocess_bytes(".png", image("png"))
+
+
+def test_what_is_no_image_is_said_in_the_same_words_every_time() -> None:
+    """Not with the address of an object in the server's memory."""
+    spec = spec_of(preprocess={"size": [8, 8]})
+    said = set()
+    for _ in range(3):
+        with pytest.raises(InputMismatch) as caught:
+            spec.preprocess_bytes(".png", b"hello")
+        said.add(str(caught.value))
+    assert len(said) == 1 and " at 0x" not in said.pop()

@@ -10,6 +10,7 @@ from edge_client.planning.candidate import EDGE_ONLY, Candidate
 from edge_client.planning.explain import break_evens, crossing, explain, round_trip, uplink
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Objective, decide
+from edge_client.planning.partitioners.chosen import chosen
 from edge_client.planning.predict import predict
 from tests.planning.made import MS, Layer, profile
 
@@ -74,3 +75,46 @@ def test_alone_there_is_nothing_to_compare() -> None:
     decision = decide([only])
     assert break_evens(decision, Objective(), LINK, again) == []
     assert "no other candidate" in explain(decision, [only], [])[0]
+
+
+def test_the_runner_up_must_beat_all_others_not_the_winner_alone() -> None:
+    """Slower and slower links: another cut takes over before the runner-up beats the winner."""
+    edge = profile("edge", [Layer(20, 1, 60_000), Layer(20, 1, 1_000)], input_bytes=50_000, encode_ms=0.0)
+    cloud = profile("cloud", [Layer(20, 1, 60_000), Layer(20, 1, 1_000)], input_bytes=50_000)
+
+    def predicted(link: Link, edge_factor: float = 1.0, server_factor: float = 1.0) -> list[Candidate]:
+        return predict(edge, cloud, link, edge_factor=edge_factor, server_factor=server_factor)
+
+    link = Link(Curve.line(1 * MS, 1e7), Curve.line(0, 1e9))
+    decision = decide(predicted(link))
+    assert decision.winner.name == "cloud-only" and decision.runner_up is not None
+    for one in break_evens(decision, Objective(), link, predicted):
+        if one.at is None or one.what != "uplink goodput":
+            continue
+        changed = decide(predicted(uplink(link, one.at / one.now * (1.0001 if one.at > one.now else 0.9999))))
+        assert changed.winner.name == decision.runner_up.name
+
+
+def test_weights_are_scaled_as_the_decision_scales_them() -> None:
+    weights = Objective.parse("latency=1,bytes=0.2")
+
+    def all_of(link: Link, edge: float = 1.0, server: float = 1.0) -> list[Candidate]:
+        return predict(EDGE, CLOUD, link, edge_factor=edge, server_factor=server)
+
+    decision = decide(all_of(LINK), weights)
+    found = {one.what: one for one in break_evens(decision, weights, LINK, all_of)}
+    speed = found["edge speed"]
+    assert decision.runner_up is not None and speed.at is not None
+    for nudge, name in ((1 + 1e-6, decision.runner_up.name), (1 - 1e-6, decision.winner.name)):
+        factor = speed.at * (nudge if speed.at > 1 else 1 / nudge)
+        assert decide(all_of(LINK, edge=1 / factor), weights).winner.name == name
+
+
+def test_where_something_else_decided_no_break_even_is_claimed() -> None:
+    decision = chosen(decide(again(LINK)), again(LINK)[0], "fixed")
+    assert break_evens(decision, Objective(), LINK, again) == []
+    assert "is not known" in explain(decision, again(LINK), [])[0]
+
+
+def test_a_crossing_in_the_middle_is_found() -> None:
+    assert crossing(lambda factor: 0.5 - abs(math.log(factor) - 3)) == pytest.approx(math.exp(2.5))

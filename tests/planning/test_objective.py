@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,12 @@ def test_traffic_counts_at_the_rate_of_requests() -> None:
     assert decide(both, constraints=Constraints(max_bytes_per_second=5000, rate=1)).winner.name == "much"
     with pytest.raises(SpecError, match="go together"):
         Constraints(max_bytes_per_second=5000)
+
+
+@pytest.mark.parametrize("accuracy", [-0.1, 1.5, math.nan])
+def test_an_accuracy_is_a_share(accuracy: float) -> None:
+    with pytest.raises(SpecError, match="from 0 to 1"):
+        Constraints(min_accuracy=accuracy)
 
 
 def test_what_is_not_known_does_not_satisfy() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_client.__main__ import main
@@ -141,3 +142,15 @@ def test_a_profile_of_another_machine_is_marked(
 def test_partitioners_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--list-partitioners"]) == 0
     assert "regression: " in capsys.readouterr().out
+
+
+def test_a_model_without_an_example_is_planned_on_the_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.toml").write_text(
+        'id = "m"\nfactory = "torch.nn:Linear"\nfactory_kwargs = {in_features = 4, out_features = 2}\n'
+    )
+    np.save(tmp_path / "x.npy", np.zeros((1, 4), np.float32))
+    words = ["plan", "--model", str(tmp_path / "m.toml"), "--device", "cpu", "--edge-profile", "/nowhere.json"]
+    assert main([*words, "--input", str(tmp_path / "x.npy")]) == 2
+    assert "/nowhere.json" in capsys.readouterr().err
+    assert main(words) == 2
+    assert "give one with --input" in capsys.readouterr().err

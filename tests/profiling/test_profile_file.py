@@ -326,3 +326,13 @@ def test_another_machine_is_marked() -> None:
 def test_other_conditions_are_marked(changed: dict[str, Any], says: str) -> None:
     (warning,) = check(EDGE, EDGE.model, {**EDGE.machine, **changed})
     assert says in warning
+
+
+def test_what_is_kept_as_it_is_has_a_depth(tmp_path: Path) -> None:
+    data = to_json(EDGE)
+    text = json.dumps({**data, "machine": {**data["machine"], "deep": "HERE"}})
+    for deep in (40, 400, 900):
+        path = tmp_path / "deep.json"
+        path.write_text(text.replace('"HERE"', '{"a":' * deep + "1" + "}" * deep))
+        with pytest.raises(SpecError):
+            read(path)

@@ -141,3 +141,20 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         file.write('nonsense\n{"index":1,"input"\n')
     with open_journal(tmp_path) as journal, pytest.raises(SpecError, match="line 3"):
         journal.begin(SETTINGS, fresh=False)
+
+
+def test_a_disk_that_fills_up_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if len(data) < 20:
+            raise OSError(28, "No space left on device")
+        return write(file, data[:-10])
+
+    with started(tmp_path, 1) as journal:
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(SpecError, match="No space left"):
+            journal.write({"prediction": {"candidates": []}})
+        monkeypatch.undo()
+        journal.write(entry(1))
+        assert [one["index"] for one in journal.entries()] == [0, 1] and journal.read().prediction is None
