@@ -1,6 +1,7 @@
 """Profiles on request: the server's half of every cut, measured by a worker, one at a time, and kept.
 
-A measurement takes a worker's turn, so that no tail runs on that worker meanwhile.
+A measurement takes a worker's turn, so that no tail runs on that worker meanwhile. Afterwards profiles rest for as
+long as it took, so that clients who ask for one after the other leave requests half of the time at least.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import logging
 import queue
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -47,6 +49,7 @@ class Profiles:
         self._one = threading.Lock()  # held by who measures, and while the kept ones are looked at
         self._places = threading.Semaphore(limits.max_profiles)
         self._kept: OrderedDict[_Wanted, bytes] = OrderedDict()
+        self._rests_until = 0.0
 
     def stream(
         self, request: split_pb2.ProfileRequest, wanted: Callable[[], bool] = lambda: True
@@ -105,6 +108,11 @@ class Profiles:
         """Progress while a worker measures; returns the profile's bytes."""
         news: queue.SimpleQueue[split_pb2.ProfileReply | bytes | IsthmusError] = queue.SimpleQueue()
         left = threading.Event()
+        while time.monotonic() < self._rests_until:
+            if not wanted():
+                raise Cancelled("nobody waits for this profile any more")
+            yield _progress(0, 0, "waiting: requests have their turn after a profile")
+            time.sleep(max(0.0, min(WAIT_SECONDS, self._rests_until - time.monotonic())))
 
         def on_progress(done: int, total: int, what: str) -> None:
             if left.is_set():
@@ -112,6 +120,7 @@ class Profiles:
             news.put(_progress(done, total, what))
 
         def measure() -> None:
+            began = time.monotonic()
             try:
                 on_progress(0, 0, "starting")
                 made = engine.profile(settings.warmup, settings.repetitions, settings.seconds, on_progress)
@@ -121,6 +130,8 @@ class Profiles:
             except BaseException as error:  # a worker survives everything
                 log.warning("profile of %s", settings.model_id, exc_info=error)
                 news.put(ModelFailed(f"{type(error).__name__}: {error}"))
+            finally:
+                self._rests_until = 2 * time.monotonic() - began
 
         self._put(measure)
         try:

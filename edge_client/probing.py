@@ -22,6 +22,7 @@ SIZES: Final = (0, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 <
 ANSWER_SIZES: Final = (0, 1 << 10, 16 << 10, 256 << 10, 1 << 20)
 WARMUP: Final = 5
 REPETITIONS: Final = 15
+PROFILE_SECONDS: Final = 600.0
 LEAST: Final = 3
 BUSY_SECONDS: Final = 0.003
 Progress = Callable[[int, int, str], None]
@@ -105,7 +106,8 @@ def fetch_profile(
 ) -> dict[str, Any]:
     """The cloud's side of a model's profile, as `shared_hooks.profiling.profile_file.from_json` takes it.
 
-    A server keeps what it measured with equal settings until ``fresh``; a setting of 0 is the server's own. Raises
+    A server keeps what it measured with equal settings until ``fresh``; a setting of 0 is the server's own. It may have
+    to wait for others' profiles, but not for ever: `PROFILE_SECONDS` in all. Raises
     ServerUnavailable, UnknownModel, Disagreement for a server too old, CutRefused for a model without an example,
     SpecError for settings beyond the server's limits.
     """
@@ -124,7 +126,8 @@ def fetch_profile(
         call = method(
             split_pb2.ProfileRequest(
                 model_id=model_id, warmup=warmup, repetitions=repetitions, seconds=seconds, fresh=fresh
-            )
+            ),
+            timeout=PROFILE_SECONDS,
         )
         try:
             for reply in call:
@@ -142,7 +145,7 @@ def fetch_profile(
 def _parsed(data: bytes, server: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadFrame(f"the profile that {server} sent is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise BadFrame(f"the profile that {server} sent is not an object")

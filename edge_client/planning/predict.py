@@ -195,6 +195,7 @@ def _cut(here: _Edge, there: _Cloud, name: str, head: CutProfile, tail: CutProfi
         edge_energy=here.energy(head.energy, work, network_ns + there.load.queue_ns + tail_ns),
         edge_memory=here.memory(head.memory_peak),
         throughput=there.rate(work, head.wire_bytes, tail_ns),
+        accuracy=_agreement(here.profile, there.profile),
         notes=tuple(notes),
     )
 
@@ -221,6 +222,7 @@ def _file(here: _Edge, there: _Cloud, file: FileInput, tail: CutProfile | None) 
             float(file.nbytes + here.profile.weights_bytes), "the file and the weights, which stay loaded"
         ),
         throughput=there.rate(0.0, file.nbytes, tail_ns),
+        accuracy=_agreement(here.profile, there.profile),
         notes=(f"the server's reading of the file is estimated: {guess}",) if guess else (),
     )
 
@@ -232,6 +234,12 @@ def _reading(edge: Profile, cloud: Profile, file: FileInput) -> tuple[float, str
         ratio = cloud.alone_ns.middle / edge.alone_ns.middle
         return here * ratio, f"as it takes here, times {ratio:.2f}, by which the model takes longer there"
     return here, "as long as it takes here"
+
+
+def _agreement(edge: Profile, cloud: Profile) -> float | None:
+    """Cuts are exact between devices of one kind; between kinds they are as good, and nobody has counted."""
+    kinds = {str(one.machine.get("device")).partition(":")[0] for one in (edge, cloud)}
+    return 1.0 if len(kinds) == 1 else None
 
 
 def _rate(ns: float) -> float | None:

@@ -45,6 +45,7 @@ def foretell(gathered: Gathered, objective: Objective) -> dict[str, Any]:
         "candidates": [one.as_dict() for one in candidates],
         "decision": decided,
         "explanation": explanation,
+        "idle_power": gathered.edge.idle_power.as_dict(),
         "why_not": why_not,
         "machines": {"edge": dict(gathered.edge.machine), "cloud": dict(gathered.cloud.machine)},
         "link": {

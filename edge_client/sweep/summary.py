@@ -20,6 +20,8 @@ from shared_hooks.reading import STATUSES, Reading
 if TYPE_CHECKING:
     import polars as pl
 
+UNKNOWN_IDLE = Reading.unavailable("no plan was made, which measures it")
+
 
 def ways_measured(requests: pl.DataFrame, ways: Sequence[Way], predicted: Mapping[str, Mapping[str, Any]]) -> list[Any]:
     """One dictionary per way, in the order of ``ways``; those without an answer have nulls."""
@@ -130,8 +132,11 @@ def readings(notes: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
     return [{"column": key[0], "status": key[1], "note": key[2], "count": count} for key, count in order]
 
 
-def candidates_measured(ways: Sequence[Mapping[str, Any]]) -> list[Candidate]:
-    """What was measured, in the form of predictions, to be decided on alike. Local splits are no choice."""
+def candidates_measured(ways: Sequence[Mapping[str, Any]], idle: Reading = UNKNOWN_IDLE) -> list[Candidate]:
+    """What was measured, in the form of predictions, to be decided on alike. Local splits are no choice.
+
+    ``idle``: watts of the edge while it waits, which count as they do in a prediction.
+    """
     found = []
     for way in ways:
         if way["latency_ns"] is None or (way["mode"] == "local" and way["name"] != EDGE_ONLY):
@@ -145,12 +150,23 @@ def candidates_measured(ways: Sequence[Mapping[str, Any]]) -> list[Candidate]:
                 stages,
                 bytes_up=round(way["bytes_up"]),
                 bytes_down=round(way["bytes_down"]),
-                edge_energy=Reading.from_dict(way["edge_energy"]),
+                edge_energy=_with_waiting(Reading.from_dict(way["edge_energy"]), idle, stages),
                 edge_memory=Reading.unavailable("not measured by a sweep"),
                 accuracy=None if way["agreeing"] is None else way["agreeing"] / answered,
             )
         )
     return found
+
+
+def _with_waiting(forward: Reading, idle: Reading, stages: Mapping[str, float]) -> Reading:
+    waiting = stages["network"] + stages["queue"] + stages["tail"]
+    if forward.value is None or not waiting:
+        return forward
+    if idle.value is None:
+        return Reading.unavailable(f"idle power: {idle.note}")
+    return Reading.estimated(
+        forward.value + idle.value * waiting / 1e9, f"{forward.note}; waiting at {idle.value:.3g} W idle"
+    )
 
 
 def decision(
@@ -160,7 +176,10 @@ def decision(
     known: dict[str, Any] = {"objective": str(objective), "measured": None, "predicted": None, "why_not": None}
     measured: Decision | None = None
     try:
-        measured = decide(candidates_measured(ways), objective)
+        idle = (
+            Reading.from_dict(prediction["idle_power"]) if prediction and "idle_power" in prediction else UNKNOWN_IDLE
+        )
+        measured = decide(candidates_measured(ways, idle), objective)
         known["measured"] = measured.as_dict()
     except SpecError as error:
         known["why_not"] = str(error)

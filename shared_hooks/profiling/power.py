@@ -94,12 +94,12 @@ class Power:
 
 
 def mean_reading(readings: Sequence[Reading]) -> Reading:
-    """The mean of several readings of one thing; estimated if any of them is, unavailable if none has a value."""
+    """The mean of several readings of one thing; measured if all of them are, unavailable if none has a value."""
     values = [reading.value for reading in readings if reading.value is not None]
     if not values:
         return readings[-1]
     note = next(reading.note for reading in reversed(readings) if reading.value is not None)
     value = sum(values) / len(values)
-    if any(reading.status == "estimated" for reading in readings):
+    if any(reading.status != "measured" for reading in readings):
         return Reading.estimated(value, note)
     return Reading.measured(value, note)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from shared_hooks.errors import CutRefused
 from shared_hooks.metrics import LayerMetrics
 from shared_hooks.profiling.measuring import Inputs, collect, wait_for
 from shared_hooks.profiling.power import mean_reading
-from shared_hooks.profiling.quartiles import Quartiles
+from shared_hooks.profiling.quartiles import Quartiles, middle_half
 from shared_hooks.reading import Reading
 from shared_hooks.wrapped import WrappedModel
 
@@ -96,19 +97,28 @@ class WholeForwards:
         bare, self._bare = self._bare, []
         if not forwards:
             raise CutRefused("the model takes another path through its layers each time it runs on the same input")
+        forwards.sort(key=lambda forward: forward[0])
+        totals = [total for total, _ in forwards]
         columns = list(zip(*(layers for _, layers in forwards), strict=True))
         return Whole(
-            Quartiles.of([total for total, _ in forwards]),
-            Quartiles.of(bare or [total for total, _ in forwards]),
-            Quartiles.of([total - sum(layer.inference_ns for layer in layers) for total, layers in forwards]),
+            _of(totals),
+            Quartiles.of(bare or totals),
+            _of([total - sum(layer.inference_ns for layer in layers) for total, layers in forwards]),
             tuple(_layer(column) for column in columns),
         )
+
+
+def _of(values: Sequence[float]) -> Quartiles:
+    """Of forwards in the order of their totals. The middle half is that of the forwards: the layers' middles and the
+    outside's add up to the whole's.
+    """
+    return replace(Quartiles.of(values), middle=fmean(middle_half(values)))
 
 
 def _layer(column: Sequence[LayerMetrics]) -> WholeLayer:
     cpu = [layer.cpu_ns for layer in column if layer.cpu_ns is not None]
     return WholeLayer(
-        Quartiles.of([layer.inference_ns for layer in column]),
+        _of([layer.inference_ns for layer in column]),
         Quartiles.of(cpu) if len(cpu) == len(column) else None,
         mean_reading([layer.energy for layer in column]),
         mean_reading([layer.mean_power for layer in column]),

@@ -16,8 +16,9 @@ from edge_client.__main__ import main
 from edge_client.local_server import local_server
 from edge_client.planning.link import Load
 from edge_client.prober import LinkProber
-from edge_client.probing import fetch_profile, probe
+from edge_client.probing import _parsed, fetch_profile, probe
 from shared_hooks.errors import (
+    BadFrame,
     CutRefused,
     Disagreement,
     InputMismatch,
@@ -193,6 +194,11 @@ class TestProbing:
                 fetch_profile(old.address, "digits")
         with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1"):
             fetch_profile("127.0.0.1:1", "digits", patience=0.2)
+
+    @pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"a":' * 100_000, b"\xff"])
+    def test_a_profile_that_is_none_is_refused(self, data: bytes) -> None:
+        with pytest.raises(BadFrame, match="here"):
+            _parsed(data, "here")
 
     def test_a_prober_comes_back_after_a_failure(self, server: str) -> None:
         with LinkProber(server) as prober:

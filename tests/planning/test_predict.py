@@ -154,3 +154,13 @@ def test_nothing_gets_better_when_a_side_gets_slower(edge: float, server: float,
     before = predict(here, there, link, edge_factor=edge, server_factor=server)
     slower = predict(here, there, link, edge_factor=edge * more, server_factor=server * more)
     assert all(a.latency_ns <= b.latency_ns * (1 + 1e-9) for a, b in zip(before, slower, strict=True))
+
+
+def test_between_devices_of_two_kinds_agreement_is_unknown() -> None:
+    edge, cloud = profile("edge", LAYERS), profile("cloud", LAYERS)
+    edge = replace(edge, machine={**edge.machine, "device": "cpu"})
+    for device, agreement in (("cpu", 1.0), ("cuda:0", None)):
+        there = replace(cloud, machine={**cloud.machine, "device": device})
+        found = named(predict(edge, there, LINK, Load(), file=PNG))
+        assert found[EDGE_ONLY].accuracy == 1.0
+        assert {found[name].accuracy for name in (CLOUD_FILE, CLOUD_ONLY, "layer1")} == {agreement}

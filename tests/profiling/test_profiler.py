@@ -64,6 +64,12 @@ def test_layers_and_what_is_outside_add_up_to_the_whole() -> None:
     assert layers + found.outside_ns.median == pytest.approx(found.whole_ns.median)
 
 
+def test_the_middles_of_the_layers_and_of_what_is_outside_add_up_to_the_wholes() -> None:
+    found = digits(options=dataclasses.replace(ONCE, repetitions=9))
+    parts = sum(layer.inference_ns.middle for layer in found.layers) + found.outside_ns.middle
+    assert parts == pytest.approx(found.whole_ns.middle, rel=1e-9)
+
+
 def test_as_many_repetitions_as_were_asked_for() -> None:
     found = digits(options=dataclasses.replace(ONCE, repetitions=4))
     assert found.whole_ns.n == 4

@@ -190,6 +190,13 @@ class TestProfile:
         assert profile(channel, repetitions=6, seconds=2.0)["number"] == 2
         assert profile(channel, repetitions=5, seconds=2.0, fresh=True)["number"] == 3
 
+    def test_after_one_requests_have_their_turn(self, channel: grpc.Channel, core: Core) -> None:
+        profile(channel, repetitions=5)
+        core.profiles._rests_until = time.monotonic() + 0.3
+        began = time.monotonic()
+        assert profile(channel, repetitions=5, fresh=True)["number"] == 2
+        assert time.monotonic() - began >= 0.3
+
     @pytest.mark.parametrize(
         ("settings", "code", "words"),
         [

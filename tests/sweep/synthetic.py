@@ -121,14 +121,16 @@ def entry(
 
 def prediction(measured: Sequence[dict[str, Any]], off: float = 1.05) -> dict[str, Any]:
     """As of a plan that was ``off`` by a factor everywhere."""
+    idle = Reading.measured(2.0, "a meter")
     said = [
         replace(one, stages_ns={stage: ns * off for stage, ns in one.stages_ns.items()})
-        for one in summary.candidates_measured(measured)
+        for one in summary.candidates_measured(measured, idle)
     ]
     return {
         "candidates": [one.as_dict() for one in said],
         "decision": decide(said).as_dict(),
         "why_not": None,
+        "idle_power": idle.as_dict(),
         "machines": {
             "edge": {"name": "a-board", "cpu": "8 cores"},
             "cloud": {"name": "a-box", "gpus": [{"name": "G"}]},
