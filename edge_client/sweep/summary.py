@@ -176,9 +176,8 @@ def decision(
     known: dict[str, Any] = {"objective": str(objective), "measured": None, "predicted": None, "why_not": None}
     measured: Decision | None = None
     try:
-        idle = (
-            Reading.from_dict(prediction["idle_power"]) if prediction and "idle_power" in prediction else UNKNOWN_IDLE
-        )
+        known_idle = prediction.get("idle_power") if prediction else None
+        idle = Reading.from_dict(known_idle) if known_idle else UNKNOWN_IDLE
         measured = decide(candidates_measured(ways, idle), objective)
         known["measured"] = measured.as_dict()
     except SpecError as error:

@@ -74,5 +74,5 @@ def test_a_mean_is_as_good_as_its_worst_part() -> None:
     )
     assert mean_reading([measured, measured]) == measured
     assert mean_reading([measured, estimated]) == Reading.estimated(3.0, "from")
-    assert mean_reading([missing, measured]) == measured
+    assert mean_reading([missing, measured]) == Reading.estimated(2.0, "by")
     assert mean_reading([missing, missing]) == missing
