@@ -10,11 +10,6 @@ connection.py   the standing connection, broken and mended
 state.py        `State`: its life
 options.py      its limits; `KeepAlive`
 verdict.py      what the end of a stream means
-auto.py         `AutoClient`: the cut chosen anew for every request
-hedge.py        the whole model beside a request that is late
-watch.py        the link and the server, when no request tells
-decisions.py    what was chosen, and why
-partitioned.py  ... by another partitioner
 probing.py      what the link carries; the server's profile
 prober.py       rounds of bytes on a stream of their own
 local_server.py a cloud server of one's own on loopback
@@ -23,7 +18,12 @@ outbox.py       what a stream has still to send; back-pressure
 exchange.py     one request and its answer
 backoff.py      delays between attempts
 wire.py         protobuf messages <-> frontiers
-commands/       edge-client layers | verify | run
+measured.py     layer metrics out of a reply
+adaptive/       `AutoClient`: the cut chosen anew for every request
+planning/       which cut is best, from profiles and the link
+sweep/          every cut for real: tables, a page
+pruning/        channel selection, judged
+commands/       edge-client layers | verify | run | watch | profile | plan | sweep | compare | hierarchy | prune
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edge_client.adaptive import AutoClient
     from edge_client.answer import Answer, Call, Failure
-    from edge_client.auto import AutoClient
     from edge_client.client import CONNECTION_ERRORS, EdgeClient
     from edge_client.options import KeepAlive
     from edge_client.state import State
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Answer": "answer",
-    "AutoClient": "auto",
+    "AutoClient": "adaptive",
     "CONNECTION_ERRORS": "client",
     "Call": "answer",
     "EdgeClient": "client",

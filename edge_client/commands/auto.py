@@ -21,7 +21,7 @@ from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models.example import to_device
 
 if TYPE_CHECKING:
-    from edge_client.auto import AutoClient
+    from edge_client.adaptive import AutoClient
     from edge_client.client import EdgeClient
     from edge_client.planning.controller import SplitController
     from edge_client.planning.link import Link, Load
@@ -46,7 +46,7 @@ def check(options: argparse.Namespace) -> None:
 @contextmanager
 def auto_client(options: argparse.Namespace, client: EdgeClient, items: Sequence[InputItem]) -> Iterator[AutoClient]:
     """A client that chooses, made of ``options``; ``client`` is prepared. Ends what it started, not the client."""
-    from edge_client.auto import AutoClient
+    from edge_client.adaptive import AutoClient
 
     assert client.spec is not None
     item = first_readable(client.spec, items)
@@ -127,7 +127,7 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Callable[[], tu
 
 
 def _controller(options: argparse.Namespace, gathered: Gathered | None, edge: Profile | None = None) -> SplitController:
-    from edge_client.partitioned import PartitionedController
+    from edge_client.adaptive.partitioned import PartitionedController
     from edge_client.planning.controller import SplitController
 
     name = options.partitioner
@@ -194,7 +194,7 @@ def log_moves(debug: bool) -> None:
     """Moves and events on standard error (every choice with ``debug``)."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("edge-client: auto: %(message)s"))
-    logger = logging.getLogger("edge_client.auto")
+    logger = logging.getLogger("edge_client.adaptive")
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(logging.DEBUG if debug else logging.INFO)

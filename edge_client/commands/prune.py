@@ -65,7 +65,7 @@ def main(options: argparse.Namespace) -> int:
             scorings,
             lambda channels: keeps_of(options.keep, channels),
             options.seeds,
-            lambda done, total: advance(f"{done} of {total} judged"),
+            lambda done, total: advance(f"of {total}"),
         )
     with ExitStack() as stack:
         into = folder or Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-prune-")))
@@ -78,7 +78,9 @@ def main(options: argparse.Namespace) -> int:
             report["served"] = [
                 {
                     **{key: value for key, value in dataclasses.asdict(one).items() if key != "way"},
-                    **{"kind": one.way.kind, "keep": one.way.keep, "split": one.way.split},
+                    "kind": one.way.kind,
+                    "keep": one.way.keep,
+                    "split": one.way.split,
                 }
                 for one in served
             ]
@@ -217,16 +219,14 @@ def _write(
 
 
 def _print(report: dict[str, Any], folder: Path | None, stdout: Any) -> None:
-    from edge_client.pruning.page import accuracy_table, served_table
+    from edge_client.pruning.page import accuracy_table, served_table, structural_table
 
     def say(text: str) -> None:
         print(text, file=stdout)
 
     metric, whole = report["metric"], report["whole"]
-    say(
-        f"{report['model']}: {report['channels']} channels of {report['layer']}, chosen by {report['calibration_inputs']}"
-        f" inputs, judged on {report['inputs']} others"
-    )
+    say(f"{report['model']}: {report['channels']} channels of {report['layer']}")
+    say(f"chosen by {report['calibration_inputs']} inputs, judged on {report['inputs']} others")
     say(f"the whole model's {metric}: {100 * whole[metric]:.2f} %\n")
     headers, rows = accuracy_table(report)
     say(f"{metric} in %, by channels kept (* = preferred by the calibration inputs)")
@@ -235,17 +235,8 @@ def _print(report: dict[str, Any], folder: Path | None, stdout: Any) -> None:
         print(f"edge-client: {name} is not available: {one_line(why)}", file=sys.stderr)
     if report["structural"]:
         say("\ncut out of the model")
-        lines = [
-            [
-                str(one["keep"]),
-                one["scoring"],
-                f"{100 * one[metric]:.2f}",
-                f"{one['loss_points']:+.2f}",
-                f"{one['parameters']:,} of {one['parameters_whole']:,}",
-            ]
-            for one in report["structural"]
-        ]
-        say(table(["channels", "scoring", f"{metric} %", "points lost", "parameters"], lines, right=(0, 2, 3, 4)))
+        headers, rows = structural_table(report)
+        say(table(headers, rows, right=(0, 2, 3, 4)))
     if report["served"]:
         headers, rows = served_table(report)
         say("\nthrough a server on this machine")

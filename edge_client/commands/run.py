@@ -23,7 +23,7 @@ from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.models.example import to_device
 
 if TYPE_CHECKING:
-    from edge_client.auto import AutoClient
+    from edge_client.adaptive import AutoClient
     from shared_hooks.models import InputItem, ModelSpec
 
 

@@ -5,6 +5,7 @@ Names of models, layers and labels reach it escaped; it runs no script.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
@@ -53,6 +54,9 @@ def render(report: Mapping[str, Any]) -> str:
             _table(*accuracy_table(report)),
         ),
     ]
+    if report["structural"]:
+        text = "The preferred choice of each number, taken out of the model's layers."
+        parts.append(_section("Cut out of the model", text, _table(*structural_table(report))))
     served = report["served"]
     if served:
         rows = [_served_row(one) for one in served]
@@ -97,6 +101,22 @@ def accuracy_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     return ["scoring", *(f"{keep} of {report['channels']}" for keep in keeps)], rows
 
 
+def structural_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """(headers, rows) of the smaller models."""
+    what = report["metric"]
+    rows = [
+        [
+            str(one["keep"]),
+            one["scoring"],
+            f"{100 * one[what]:.2f}",
+            f"{one['loss_points']:+.2f}",
+            f"{one['parameters']:,} of {one['parameters_whole']:,}",
+        ]
+        for one in report["structural"]
+    ]
+    return ["channels", "scoring", f"{what} %", "points lost", "parameters"], rows
+
+
 SERVED_HEADERS: Final = ["served", "channels", "frontier", "bytes up", "median ms", "quartiles ms", "exact", "right"]
 
 
@@ -139,8 +159,8 @@ def _chart(lines: Sequence[tuple[str, Points]], dots: Points, x_name: str, unit:
     if not every:
         return ""
     xs, ys = [x for x, _ in every], [y for _, y in every]
-    low, high = (0.0 if zero else min(ys)), max(ys)
-    low, high = (low, high) if high > low else (low - 1, high + 1)
+    ticks = _ticks(0.0 if zero else min(ys), max(ys))
+    low, high = ticks[0], ticks[-1]
     left, right = (min(xs), max(xs)) if max(xs) > min(xs) else (min(xs) - 1, max(xs) + 1)
 
     def x_of(x: float) -> float:
@@ -150,8 +170,7 @@ def _chart(lines: Sequence[tuple[str, Points]], dots: Points, x_name: str, unit:
         return TOP + (high - y) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
     drawn = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
-    for step in range(5):
-        value = low + (high - low) * step / 4
+    for value in ticks:
         drawn.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y_of(value):.1f}" y2="{y_of(value):.1f}"/>'
         )
@@ -170,6 +189,15 @@ def _chart(lines: Sequence[tuple[str, Points]], dots: Points, x_name: str, unit:
         ]
     drawn += [f'<circle cx="{x_of(x):.1f}" cy="{y_of(y):.1f}" r="2.5" fill="{COLORS[-1]}"/>' for x, y in dots]
     return "".join([*drawn, "</svg>"])
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers, evenly spaced, from at most ``low`` to at least ``high``."""
+    rough = max(high - low, abs(high) * 1e-6, 1e-9) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * number for number in range(first, max(last, first + 1) + 1)]
 
 
 def _colors(count: int) -> list[str]:

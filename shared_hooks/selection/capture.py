@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from shared_hooks.copies import copied
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError
 from shared_hooks.fastpath import fast_path_off
-from shared_hooks.hierarchy import ROOT, call_name
+from shared_hooks.hierarchy import ROOT, call_name, walk
 from shared_hooks.selection.places import Box, cells
 
 
@@ -60,8 +61,10 @@ def place_of(model: nn.Module, layer: str, sample: Sample) -> tuple[str, int]:
     calls: dict[str, list[tuple[Any, tuple[str, ...]]]] = defaultdict(list)
     running: list[str] = []
     handles = []
-    for name, module in model.named_modules():
-        path = name or ROOT
+    for module, info in walk(model, None).items():
+        path = info.path
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # takes no hooks
 
         def before(_module: nn.Module, _args: Any, path: str = path) -> None:
             running.append(path)
@@ -79,7 +82,7 @@ def place_of(model: nn.Module, layer: str, sample: Sample) -> tuple[str, int]:
     path, _, number = layer.partition("#")
     which = int(number) if number.isdecimal() else 1
     if not 1 <= which <= len(calls[path]):
-        raise SpecError(f"layer {layer}: it did not run")
+        raise SpecError(f"layer {layer}: it did not run, or not in sight of a hook")
     output, around = calls[path][which - 1]
     if not isinstance(output, torch.Tensor) or output.dim() < 2:
         raise CutRefused(f"layer {layer}: its output is no tensor with channels")
@@ -142,9 +145,10 @@ def hooked(model: nn.Module, module: str, look: Callable[[torch.Tensor], None], 
 
 
 def run(model: nn.Module, sample: Sample) -> Any:
-    """The model's output, computed as Isthmus serves it."""
-    with torch.inference_mode(), fast_path_off():
-        return model(*sample.args, **sample.kwargs)
+    """The model's output, computed as Isthmus serves it; on copies, as a model may write into its inputs."""
+    args, kwargs = copied(sample.args, dict(sample.kwargs))
+    with torch.no_grad(), fast_path_off():
+        return model(*args, **kwargs)
 
 
 class _Moments:

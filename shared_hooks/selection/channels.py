@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import torch
 from torch import fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
+from shared_hooks.copies import copied
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.fastpath import fast_path_off
-from shared_hooks.hierarchy import near
+from shared_hooks.hierarchy import ROOT, near
 from shared_hooks.selection.capture import Sample
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -136,11 +137,13 @@ class Graph:
             self._pin(node, "the model's output")
         elif node.op == "call_module":
             self._see_module(node, self._modules[str(node.target)], inputs)
-        elif "tensor_meta" not in node.meta:
+        elif "shape" not in node.meta:
             return  # a size, a number
+        elif len(_shape(node)) < 2:
+            self._pin(node, _called(node))
         elif node.target in _PASSING_FUNCTIONS and len(inputs) == 1:
             self._pass(node, inputs[0])
-        elif node.target in _JOINING and all(_shape(one)[1] == _shape(node)[1] for one in inputs):
+        elif node.target in _JOINING and _in_step(node):
             self._join(node.name, *(one.name for one in inputs))
             self._cells[node.name] = max(self._cells.get(one.name, 1) for one in inputs)
         elif node.target in _FLATTENING and len(inputs) == 1 and _from_one(node, inputs[0]):
@@ -148,11 +151,11 @@ class Graph:
         elif node.target in (torch.mean, "mean") and _over_positions(node, inputs):
             self._pass(node, inputs[0])
         else:
-            self._pin(node, f"{getattr(node.target, '__name__', node.target)} (node {node.name})")
+            self._pin(node, _called(node))
 
     def _see_module(self, node: fx.Node, module: nn.Module, inputs: list[fx.Node]) -> None:
         path = str(node.target)
-        if len(inputs) != 1:
+        if len(inputs) != 1 or hasattr(module, "parametrizations"):
             self._pin(node, f"{path} ({type(module).__name__})")
         elif isinstance(module, CONVOLUTIONS) and module.groups == 1:
             self._weighted(node, inputs[0], path, 1)
@@ -190,23 +193,60 @@ class Graph:
 
 def trace(model: nn.Module, sample: Sample) -> Graph:
     """The graph of ``model``, with the shapes of ``sample``. Raises CutRefused where torch.fx cannot follow it."""
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise CutRefused(f"torch.fx cannot follow this model: it does not see the hook on {name or ROOT}")
+    args, kwargs = copied(sample.args, dict(sample.kwargs))
     try:
         traced = fx.symbolic_trace(model)
-        bound = inspect.signature(model.forward).bind(*sample.args, **sample.kwargs)
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
         bound.apply_defaults()
         with torch.no_grad(), fast_path_off():
-            ShapeProp(traced).propagate(*bound.args, *bound.kwargs.values())
+            _Shapes(traced).run(*bound.args, *bound.kwargs.values())
     except Exception as error:
-        raise CutRefused(f"torch.fx cannot follow this model: {type(error).__name__}: {error}") from error
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CutRefused(f"torch.fx cannot follow this model: {why}") from error
     return Graph(traced)
 
 
+class _Shapes(fx.Interpreter):
+    """Runs the graph and leaves at each node the shape of its tensor; () for tensors in a holder."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__(traced)
+        self.extra_traceback = False
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor):
+            n.meta["shape"] = tuple(result.shape)
+        elif any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
+            n.meta["shape"] = ()
+        return result
+
+
 def _shape(node: fx.Node) -> tuple[int, ...]:
-    return tuple(getattr(node.meta.get("tensor_meta"), "shape", ()))
+    return tuple(node.meta.get("shape", ()))
+
+
+def _called(node: fx.Node) -> str:
+    return f"{getattr(node.target, '__name__', node.target)} (node {node.name})"
+
+
+def _in_step(node: fx.Node) -> bool:
+    """Whether all terms have the result's channels in the same dimension; numbers do not count."""
+    shape = _shape(node)
+    terms = [_shape(one) for one in node.all_input_nodes]
+    return all(not term or (len(term) == len(shape) and term[1] == shape[1]) for term in terms)
 
 
 def _from_one(node: fx.Node, given: fx.Node) -> bool:
-    """Whether a call of flatten joins dimensions 1 to the last, whatever its arguments look like."""
+    """Whether a flatten, view or reshape joins dimensions 1 to the last, and would do so with fewer channels."""
+    if node.target not in (torch.flatten, "flatten"):
+        sizes: Any = node.args[1:]
+        last = sizes[-1][-1] if sizes and isinstance(sizes[-1], (tuple, list)) else sizes[-1] if sizes else None
+        if not isinstance(last, fx.Node) and last != -1:
+            return False
     shape = _shape(given)
     size = 1
     for one in shape[1:]:

@@ -84,10 +84,8 @@ class Restore(nn.Module):
 class Masked(nn.Module):
     """A module with a mask behind it; other attributes are the module's own."""
 
-    def __init__(self, inner: nn.Module, mask: Mask) -> None:
+    def __init__(self, inner: nn.Module, mask: Mask, device: torch.device | None = None) -> None:
         super().__init__()
-        weight = next((tensor for tensor in inner.state_dict().values() if tensor.is_floating_point()), None)
-        device = None if weight is None else weight.device
         self.inner = inner
         self.select = Select(mask.keep, len(mask.fill), mask.dim, device)
         self.restore = Restore(mask.keep, torch.tensor(mask.fill, device=device), mask.dim)
@@ -113,9 +111,10 @@ def masked(model: nn.Module, mask: Mask) -> nn.Module:
     inner = known.get(mask.module)
     if inner is None or mask.module in ("", ROOT):
         raise SpecError(f"the mask is for {mask.module}, which the model does not have.{near(mask.module, known)}")
-    behind = Masked(inner, mask)
+    weight = next(iter(model.state_dict().values()), None)
+    behind = Masked(inner, mask, None if weight is None else weight.device)
     for parent in {id(module): module for module in known.values()}.values():
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):  # named_children leaves further names out
             if child is inner:
                 setattr(parent, name, behind)
     return model
@@ -124,7 +123,7 @@ def masked(model: nn.Module, mask: Mask) -> nn.Module:
 def unmasked(model: nn.Module) -> nn.Module:
     """``model`` itself, with every mask taken away."""
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):
             if isinstance(child, Masked) and not isinstance(parent, Masked):
                 setattr(parent, name, child.inner)
     return model

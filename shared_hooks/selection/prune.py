@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.errors import CutRefused, ModelFailed, SpecError
+from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.selection.capture import Sample, run
 from shared_hooks.selection.channels import CONVOLUTIONS, Space, trace
 
@@ -46,7 +46,7 @@ def pruned(model: nn.Module, layer: str, keep: Sequence[int], calibration: Seque
     try:
         run(made, calibration[0])
     except Exception as error:
-        raise ModelFailed(f"layer {layer}: the pruned model fails: {type(error).__name__}: {error}") from error
+        raise CutRefused(f"layer {layer}: the pruned model fails: {type(error).__name__}: {error}") from error
     return made
 
 
@@ -71,19 +71,21 @@ def resized(model: nn.Module, sizes: Mapping[str, Mapping[str, Any]], state: Map
             module = model.get_submodule(path)
         except AttributeError:
             raise SpecError(f"{path} was pruned, which the model does not have") from None
-        allowed = {*_SIZES.get(type(module), ()), "bias"}
-        if not set(numbers) <= allowed or not all(type(value) in (int, bool) for value in numbers.values()):
-            raise SpecError(f"{path}: {type(module).__name__} has no {', '.join(sorted(set(numbers) - allowed))}")
         for name, value in numbers.items():
-            if name != "bias":
-                setattr(module, name, value)
+            if name == "bias" and type(value) is bool:
+                continue
+            if (
+                name not in _SIZES.get(type(module), ())
+                or type(value) is not int
+                or not 1 <= value <= _size(module, name)
+            ):
+                raise SpecError(f"{path}: {name} = {value!r} is no smaller size of a {type(module).__name__}")
+            setattr(module, name, value)
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            new = state.get(f"{path}.{name}")
-            if new is None:
-                raise SpecError(f"{path}.{name} is missing")
-            _replace(module, name, torch.empty(new.shape, dtype=tensor.dtype))
+            shape = _shape(module, name) if tensor.dim() else ()
+            _replace(module, name, torch.empty(shape, dtype=tensor.dtype))
         if numbers.get("bias") and getattr(module, "bias", None) is None:
-            _replace(module, "bias", torch.empty(state[f"{path}.bias"].shape, dtype=_weight(module).dtype))
+            _replace(module, "bias", torch.empty(_shape(module, "bias"), dtype=_weight(module).dtype))
     try:
         model.load_state_dict(dict(state))
     except RuntimeError as error:
@@ -96,6 +98,20 @@ _SIZES: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), ("num_features",)),
     nn.Linear: ("in_features", "out_features"),
 }
+
+
+def _shape(module: Any, name: str) -> tuple[int, ...]:
+    """Of a tensor of a module whose sizes are set."""
+    if isinstance(module, nn.Linear):
+        return (module.out_features, module.in_features)[: 2 if name == "weight" else 1]
+    if isinstance(module, CONVOLUTIONS):
+        whole = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
+        return whole if name == "weight" else whole[:1]
+    return (module.num_features,)
+
+
+def _size(module: Any, name: str) -> int:
+    return int(getattr(module, name))
 
 
 def _weight(module: nn.Module) -> torch.Tensor:

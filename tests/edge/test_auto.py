@@ -16,8 +16,8 @@ from torch import Tensor
 
 from edge_client import Answer, EdgeClient, Failure
 from edge_client.__main__ import main
-from edge_client.auto import AutoClient
-from edge_client.hedge import Hedge
+from edge_client.adaptive import AutoClient
+from edge_client.adaptive.hedge import Hedge
 from edge_client.local_server import local_server
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.controller import Choice

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_client import EdgeClient
-from edge_client.auto import AutoClient
+from edge_client.adaptive import AutoClient
 from edge_client.planning.candidate import CLOUD_FILE
 from edge_client.planning.controller import SplitController
 from edge_client.planning.gather import LONGEST_PAUSE

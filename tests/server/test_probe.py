@@ -196,7 +196,8 @@ class TestProfile:
             list(core.profiles.stream(asked))
             core.profiles._rests_until = time.monotonic() + 0.3
             began = time.monotonic()
-            assert any("have their turn" in reply.progress.what for reply in core.profiles.stream(asked))
+            replies = list(core.profiles.stream(asked))
+            assert any("have their turn" in reply.progress.what for reply in replies)
             assert time.monotonic() - began >= 0.3
 
     @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from edge_client.planning.controller import Choice
 
-log = logging.getLogger("edge_client.auto")
+log = logging.getLogger("edge_client.adaptive")
 
 KEPT: Final = 100_000
 

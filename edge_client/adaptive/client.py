@@ -3,7 +3,7 @@
 Each request asks the controller where to run, runs there, and tells it what that took. Two things happen beside that.
 A request that takes much longer than predicted is *hedged*: the whole model runs here meanwhile, whoever is done first
 answers, the other is given up; when the server is gone that is so at once, and no request is lost. And a *watch*
-(`edge_client.watch`) probes the link when no request tells its speed, and calls at a server that is gone.
+(`edge_client.adaptive.watch`) probes the link when no request tells its speed, and calls at a server that is gone.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
 
+from edge_client.adaptive.decisions import Decisions
+from edge_client.adaptive.hedge import Hedge
+from edge_client.adaptive.watch import Connect, Watch
 from edge_client.answer import Answer, Call, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
-from edge_client.decisions import Decisions
 from edge_client.exchange import Exchange
 from edge_client.half import Inputs
-from edge_client.hedge import Hedge
 from edge_client.many import in_order
 from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
 from edge_client.planning.controller import Choice, SplitController
 from edge_client.requests import Done, Running
 from edge_client.state import State
 from edge_client.times import Stamps, now_ns
-from edge_client.watch import Connect, Watch
 from shared_hooks.errors import RemoteError, SpecError
 
 log = logging.getLogger(__name__)

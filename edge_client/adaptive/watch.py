@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from edge_client.adaptive.decisions import Decisions
 from edge_client.client import EdgeClient
-from edge_client.decisions import Decisions
 from edge_client.planning.controller import SplitController
 from edge_client.planning.link import Curve, Link, Load
 from edge_client.prober import LinkProber

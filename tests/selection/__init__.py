@@ -1,0 +1,1 @@
+"""Channel selection: what is captured, scored, masked, pruned and served."""
