@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 WEIGHT = 0.2
-"""Of the newest wait in the mean."""
+"""Of the newest wait in the mean, at least: of one that came long after the others more."""
 HALF_LIFE_SECONDS = 5.0
 """Without requests the remembered wait loses half of itself in this time: nobody waited for the idle worker."""
 
@@ -23,11 +23,16 @@ class QueueClock:
 
     def add(self, wait_ns: int) -> None:
         with self._lock:
-            self._mean += WEIGHT * (wait_ns - self._mean)
-            self._at = self._clock()
+            now = self._clock()
+            kept = (1 - WEIGHT) * self._faded(now)  # what is long ago weighs no more than it is told
+            self._mean = kept * self._mean + (1 - kept) * wait_ns
+            self._at = now
 
     @property
     def mean_ns(self) -> int:
         with self._lock:
-            aged: float = self._mean * 0.5 ** ((self._clock() - self._at) / HALF_LIFE_SECONDS)
-            return round(aged)
+            return round(self._mean * self._faded(self._clock()))
+
+    def _faded(self, now: float) -> float:
+        share: float = 0.5 ** ((now - self._at) / HALF_LIFE_SECONDS)
+        return share

@@ -72,7 +72,8 @@ class Probe:
             try:
                 item = self._rounds.get(timeout=self._limits.probe_idle_seconds)
             except queue.Empty:
-                if self._began_ns is None or time.perf_counter_ns() - self._began_ns > 1e9 * self._longest:
+                began_ns = self._began_ns  # the other thread ends rounds meanwhile
+                if began_ns is None or time.perf_counter_ns() - began_ns > 1e9 * self._limits.deadline_seconds:
                     raise DeadlineExceeded(
                         f"probe: no round in {self._limits.probe_idle_seconds:g} s; begin anew"
                     ) from None
@@ -91,8 +92,3 @@ class Probe:
                 receive_ns=item.receive_ns,
                 load=self._load(),
             )
-
-    @property
-    def _longest(self) -> float:
-        """Seconds that a round may take to arrive."""
-        return self._limits.deadline_seconds

@@ -49,6 +49,8 @@ class Profiles:
         self._one = threading.Lock()  # held by who measures, and while the kept ones are looked at
         self._places = threading.Semaphore(limits.max_profiles)
         self._kept: OrderedDict[_Wanted, bytes] = OrderedDict()
+        self._over = threading.Event()  # whether no worker measures: one whose client has left may be at it still
+        self._over.set()
         self._rests_until = 0.0
 
     def stream(
@@ -108,6 +110,10 @@ class Profiles:
         """Progress while a worker measures; returns the profile's bytes."""
         news: queue.SimpleQueue[split_pb2.ProfileReply | bytes | IsthmusError] = queue.SimpleQueue()
         left = threading.Event()
+        while not self._over.wait(WAIT_SECONDS):
+            if not wanted():
+                raise Cancelled("nobody waits for this profile any more")
+            yield _progress(0, 0, "waiting for another profile")
         while time.monotonic() < self._rests_until:
             if not wanted():
                 raise Cancelled("nobody waits for this profile any more")
@@ -132,7 +138,9 @@ class Profiles:
                 news.put(ModelFailed(f"{type(error).__name__}: {error}"))
             finally:
                 self._rests_until = 2 * time.monotonic() - began
+                self._over.set()
 
+        self._over.clear()
         self._put(measure)
         try:
             while True:

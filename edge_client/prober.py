@@ -87,14 +87,16 @@ class LinkProber:
         whatever burst a token bucket forgave the first. ``total_ns`` of each counts from the beginning of the train.
         """
         with self._turn:
-            if self._closed:
-                raise ServerUnavailable(f"the prober of {self.server} is closed")
-            if self._stream is None:
+            if self._stream is None and not self._closed:
                 self._stream = _Stream(self.server, self._chunk_bytes)
+            stream = self._stream
             try:
-                return self._stream.train(rounds, timeout)
+                if self._closed or stream is None:  # looked at last: `close` may have come before there was a stream
+                    raise ServerUnavailable(f"the prober of {self.server} is closed")
+                return stream.train(rounds, timeout)
             except BaseException:
-                self._stream.close()
+                if stream is not None:
+                    stream.close()
                 self._stream = None
                 raise
 

@@ -233,7 +233,8 @@ class Sampler:
 
     def _sample(self) -> None:
         now = time.monotonic()
-        channels = [*self._host, *(one for pair in self._devices.values() for one in pair or () if one is not None)]
+        pairs = list(self._devices.values())  # a forward on another device adds to them meanwhile
+        channels = [*self._host, *(one for pair in pairs for one in pair or () if one is not None)]
         for channel in channels:
             if channel.why is None and channel.due <= now:
                 channel.due = now + 0.9 * channel.series.period_ns / 1e9

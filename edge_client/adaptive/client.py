@@ -43,7 +43,7 @@ FALL_BACK: Final = (*CONNECTION_ERRORS, RemoteError)
 """What is answered here instead: no input's fault."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # inputs are tensors, which `==` compares one by one
 class Flight:
     """A request on its way: what it is, where it was sent, what was expected of it."""
 
@@ -227,12 +227,15 @@ class AutoClient:
 
     def _local_answer(self, flight: Flight, running: Running) -> Answer:
         assert flight.hedged is not None
-        answer = flight.hedged.result()
         exchange, name = running.exchange, flight.choice.candidate.name
-        if not exchange.settled and not exchange.breaks:
-            with self.lock:
-                self.controller.observe_slow(now_ns(), name, exchange.bytes_up, self._waited(exchange), given_up=True)
-        self.client.requests.cancel(running, "it was answered on this side first")
+        try:
+            answer = flight.hedged.result()
+            if not exchange.settled and not exchange.breaks:
+                waited = self._waited(exchange)
+                with self.lock:
+                    self.controller.observe_slow(now_ns(), name, exchange.bytes_up, waited, given_up=True)
+        finally:
+            self.client.requests.cancel(running, "it was answered on this side first")
         return answer
 
     def _leave(self, flight: Flight, why: str) -> None:

@@ -30,15 +30,18 @@ class Hedge:
     def run(self, work: Callable[[], Answer]) -> Future[Answer]:
         """``work()``, as soon as what ran before is done or left."""
         future: Future[Answer] = Future()
-        self._worker.submit(self._run, work, future)
+        queued = self._worker.submit(self._run, work, future)
+        queued.add_done_callback(lambda one: future.set_exception(Cancelled("closed")) if one.cancelled() else None)
         return future
 
     def abandon(self, future: Future[Answer]) -> None:
         """Nobody waits for it: it ends with Cancelled at its next module, or does not begin."""
         self._unwanted.add(future)
+        if future.done():  # it ended before it was unwanted, and nothing else will forget it
+            self._unwanted.discard(future)
 
     def close(self) -> None:
-        """Returns when nothing runs any more."""
+        """Returns when nothing runs any more; what has not begun ends with Cancelled."""
         self._worker.shutdown(cancel_futures=True)
 
     def _run(self, work: Callable[[], Answer], future: Future[Answer]) -> None:

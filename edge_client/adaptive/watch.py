@@ -144,16 +144,16 @@ class Watch:
             if self._client.state is not State.READY:
                 self._client.open(PROBE_SECONDS)
             found = self._connect() if self._connect is not None else None
+            with self._lock:
+                if found is not None:
+                    self._controller.server_found(now_ns(), *found)
+                    self._connect = None
+                else:
+                    self._controller.server_back(now_ns())
+                self.there = True
         except IsthmusError as error:
             self._complain(error)
             return
-        with self._lock:
-            if found is not None:
-                self._controller.server_found(now_ns(), *found)
-                self._connect = None
-            else:
-                self._controller.server_back(now_ns())
-            self.there = True
         self._complaint = ""
         self._decisions.event("back" if found is None else "found")
         self._probe_if_wanted()

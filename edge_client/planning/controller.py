@@ -323,7 +323,11 @@ class SplitController:
 
     def server_found(self, now: int, cloud: Profile, link: Link, load: Load | None = None) -> None:
         """A server where there was none at the start. Raises SpecError for another model's profile."""
-        self._take_server(cloud, link, load)
+        try:
+            self._take_server(cloud, link, load)
+        except SpecError:
+            self._there = False
+            raise
         self._changed()
 
     def _take_server(self, cloud: Profile, link: Link, load: Load | None) -> None:

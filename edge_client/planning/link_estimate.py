@@ -61,7 +61,7 @@ class LinkEstimate:
     def __init__(self, link: Link, largest: int) -> None:
         self._up, self._down = _Way(link.up), _Way(link.down)
         self._rtt = Tracker(link.rtt_ns, offset=1e3)
-        self._largest = largest
+        self._largest = max(1, largest)
         self._floor = min(FLOOR, max(1, largest // 2))
         self._congested = False
         self.doubtful = False

@@ -132,7 +132,7 @@ class _Edge:
             whole = self.profile.whole_energy
             if whole.value is None:
                 return Reading.unavailable(f"preparing the input: {whole.note}")
-            joules += whole.value / self.profile.whole_ns.middle * self.prepare_ns
+            joules += whole.value / max(1.0, self.profile.alone_ns.middle) * self.prepare_ns
             source.append("preparation at the whole model's mean power")
         if waiting_ns:
             if idle.value is None:
@@ -231,7 +231,7 @@ def _reading(edge: Profile, cloud: Profile, file: FileInput) -> tuple[float, str
     """Nanoseconds the server takes to read a file, and what that is guessed from: processors do it on either side."""
     here = file.prepare_ns.middle
     if all(str(one.machine.get("device")) == "cpu" for one in (edge, cloud)):
-        ratio = cloud.alone_ns.middle / edge.alone_ns.middle
+        ratio = cloud.alone_ns.middle / max(1.0, edge.alone_ns.middle)
         return here * ratio, f"as it takes here, times {ratio:.2f}, by which the model takes longer there"
     return here, "as long as it takes here"
 

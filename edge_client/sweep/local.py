@@ -40,8 +40,9 @@ def split_here(
     """One request; ``called``: when it began (`now_ns`), before its input was read. Raises what the engine raises."""
     prepared = now_ns()
     early: EarlyOutput = wrapped.forward(*args, end=cut, **kwargs)
+    returned = now_ns()
     _wait(wrapped)
-    head_ns = wrapped.durations().get("head", 0)
+    head_ns = wrapped.durations().get("head", 0) + now_ns() - returned
     layers_edge, forward_edge = _metrics(wrapped)
     computed = now_ns()
     data = early.to_bytes(codec=codec)

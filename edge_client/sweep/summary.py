@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 UNKNOWN_IDLE = Reading.unavailable("no plan was made, which measures it")
+NO_FORWARD = Reading.estimated(0.0, "nothing of the model runs on the edge")
+"""Of a file that is sent as it is."""
 
 
 def ways_measured(requests: pl.DataFrame, ways: Sequence[Way], predicted: Mapping[str, Mapping[str, Any]]) -> list[Any]:
@@ -150,7 +152,9 @@ def candidates_measured(ways: Sequence[Mapping[str, Any]], idle: Reading = UNKNO
                 stages,
                 bytes_up=round(way["bytes_up"]),
                 bytes_down=round(way["bytes_down"]),
-                edge_energy=_with_waiting(Reading.from_dict(way["edge_energy"]), idle, stages),
+                edge_energy=_with_waiting(
+                    NO_FORWARD if way["name"] == CLOUD_FILE else Reading.from_dict(way["edge_energy"]), idle, stages
+                ),
                 edge_memory=Reading.unavailable("not measured by a sweep"),
                 accuracy=None if way["agreeing"] is None else way["agreeing"] / answered,
             )

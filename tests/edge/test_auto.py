@@ -17,10 +17,14 @@ from torch import Tensor
 from edge_client import Answer, EdgeClient, Failure
 from edge_client.__main__ import main
 from edge_client.adaptive import AutoClient
+from edge_client.adaptive.client import Flight
 from edge_client.adaptive.hedge import Hedge
+from edge_client.answer import Call
 from edge_client.local_server import local_server
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.controller import Choice
+from edge_client.requests import Done
+from edge_client.times import Stamps
 from shared_hooks.errors import Cancelled, DeadlineExceeded, ModelFailed, SpecError
 from shared_hooks.models import find_inputs, load_spec
 from shared_hooks.reading import Reading
@@ -196,6 +200,40 @@ def test_a_deadline_holds_where_nothing_runs_here() -> None:
     told = Told("body", network_ms=1e6)
     with FakeServer(fake.deaf) as server, auto(server, told, local=False) as one, pytest.raises(DeadlineExceeded):
         one.infer(image(), deadline=0.3)
+
+
+def test_requests_are_told_apart_without_comparing_their_tensors() -> None:
+    choice = Told("input").choose(0)
+    flights = [
+        Flight(call, call, choice, Stamps(), 0.0, Done(Answer.__new__(Answer)))
+        for call in (Call((torch.zeros(3),)), Call((torch.zeros(3),)))
+    ]
+    left = list(flights)
+    left.remove(flights[1])  # as when the second is answered first, in another thread
+    assert left[0] is flights[0] and len(left) == 1
+
+
+def test_a_hedge_remembers_nothing_and_leaves_nobody_waiting() -> None:
+    begun, go = threading.Event(), threading.Event()
+    answer = Answer.__new__(Answer)
+
+    def work() -> Answer:
+        begun.set()
+        assert go.wait(PATIENCE)
+        return answer
+
+    hedge = Hedge()
+    first, second = hedge.run(work), hedge.run(work)
+    assert begun.wait(PATIENCE)
+    closing = threading.Thread(target=hedge.close)
+    closing.start()
+    with pytest.raises(Cancelled):
+        second.result(PATIENCE)
+    go.set()
+    closing.join(PATIENCE)
+    assert first.result(PATIENCE) is answer
+    hedge.abandon(first)
+    assert not hedge._unwanted
 
 
 def test_needs_a_server_to_choose() -> None:

@@ -69,13 +69,13 @@ def judge(
         mine = [one for one in requests if begin <= one.start < end]
         moved = [one for one in moves if begin <= one.at < end]
         found.append(_phase(phase, begin, oracle[phase.name], mine, moved))
-    total, ideal = (sum(one[key] for one in found) for key in ("total_ms", "oracle_total_ms"))
+    total, ideal, count = (sum(one[key] for one in found) for key in ("total_ms", "oracle_total_ms", "requests"))
     return {
         "phases": found,
         "requests": len(requests),
         "lost": sum(one.error is not None for one in requests),
-        "mean_ms": total / len(requests),
-        "oracle_mean_ms": ideal / len(requests),
+        "mean_ms": total / count,
+        "oracle_mean_ms": ideal / count,
         "ratio": total / ideal,
         "slowest_adaptation_s": max(one["settled_after_s"] for one in found),
         "most_moves_after_settling": max(one["moves_after_settling"] for one in found),

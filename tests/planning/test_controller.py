@@ -93,6 +93,17 @@ def test_a_server_found_later_is_used() -> None:
     assert one.choose(2).candidate.name == CLOUD_ONLY
 
 
+def test_a_server_that_cannot_be_used_changes_nothing() -> None:
+    one = SplitController(EDGE)
+    with pytest.raises(SpecError, match="weights"):
+        one.server_found(1, profile("cloud", SHAPES["funnel"], weights_hash="dd"), link(100))
+    assert one.choose(2).candidate.name == EDGE_ONLY
+    strict = SplitController(EDGE, constraints=Constraints(max_edge_memory=1))
+    with pytest.raises(SpecError, match="no candidate"):
+        strict.server_found(1, CLOUD, link(100))
+    assert strict.choose(2).candidate.name == EDGE_ONLY
+
+
 def test_a_lost_server_is_left_at_once_and_taken_again_after_its_return() -> None:
     one = SplitController(EDGE, CLOUD, link(100))
     assert one.choose(0).candidate.name == CLOUD_ONLY

@@ -26,6 +26,10 @@ def test_large_transfers_tell_the_goodput() -> None:
     assert one.rtt_ns == pytest.approx(10 * MS, rel=0.1)
 
 
+def test_where_no_candidate_sends_anything_there_is_a_goodput_all_the_same() -> None:
+    assert min(LinkEstimate(Link(Curve.line(1 * MS, 125_000), Curve.line(0, 125e6)), 0).goodput()) > 0
+
+
 def test_small_transfers_tell_the_round_trip() -> None:
     one = estimate()
     for _ in range(4):

@@ -129,5 +129,6 @@ def test_regression_predicts_a_model_it_was_not_fitted_on(tmp_path: Path) -> Non
     for one in decision.ranking:
         assert one.latency_ns == pytest.approx(measured[one.name].latency_ns, rel=0.05)
         assert any("by regression, error" in note for note in one.notes)
+        assert one.layer_id is None or one.stages_ns["tail"] >= 0.1 * MS, "decoding and encoding are no layers"
     with pytest.raises(SpecError, match="no profile|none of the files|of the edge|cloud"):
         find_partitioner("regression").decide(situation(paths[0]))

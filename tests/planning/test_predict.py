@@ -42,6 +42,13 @@ def test_a_cut_takes_head_encoding_network_queue_and_tail() -> None:
     assert one.latency_ns == pytest.approx(sum(one.stages_ns.values()))
 
 
+def test_preparing_draws_what_the_whole_model_draws_as_a_request_runs_it() -> None:
+    measured = profile("edge", LAYERS, energy=True, idle=1.0)
+    edge = replace(measured, whole_ns=exactly(2 * measured.whole_ns.middle), bare_ns=measured.whole_ns)
+    (only,) = predict(edge, None, None, file=PNG)
+    assert only.edge_energy.value == pytest.approx(2.0 * 64e-3)  # 2 W over 60 ms and 4 ms
+
+
 def test_without_a_server_or_a_link_there_is_the_edge_alone() -> None:
     edge = profile("edge", LAYERS)
     for cloud, link in ((None, LINK), (profile("cloud", LAYERS), None)):

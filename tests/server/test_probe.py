@@ -226,6 +226,26 @@ class TestProfile:
         engine.hold = None
         assert profile(channel)["number"] == 1
 
+    def test_the_next_one_waits_until_one_that_was_left_has_stopped(self, engine: ProfiledEngine) -> None:
+        entered, go = threading.Event(), threading.Event()
+        measure = engine.profile
+
+        def deaf(warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+            entered.set()
+            assert go.wait(PATIENCE)
+            return measure(warmup, repetitions, seconds, on_progress)
+
+        engine.profile = deaf  # type: ignore[method-assign]
+        asked = split_pb2.ProfileRequest(model_id="fake", fresh=True)
+        with Core([engine], LIMITS) as core:
+            left = core.profiles.stream(asked)
+            assert next(left).progress.what == "starting" and entered.wait(PATIENCE)
+            left.close()  # type: ignore[attr-defined]
+            following = core.profiles.stream(asked)
+            assert next(following).progress.what == "waiting for another profile"
+            go.set()
+            assert json.loads(list(following)[-1].profile)["number"] == 1
+
     def test_it_takes_a_workers_turn(self, channel: grpc.Channel, engine: ProfiledEngine) -> None:
         engine.hold = threading.Event()
         call = split_pb2_grpc.SplitStub(channel).Profile(split_pb2.ProfileRequest(model_id="fake"))
@@ -279,3 +299,13 @@ class TestLoad:
         assert clock.mean_ns == pytest.approx(500, rel=0.01)
         now[0] = 500.0
         assert clock.mean_ns == 0
+        clock.add(0)
+        assert clock.mean_ns == 0, "what is forgotten does not come back with the next request"
+
+    def test_waits_that_are_all_alike_are_their_mean_however_far_apart(self) -> None:
+        now = [0.0]
+        clock = QueueClock(lambda: now[0])
+        for _ in range(50):
+            now[0] += 3.0
+            clock.add(1000)
+        assert clock.mean_ns == pytest.approx(1000, rel=0.01)

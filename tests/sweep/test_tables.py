@@ -150,3 +150,14 @@ def test_all_files_are_written_and_the_summary_is_json(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == names
     assert json.loads((tmp_path / "summary.json").read_text()) == known
     assert known["measured_inputs"] == ["image.png"] and known["ended"] == "interrupted"
+
+
+def test_a_file_that_is_sent_as_it_is_takes_the_edge_its_waiting() -> None:
+    measured = synthetic.known(2, energy=Reading.measured(0.5, "a meter"))["ways"]
+    idle = Reading.measured(2.0, "a meter")
+    (file,) = [one for one in summary.candidates_measured(measured, idle) if one.name == "cloud-only-file"]
+    waiting = sum(file.stages_ns[stage] for stage in ("network", "queue", "tail"))
+    assert file.edge_energy.status == "estimated"
+    assert file.edge_energy.value == pytest.approx(2.0 * waiting / 1e9)
+    (file,) = [one for one in summary.candidates_measured(measured) if one.name == "cloud-only-file"]
+    assert file.edge_energy.value is None and "idle power" in file.edge_energy.note

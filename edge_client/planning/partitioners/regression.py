@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edge_client.planning.candidate import Candidate
@@ -11,7 +11,7 @@ from edge_client.planning.partitioners.layer_model import LayerModel
 from edge_client.planning.partitioners.situation import Situation
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile_file
-from shared_hooks.profiling.profile import INPUT_CUT, Profile, Side
+from shared_hooks.profiling.profile import INPUT_CUT, CutProfile, Profile, Side
 
 
 class Regression:
@@ -33,7 +33,8 @@ class Regression:
         strict, paths = "strict" in words, [word for word in words if word != "strict"]
         edge = _times(situation.edge, _fit("edge", paths, situation.edge), strict)
         cloud = _times(situation.cloud, _fit("cloud", paths, situation.cloud), strict)
-        candidates = [_again(one, edge, cloud) for one in situation.candidates]
+        around = {cut.layer_id: _around(cut) for cut in situation.cloud.cuts}
+        candidates = [_again(one, edge, cloud, around) for one in situation.candidates]
         return decide(candidates, situation.objective, situation.constraints)
 
 
@@ -89,11 +90,16 @@ def _leaves(profile: Profile) -> list[tuple[int, str, dict[str, float]]]:
     ]
 
 
-def _again(one: Candidate, edge: _Times, cloud: _Times) -> Candidate:
+def _around(cut: CutProfile) -> float:
+    """What the server does for a tail besides its layers: decode, inject, encode."""
+    return sum(stage.middle for name, stage in cut.stages.items() if name != "compute")
+
+
+def _again(one: Candidate, edge: _Times, cloud: _Times, around: Mapping[int, float]) -> Candidate:
     stages = dict(one.stages_ns)
     if one.layer_id is None:
         stages["edge"] = edge.whole
     elif "edge" in stages:
         stages["edge"] = edge.until(one.layer_id) if one.layer_id != INPUT_CUT else stages["edge"]
-        stages["tail"] = cloud.whole - cloud.until(one.layer_id)
+        stages["tail"] = cloud.whole - cloud.until(one.layer_id) + around.get(one.layer_id, 0.0)
     return replace(one, stages_ns=stages, notes=(*one.notes, edge.note, cloud.note))
