@@ -26,6 +26,8 @@ class Identity:
     """Versions and device, for messages only."""
     layers: int = 0
     """Layer calls of the plan; 0 without one."""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    """`shared_hooks.profiling.machine.describe`: what a profile is compared with."""
     preprocess_digest: str = ""
     """How input files are read; empty when they cannot be."""
 

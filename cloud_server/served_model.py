@@ -19,6 +19,7 @@ from shared_hooks.models.uploads import check_suffix, libraries
 from shared_hooks.observers import named
 from shared_hooks.operations import Kind
 from shared_hooks.parcel import read_header
+from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 
@@ -43,6 +44,7 @@ class ServedModel:
             about=about(device),
             layers=len(self._plan.layers) if self._plan else 0,
             preprocess_digest=entry.spec.preprocess_digest(),
+            machine=describe(device),
         )
 
     def _plan_example(self, entry: ModelEntry) -> Plan | None:

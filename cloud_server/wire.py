@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 
 from cloud_server import measured
@@ -121,6 +122,7 @@ def model_list(identities: Iterable[Identity]) -> split_pb2.ListModelsReply:
                 plan_digest=identity.plan_digest,
                 layers=identity.layers,
                 preprocess_digest=identity.preprocess_digest,
+                machine=json.dumps(dict(identity.machine)),
             )
             for identity in identities
         ]

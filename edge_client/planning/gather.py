@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ LONGEST_PAUSE: Final = 0.05
 CALIBRATION_CUTS: Final = 2
 CALIBRATION_REQUESTS: Final = 5
 CALIBRATION_WARMUP: Final = 2
+SAID_SECONDS: Final = 15.0
 FILE_READINGS: Final = 5
 
 
@@ -115,6 +117,10 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
             cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
             for text in profile_file.check(cloud, who):
                 warn(text)
+        served = None if server is None else _served(server, who.model_id)
+        if wanted.cloud_profile is not None and server is not None:
+            for text in _of_another_machine(cloud, who, server, served):
+                warn(f"{wanted.cloud_profile}: {text}")
         link, load = wanted.link, Load()
         file = _file(edge, wanted.file, loaded)
         if link is None:
@@ -124,7 +130,8 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
                 link, load = probe(
                     server, probe_sizes(edge, file), answers, wanted.probe_seconds, lambda *at: advance(at[2])
                 )
-        crosses = file is not None and server is not None and _reads_files(server, loaded)
+        reads = served is not None and served.preprocess_digest == loaded.spec.preprocess_digest()
+        crosses = reads and file is not None
         if file is not None and server is not None and not crosses:
             warn("the server reads input files otherwise than this side: they cannot be sent as they are")
         gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found))
@@ -237,8 +244,8 @@ def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:
     return FileInput(path, Path(path).suffix.lower(), nbytes, Quartiles.of(took))
 
 
-def _reads_files(server: str, loaded: Loaded) -> bool:
-    """Whether the server reads input files, and as this side does."""
+def _served(server: str, model_id: str) -> Any:
+    """What the server says of this model (`split_pb2.ModelInfo`); None where it says nothing."""
     import grpc
 
     from protos.isthmus.v1 import split_pb2
@@ -250,11 +257,23 @@ def _reads_files(server: str, loaded: Loaded) -> bool:
             response_deserializer=split_pb2.ListModelsReply.FromString,
         )
         try:
-            models = ask(split_pb2.ListModelsRequest(), timeout=30.0, wait_for_ready=True).models
+            models = ask(split_pb2.ListModelsRequest(), timeout=SAID_SECONDS, wait_for_ready=True).models
         except grpc.RpcError:
-            return False  # too old, or gone: what follows will say so
-    own = loaded.spec.preprocess_digest()
-    return any(one.model_id == loaded.spec.model_id and one.preprocess_digest == own for one in models)
+            return None
+    return next((one for one in models if one.model_id == model_id), None)
+
+
+def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served: Any) -> list[str]:
+    """Warnings about a profile from a file, where ``server`` may be another than the one it was made on."""
+    from shared_hooks.profiling import profile_file
+
+    try:
+        there = json.loads(served.machine) if served is not None and served.machine else None
+    except (ValueError, RecursionError):
+        there = None
+    if not isinstance(there, dict) or "id" not in there:
+        return [f"{server} does not say on what machine it runs: whether the profile is of that is not known"]
+    return profile_file.check(cloud, who, there)
 
 
 def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered) -> Calibration:

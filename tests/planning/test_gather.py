@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from edge_client.commands.loading import Loaded, load
-from edge_client.planning.gather import LEAST_PROBED, Wanted, edge_profile, probe_sizes
+from edge_client.local_server import local_server
+from edge_client.planning.gather import (
+    LEAST_PROBED,
+    Wanted,
+    _of_another_machine,
+    _served,
+    edge_profile,
+    probe_sizes,
+)
 from edge_client.planning.gather import _file as file_of
+from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile_file
+from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile import FileInput, Profile
 from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
 from tests.planning.made import MS, Layer, exactly, profile
@@ -67,3 +79,24 @@ def test_a_profile_of_other_weights_is_refused_with_its_name(loaded: Loaded, mea
     profile_file.write(replace(measured, model=replace(measured.model, weights_hash="00")), path)
     with pytest.raises(SpecError, match=r"other\.json: .*another weights"):
         edge_profile(loaded, Wanted(edge_profile=str(path)), lambda text: None)
+
+
+def test_a_clouds_profile_of_another_machine_than_the_servers_is_marked(measured: Profile) -> None:
+    cloud = replace(measured, side="cloud", machine={"id": "a", "name": "a-box", "threads": 2})
+
+    def said(machine: str | None) -> list[str]:
+        served = None if machine is None else split_pb2.ModelInfo(machine=machine)
+        return _of_another_machine(cloud, measured.model, "here:1", served)
+
+    assert said('{"id": "a", "threads": 2}') == []
+    assert "another machine (a-box)" in said('{"id": "b"}')[0]
+    assert "threads" in said('{"id": "a", "threads": 4}')[0]
+    for silent in (None, "", "[]", "{}", "{", '{"id":' * 100_000):
+        assert "does not say on what machine" in said(silent)[0]
+
+
+def test_a_server_says_on_what_machine_it_runs() -> None:
+    with local_server("digits", threads=1) as server:
+        told = json.loads(_served(server, "digits").machine)
+        assert _served(server, "nothing") is None
+    assert told["id"] == describe(torch.device("cpu"))["id"] and told["threads"] == 1

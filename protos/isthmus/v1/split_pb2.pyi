@@ -309,20 +309,22 @@ class ListModelsReply(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "weights_hash", "structure_digest", "plan_digest", "layers", "preprocess_digest")
+    __slots__ = ("model_id", "weights_hash", "structure_digest", "plan_digest", "layers", "preprocess_digest", "machine")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_HASH_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PLAN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     PREPROCESS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     weights_hash: str
     structure_digest: str
     plan_digest: str
     layers: int
     preprocess_digest: str
-    def __init__(self, model_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., structure_digest: _Optional[str] = ..., plan_digest: _Optional[str] = ..., layers: _Optional[int] = ..., preprocess_digest: _Optional[str] = ...) -> None: ...
+    machine: str
+    def __init__(self, model_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., structure_digest: _Optional[str] = ..., plan_digest: _Optional[str] = ..., layers: _Optional[int] = ..., preprocess_digest: _Optional[str] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class ProbeFrame(_message.Message):
     __slots__ = ("padding", "last", "answer_bytes")
