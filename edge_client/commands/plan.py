@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_client.commands import exits
@@ -32,7 +33,6 @@ def main(options: argparse.Namespace) -> int:
     from edge_client.planning.gather import gather
     from edge_client.planning.objective import Constraints, Objective
     from edge_client.planning.partitioners import Situation, find_partitioner, partitioners
-    from edge_client.planning.predict import predict
 
     if options.list_partitioners:
         print("\n".join(f"{name}: {about}" for name, about in partitioners().items()), file=options.stdout)
@@ -53,22 +53,8 @@ def main(options: argparse.Namespace) -> int:
     planned_on = options.input if spec_of(options).example() is None else None
     loaded = load(argparse.Namespace(**{**vars(options), "input": planned_on}))
     with loaded.wrapped, gather(loaded, wanted, _say, not options.no_progress) as gathered:
-
-        def repredict(link: Link, edge_factor: float, server_factor: float) -> list[Candidate]:
-            return predict(
-                gathered.edge,
-                gathered.cloud,
-                link,
-                gathered.load,
-                file=gathered.file,
-                file_crosses=gathered.file_crosses,
-                calibration=gathered.calibration,
-                power=power,
-                edge_factor=edge_factor,
-                server_factor=server_factor,
-            )
-
-        candidates = repredict(gathered.link, 1.0, 1.0)
+        repredict = partial(gathered.candidates, power=power)
+        candidates = repredict()
         decision = partitioner.decide(
             Situation(candidates, objective, constraints, gathered.edge, gathered.cloud, options.partitioner_option)
         )

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.planning.calibration import Calibration, Sample
-from edge_client.planning.candidate import EDGE_ONLY
+from edge_client.planning.candidate import EDGE_ONLY, Candidate
 from edge_client.planning.link import Link, Load
-from edge_client.planning.predict import predict
+from edge_client.planning.predict import Power, predict
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.profiling.profile import FileInput, ModelIdentity, Profile
 from shared_hooks.profiling.quartiles import Quartiles
@@ -75,6 +75,28 @@ class Gathered:
     server: str | None = None
     server_is_ours: bool = False
     warnings: tuple[str, ...] = field(default=())
+
+    def candidates(
+        self,
+        link: Link | None = None,
+        edge_factor: float = 1.0,
+        server_factor: float = 1.0,
+        *,
+        power: Power | None = None,
+    ) -> list[Candidate]:
+        """What `predict` makes of it; on another ``link``, or with either side's times multiplied, to ask what if."""
+        return predict(
+            self.edge,
+            self.cloud,
+            self.link if link is None else link,
+            self.load,
+            file=self.file,
+            file_crosses=self.file_crosses,
+            calibration=self.calibration,
+            power=power,
+            edge_factor=edge_factor,
+            server_factor=server_factor,
+        )
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from edge_client.planning.tracker import Tracker
 FLOOR: Final = 32 << 10
 TINY: Final = 2 << 10
 SLOW: Final = 2.0
-"""So many times slower than expected, a transfer that is mostly round trip speaks of the goodput after all."""
+SLOW_LARGE: Final = 1.5
+"""So many times slower than expected, a transfer that is mostly round trip speaks of the goodput after all; one of `FLOOR`
+bytes sooner, or small transfers between would for ever call it noise."""
 FASTEST_NS_PER_BYTE: Final = 0.02
 """No direction is taken to be faster than 50 GB/s: a curve may be flat, a time per byte may not be nothing."""
 
@@ -95,7 +97,8 @@ class LinkEstimate:
         expected = ups + downs + rtt
         way, nbytes, own = (self._up, bytes_up, ups) if ups >= downs else (self._down, bytes_down, downs)
         mostly_bytes = own >= (0.25 if nbytes >= self._floor else 0.5) * expected
-        if not mostly_bytes and not (ns > SLOW * expected and nbytes >= TINY):
+        slow = ns > (SLOW_LARGE if nbytes >= self._floor else SLOW) * expected and nbytes >= TINY
+        if not mostly_bytes and not slow:
             if nbytes >= way.suspect_bytes / 2:  # as fast as ever: the slow one before was noise
                 way.slowness.acquit()
             rest = ns - ups - downs

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edge_client.planning.candidate import Candidate
 from edge_client.planning.explain import break_evens, explain
-from edge_client.planning.link import Link
 from edge_client.planning.objective import Objective, decide
-from edge_client.planning.predict import predict
 from shared_hooks.errors import SpecError
 
 if TYPE_CHECKING:
@@ -19,26 +16,14 @@ def foretell(gathered: Gathered, objective: Objective) -> dict[str, Any]:
     """JSON-able: the candidates, the decision (None, and why, where the objective's numbers are unavailable), machines,
     link and warnings.
     """
-
-    def predicted(link: Link, edge_factor: float, server_factor: float) -> list[Candidate]:
-        return predict(
-            gathered.edge,
-            gathered.cloud,
-            link,
-            gathered.load,
-            file=gathered.file,
-            file_crosses=gathered.file_crosses,
-            calibration=gathered.calibration,
-            edge_factor=edge_factor,
-            server_factor=server_factor,
-        )
-
-    candidates = predicted(gathered.link, 1.0, 1.0)
+    candidates = gathered.candidates()
     decided = explanation = why_not = None
     try:
         decision = decide(candidates, objective)
         decided = decision.as_dict()
-        explanation, _ = explain(decision, candidates, break_evens(decision, objective, gathered.link, predicted))
+        explanation, _ = explain(
+            decision, candidates, break_evens(decision, objective, gathered.link, gathered.candidates)
+        )
     except SpecError as error:
         why_not = str(error)
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edge_client.planning.link import Curve, Link
@@ -71,6 +71,7 @@ def test_a_probe_behind_a_bucket_counts_its_last_piece() -> None:
     assert one.goodput()[0] == pytest.approx(125_000, rel=0.05)
 
 
+@example(226.0, 5.0, 44)  # small transfers between kept the large ones from ever being believed
 @given(st.floats(0.5, 500), st.floats(0.5, 100), st.integers(0, 1000))
 def test_it_finds_any_link_from_transfers_of_two_sizes(mbit: float, rtt_ms: float, seed: int) -> None:
     one, draw = estimate(), random.Random(seed)
