@@ -16,8 +16,8 @@ FLOOR: Final = 32 << 10
 TINY: Final = 2 << 10
 SLOW: Final = 2.0
 SLOW_LARGE: Final = 1.5
-"""So many times slower than expected, a transfer that is mostly round trip speaks of the goodput after all; one of `FLOOR`
-bytes sooner, or small transfers between would for ever call it noise."""
+"""So many times slower than expected, a transfer that is mostly round trip speaks of the goodput after all; one of
+`FLOOR` bytes sooner, or small transfers between would for ever call it noise."""
 FASTEST_NS_PER_BYTE: Final = 0.02
 """No direction is taken to be faster than 50 GB/s: a curve may be flat, a time per byte may not be nothing."""
 
