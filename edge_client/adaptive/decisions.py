@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +20,7 @@ KEPT: Final = 100_000
 class Decisions:
     """Decisions and events in the order of their coming; the oldest are forgotten. Any thread may add.
 
+    Who listens hears them one at a time and in the same order; listening therefore holds up whoever decides.
     Each is a dictionary with ``seconds`` since the start and ``kind``: "choice" (one a request: ``candidate``,
     ``moved``, ``reason``, and the controller's numbers), "hedge", "gone", "back", "found" or "probe".
     """
@@ -27,6 +29,7 @@ class Decisions:
         self.all: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._began = time.monotonic()
         self._on_decision = on_decision
+        self._lock = threading.RLock()  # a listener may itself lead to an event
 
     def choice(self, choice: Choice) -> None:
         """Where the next request runs."""
@@ -40,11 +43,12 @@ class Decisions:
 
     def _add(self, kind: str, known: dict[str, Any], level: int) -> None:
         finite = {name: None if value in (math.inf, -math.inf) else value for name, value in known.items()}
-        entry = {"seconds": round(time.monotonic() - self._began, 4), "kind": kind, **finite}
-        self.all.append(entry)
-        log.log(level, "%s: %s", kind, ", ".join(f"{name}={_shown(value)}" for name, value in known.items()))
-        if self._on_decision is not None:
-            self._on_decision(entry)
+        with self._lock:
+            entry = {"seconds": round(time.monotonic() - self._began, 4), "kind": kind, **finite}
+            self.all.append(entry)
+            log.log(level, "%s: %s", kind, ", ".join(f"{name}={_shown(value)}" for name, value in known.items()))
+            if self._on_decision is not None:
+                self._on_decision(entry)
 
 
 def _shown(value: Any) -> str:
