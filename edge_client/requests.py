@@ -195,7 +195,7 @@ class Requests:
 
     def _over(self, about: About, error: BaseException | None = None, answer: Answer | None = None) -> None:
         """Hooks hear how it ended."""
-        if error is not None:
+        if error is not None and not isinstance(error, Cancelled):
             self.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
         self.lifecycle.emit(Stage.AFTER_REQUEST, about, error=error, answer=answer)
 

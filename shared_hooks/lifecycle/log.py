@@ -21,8 +21,9 @@ class Log:
         self._log = logging.getLogger(logger)
 
     def after_model_load(self, event: Event) -> None:
-        wrapped = event.wrapped
-        self._log.info("model %s: loaded on %s", event.model_id, wrapped.device)
+        who, device = event.identity, event.wrapped.device
+        more = f"{who.layers} layers on {device}, weights {who.weights_hash}" if who is not None else f"on {device}"
+        self._log.info("model %s: %s", event.model_id, more)
 
     def after_handshake(self, event: Event) -> None:
         if event.side == "cloud":
@@ -48,9 +49,7 @@ class Log:
             level = logging.DEBUG
         else:
             level = logging.WARNING if isinstance(error, ModelFailed) else logging.INFO
-        what = (
-            event.where if request is None else f"request {request.id}{f' of {request.client}' * bool(request.client)}"
-        )
+        what = event.where if request is None else f"request {request.id} {request.client}".rstrip()
         self._log.log(level, "%s: %s: %s", what, type(error).__name__, error)
         if event.side == "cloud" and error.__cause__ is not None and not isinstance(error, Cancelled):
             self._log.info("its cause:", exc_info=error.__cause__)

@@ -31,7 +31,12 @@ class Stage(Enum):
     __hash__ = object.__hash__  # Enum's own is written in Python, and every stage would pay for it
 
     BEFORE_MODEL_LOAD = "before_model_load", "a client is made", "the server starts", "model_id"
-    AFTER_MODEL_LOAD = "after_model_load", "the model is wrapped", "the same, and planned", "model_id wrapped"
+    AFTER_MODEL_LOAD = (
+        "after_model_load",
+        "the model is wrapped",
+        "the same, and planned",
+        ("model_id wrapped identity"),
+    )
     BEFORE_RUN = "before_run", "many inputs are begun (infer_many)", "the server is about to listen", "total address"
     BEFORE_CONNECT = "before_connect", "a stream is tried", "", "address attempt"
     BEFORE_HANDSHAKE = "before_handshake", "hello is about to go", "hello has come", "hello"
