@@ -100,14 +100,15 @@ class EdgeClient:
             lifecycle=self.lifecycle,
         )
         self.max_in_flight = max_in_flight
+        self._client_id = uuid.uuid4().hex
         self.requests = Requests(
             self._half,
             self._connect,
             max_in_flight=max_in_flight,
             metrics=metrics,
             max_answer_bytes=max_answer_bytes,
+            client_id=self._client_id,
         )
-        self._client_id = uuid.uuid4().hex
         self._opening = threading.Lock()
         self._connection: Connection | None = None
         self._closed = False
