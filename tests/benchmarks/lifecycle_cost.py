@@ -13,8 +13,8 @@ from tests.benchmarks.timing import Spread, cpu_ns, timed
 LIMIT_US = 1.0
 CALLS = 100_000
 OF_A_REQUEST = 15
-"""On the edge: request, head, bank, encode, send, receive and decode, before and after; and the result. On the cloud there
-are as many, with inject and tail for head and bank."""
+"""On the edge: request, head, bank, encode, send, receive and decode, before and after; and the result. On the cloud
+there are as many, with inject and tail for head and bank."""
 
 
 def measure(options: Options) -> Row:
