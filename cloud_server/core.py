@@ -87,6 +87,10 @@ class Core:
 
     # Streams
 
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
     def check_open(self) -> None:
         """Raises ServerUnavailable while draining."""
         if self._draining:
@@ -289,7 +293,7 @@ class Core:
                 return
             self._draining = True
             for session in self._sessions:
-                session.send(wire.draining())
+                session.drain()
 
     def wait_idle(self, timeout: float) -> bool:
         """Waits until every admitted request is answered, at most ``timeout`` seconds; False when some are not."""

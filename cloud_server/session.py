@@ -62,6 +62,7 @@ class Session:
         self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
         self.undelivered = 0
         """Answers that the client has not begun to fetch."""
+        self._told = False  # that the server drains
         self._room = 2 * core.limits.max_in_flight + 64
 
     # From the client
@@ -110,10 +111,12 @@ class Session:
         self._core.check_open()
         self._engine = agree(hello, self._core.engines)
         self.client_id = hello.client_id
+        self.send(wire.welcome(self._core.limits, self._engine.identity))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
-        self.send(wire.welcome(self._core.limits, self._engine.identity))
+        if self._core.draining:  # since the question above: `drain` came too early for this stream
+            self.drain()
         log.info("client %s at %s uses model %s", self.client_id, self.peer, hello.model_id)
 
     def _on_recipe(self, upload: split_pb2.RecipeUpload) -> None:
@@ -268,6 +271,14 @@ class Session:
                     self._ready.wait(left)
 
     # The end
+
+    def drain(self) -> None:
+        """Tells the client that the server goes away, once; one that was not welcomed yet is refused at its hello."""
+        with self._ready:
+            if self._phase is Phase.GREETING or self._told:
+                return
+            self._told = True
+        self.send(wire.draining())
 
     def end(self, error: IsthmusError) -> None:
         """Ends the stream with ``error`` once everything in line is sent; the first call counts."""
