@@ -74,11 +74,12 @@ def test_one_that_returns_a_value_writes_to_tensors_and_draws_changes_nothing(ti
 
 
 def test_one_that_blocks_is_given_up() -> None:
-    release = threading.Event()
+    entered, release = threading.Event(), threading.Event()
     called: list[str] = []
 
     def stuck(module: nn.Module, inputs: Any, output: Any, name: str) -> None:
         called.append(name)
+        entered.set()
         release.wait(60)
 
     with WrappedModel(Residual()) as wrapped, Custom(stuck, timeout=0.05).attach(wrapped) as custom:
@@ -86,6 +87,7 @@ def test_one_that_blocks_is_given_up() -> None:
             assert torch.equal(wrapped.forward(image()), Residual()(image()))
         finally:
             release.set()
+    assert entered.wait(60)  # on a busy machine its thread may begin after it was given up
     assert custom.switched_off and called == ["stem"] and custom.failures == 1
     assert custom.notes == ("switched off: the function took longer than 0.05 s",)
 
