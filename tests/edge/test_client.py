@@ -31,10 +31,30 @@ from tests.edge import fake_server as fake
 from tests.edge import small_models
 from tests.edge.fake_server import FakeServer
 
+PATIENCE = 60.0
+
 
 def built(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(7)
     return make().eval()
+
+
+def eventually(claim: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not claim():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
+
+
+def held(gate: threading.Event, *ids: int) -> Callable[[int], float]:
+    """A server's delay: requests ``ids`` (all but the first if there are none) wait for ``gate``."""
+
+    def delay(request_id: int) -> float:
+        if request_id in ids or (not ids and request_id > 1):
+            assert gate.wait(PATIENCE)
+        return 0.0
+
+    return delay
 
 
 @contextmanager
@@ -73,9 +93,9 @@ def test_the_times_add_up_to_what_was_measured_outside() -> None:
         client.infer(image())
         began = time.perf_counter_ns()
         answer = client.infer(image())
-        outside = time.perf_counter_ns() - began
+        ended = time.perf_counter_ns()
     assert answer.times.end_to_end == answer.measured_ns == sum(value for _, value in answer.times.rows())
-    assert 0 < answer.measured_ns <= outside < answer.measured_ns + 20_000_000
+    assert began <= answer.finished_ns - answer.measured_ns < answer.finished_ns <= ended
     assert all(value >= 0 for _, value in answer.times.rows())
     assert answer.times.server_compute > 0 and answer.times.edge_compute > 0
 
@@ -188,13 +208,13 @@ def test_a_model_that_fails_in_the_head_is_named_here() -> None:
 
 
 def test_leaving_the_iteration_cancels_what_is_under_way() -> None:
-    with pair(small_models.Residual, "stem", max_in_flight=3, delay=lambda number: 0.1) as (client, server):
+    left = threading.Event()
+    with pair(small_models.Residual, "stem", max_in_flight=3, delay=held(left)) as (client, server):
         for _ in client.infer_many(image(seed) for seed in range(20)):
+            eventually(lambda: 2 in server.seen.requests)
             break
-        end = time.monotonic() + 5
-        while not server.seen.cancelled and time.monotonic() < end:
-            time.sleep(0.01)
-        assert server.seen.cancelled
+        left.set()
+        eventually(lambda: 2 in server.seen.cancelled)
         assert client.infer(image()).output.shape == (1, 10)  # every place is free again
 
 
@@ -229,13 +249,12 @@ def test_words_that_name_nothing_are_refused_before_anything_is_sent() -> None:
 
 
 def test_a_deadline_is_kept_and_the_client_goes_on() -> None:
-    slow = {2}
-    with pair(small_models.Residual, "stem", delay=lambda number: 1.0 if number in slow else 0.0) as (client, _):
+    given_up = threading.Event()
+    with pair(small_models.Residual, "stem", delay=held(given_up, 2)) as (client, _):
         client.infer(image())
-        began = time.monotonic()
         with pytest.raises(DeadlineExceeded, match="request 2"):
             client.infer(image(), deadline=0.2)
-        assert time.monotonic() - began < 0.9
+        given_up.set()
         assert client.infer(image()).output.shape == (1, 10)
 
 
@@ -244,6 +263,7 @@ def test_a_deadline_without_a_server_says_that_there_is_none() -> None:
     with EdgeClient(server.address, built(small_models.Residual), "stem", model_id="m", patience=30) as client:
         client.infer(image())
         server.stop()
+        eventually(lambda: client.state is not State.READY)
         with pytest.raises(ServerUnavailable, match=server.address):
             client.infer(image(), deadline=0.5)
 
