@@ -211,6 +211,25 @@ def test_threads_see_each_their_own_forward() -> None:
     assert sorted(record.step for record in stats.records) == sorted([0, 1, 2, 3] * 5)
 
 
+def test_two_forwards_that_begin_at_once_are_two_steps() -> None:
+    class Interrupted(int):
+        """Another thread's forward begins between the look at this number and the next."""
+
+        def __add__(self, other: int) -> int:
+            second.start()
+            second.join(0.2)  # with or without it: whoever waits for the lock gets the next number
+            return int(self) + other
+
+    model = Residual()
+    with ActivationStats("stem").attach(model) as stats:
+        (attached,) = model.forward.watching.watchers  # type: ignore[attr-defined]
+        second = threading.Thread(target=model, args=(image(),))
+        attached._next = Interrupted(0)
+        model(image())
+        second.join(30)
+    assert sorted(record.step for record in stats.records) == [0, 1]
+
+
 def test_observers_come_and_go_while_the_model_runs() -> None:
     model = Residual()
     expected = model(image())
