@@ -246,6 +246,9 @@ class EdgeClient:
                 raise SpecError('no server: this client was made without one, for split="edge-only"')
             if self._connection is None:
                 self._connection = Connection(self.server, self._half.greeting(self._client_id), self._options)
+                if self._closed:  # meanwhile, by a thread that found nothing to close
+                    self._connection.close()
+                    raise Cancelled("the client is closed")
             return self._connection
 
     def _cut(self, split: Cut | None) -> Cut:

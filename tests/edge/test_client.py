@@ -46,12 +46,11 @@ def eventually(claim: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def held(gate: threading.Event, *ids: int) -> Callable[[int], float]:
-    """A server's delay: requests ``ids`` (all but the first if there are none) wait for ``gate``."""
+def held(gates: dict[int, threading.Event]) -> Callable[[int], float]:
+    """A server's delay: a request waits for its gate, if it has one."""
 
     def delay(request_id: int) -> float:
-        if request_id in ids or (not ids and request_id > 1):
-            assert gate.wait(PATIENCE)
+        assert request_id not in gates or gates[request_id].wait(PATIENCE)
         return 0.0
 
     return delay
@@ -208,9 +207,16 @@ def test_a_model_that_fails_in_the_head_is_named_here() -> None:
 
 
 def test_leaving_the_iteration_cancels_what_is_under_way() -> None:
-    left = threading.Event()
-    with pair(small_models.Residual, "stem", max_in_flight=3, delay=held(left)) as (client, server):
-        for _ in client.infer_many(image(seed) for seed in range(20)):
+    begun, left = threading.Event(), threading.Event()
+
+    def inputs() -> Iterator[Tensor]:
+        for seed in range(20):
+            if seed == 2:  # the first two are under way
+                begun.set()
+            yield image(seed)
+
+    with pair(small_models.Residual, "stem", max_in_flight=3, delay=held({1: begun, 2: left})) as (client, server):
+        for _ in client.infer_many(inputs()):
             eventually(lambda: 2 in server.seen.requests)
             break
         left.set()
@@ -250,7 +256,7 @@ def test_words_that_name_nothing_are_refused_before_anything_is_sent() -> None:
 
 def test_a_deadline_is_kept_and_the_client_goes_on() -> None:
     given_up = threading.Event()
-    with pair(small_models.Residual, "stem", delay=held(given_up, 2)) as (client, _):
+    with pair(small_models.Residual, "stem", delay=held({2: given_up})) as (client, _):
         client.infer(image())
         with pytest.raises(DeadlineExceeded, match="request 2"):
             client.infer(image(), deadline=0.2)
@@ -290,6 +296,22 @@ def test_a_client_says_who_it_is() -> None:
         with pytest.raises(Cancelled):
             client.infer(image())
         assert not [name for module in model.modules() for name in vars(module) if name == "forward"]
+
+
+def test_a_client_that_is_closed_while_it_opens_connects_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeServer(fake.tails(built(small_models.Residual))) as server:
+        client = EdgeClient(server.address, built(small_models.Residual), model_id="m")
+        greeting = client._half.greeting
+
+        def closed_meanwhile(client_id: str) -> Any:
+            client.close()  # as another thread does
+            return greeting(client_id)
+
+        monkeypatch.setattr(client._half, "greeting", closed_meanwhile)
+        for _ in range(2):
+            with pytest.raises(Cancelled):
+                client.open()
+        assert client.state is State.CLOSED and client.counters.attempts == 0 and not server.seen.hellos
 
 
 @pytest.mark.parametrize(
