@@ -271,6 +271,9 @@ class EdgeClient:
             if self._connection is None:
                 hello = self._half.greeting(self._client_id)
                 self._connection = Connection(self.server, hello, self._options, lifecycle=self.lifecycle)
+                if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
+                    self._connection.close()
+                    raise Cancelled("the client is closed")
             return self._connection
 
     def _cut(self, split: Cut | None) -> Cut:

@@ -70,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
                 with auto.auto_client(options, client, items) as chooser:
                     report.start()
                     _send(chooser, spec, items, report, options)
-                decisions = list(chooser.decisions.all)  # once nobody decides any more
+                decisions = chooser.decisions.all  # once nobody decides any more
             else:
                 client.open()
                 _send(client, spec, items, report, options)
