@@ -52,6 +52,7 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     watch = commands.add_parser("watch", parents=[model], help="the same, and show live what observers see")
     for command in (run, watch):
         _add_hooks(command, required=command is watch)
+    run.add_argument("--heat-maps", metavar="DIR", help="with --hooks attention: pictures of it, as PNG files")
     watch.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
     watch.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input|...", help="as of run, without auto")
     watch.add_argument("--input", action="append", required=True, metavar="PATH", help="as of run")

@@ -45,6 +45,8 @@ def tables(observations: Mapping[str, Mapping[str, Any]]) -> Iterator[Observatio
                 notes.append(f"{side}: failed {found['failures']} times, last at {printable(found['last_failure'])}")
             if found["left_out"]:
                 notes.append(f"{side}: {found['left_out']} more were left out")
+            if found.get("pictures_left_out"):
+                notes.append(f"{side}: {found['pictures_left_out']} pictures were left out")
         if not asked:
             continue
         if not rows and hook == "debug":
