@@ -24,6 +24,7 @@ from edge_client.times import Stamps, now_ns
 from shared_hooks import WrappedModel
 from shared_hooks.errors import Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
 from shared_hooks.models import ModelSpec, pick_device, set_threads
+from shared_hooks.observers import named
 
 CONNECTION_ERRORS: Final = (ServerUnavailable, Disagreement, UnknownModel)  # no input's fault: the next would fail, too
 
@@ -114,6 +115,15 @@ class EdgeClient:
     def wrapped(self) -> WrappedModel:
         """The model as it runs here: its layers after `prepare` or `open`."""
         return self._half.wrapped
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """Observers of every request that is begun from now on. Raises SpecError for a name that there is not."""
+        return self._half.hooks
+
+    @hooks.setter
+    def hooks(self, names: Iterable[str]) -> None:
+        self._half.hooks = named.check(names)
 
     @property
     def state(self) -> State:

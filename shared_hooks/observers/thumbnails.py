@@ -39,9 +39,12 @@ def shrunk(weights: torch.Tensor) -> torch.Tensor:
 
 
 def encoded(grid: np.ndarray[Any, Any]) -> str:
-    """Weights, queries downwards and keys to the right, as base64 of a PNG; white is the greatest of them."""
+    """Weights, queries downwards and keys to the right, as base64 of a PNG.
+
+    White is the greatest of them; a brightness is the square root of a share of it, so that small weights can be seen.
+    """
     grid = np.nan_to_num(grid.astype(np.float64), posinf=0.0, neginf=0.0).clip(0.0)
-    pixels = (grid / max(grid.max(initial=0.0), 1e-12) * 255).round().astype(np.uint8)
+    pixels = (np.sqrt(grid / max(grid.max(initial=0.0), 1e-12)) * 255).round().astype(np.uint8)
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "PNG")
     return base64.b64encode(data.getvalue()).decode("ascii")
@@ -58,12 +61,12 @@ def is_thumbnail(text: Any) -> bool:
 
 
 def decoded(text: str) -> np.ndarray[Any, Any]:
-    """The pixels, 0 to 255, of (queries, keys). Raises BadFrame for what is no thumbnail, or is damaged."""
+    """(queries, keys), as shares of the greatest weight. Raises BadFrame for what is no thumbnail, or is damaged."""
     if not is_thumbnail(text):
         raise BadFrame("a heat map that is no small greyscale PNG")
     try:
         with Image.open(io.BytesIO(base64.b64decode(text)), formats=["PNG"]) as picture:
-            return np.asarray(picture, dtype=np.uint8)
+            return (np.asarray(picture, dtype=np.float64) / 255) ** 2
     except (OSError, ValueError, SyntaxError, zlib.error) as error:
         raise BadFrame(f"a damaged heat map: {error}") from error
 

@@ -39,14 +39,14 @@ def test_a_thumbnail_is_the_mean_over_heads_of_the_first_item(form: tuple[int, i
         torch.testing.assert_close(small, weights[0].mean(0))
     text = encoded(small.numpy())
     assert is_thumbnail(text) and len(text) <= MAX_TEXT
-    pixels = decoded(text).astype(float)
-    assert pixels.shape == small.shape and pixels.max() == 255
-    assert np.abs(pixels / 255 - (small / small.max()).numpy()).max() <= 1 / 255
+    shares = decoded(text)
+    assert shares.shape == small.shape and shares.max() == 1
+    assert np.abs(shares - (small / small.max()).numpy()).max() <= 1 / 255
 
 
 def test_numbers_that_are_none_are_black() -> None:
-    pixels = decoded(encoded(np.array([[np.nan, 1.0], [np.inf, 0.5]])))
-    assert pixels.tolist() == [[0, 255], [0, 128]]
+    shares = decoded(encoded(np.array([[np.nan, 1.0], [np.inf, 0.25]])))
+    assert shares.tolist() == [[0, 1], [0, (128 / 255) ** 2]]
     assert decoded(encoded(np.zeros((2, 2)))).tolist() == [[0, 0], [0, 0]]
 
 
@@ -158,8 +158,8 @@ def test_both_sides_send_pictures_of_their_attention() -> None:
         (record,) = observed[side]["attention"]["records"]
         assert record["name"] == expected.name and record["weights"] is None
         grid = expected.weights[0].mean(0)
-        pixels = decoded(record["picture"]) / 255
-        assert np.abs(pixels - (grid / grid.max()).numpy()).max() <= 1 / 255 + 1e-6
+        shares = decoded(record["picture"])
+        assert np.abs(shares - (grid / grid.max()).numpy()).max() <= 1 / 255 + 1e-6
 
 
 def test_run_writes_heat_maps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
