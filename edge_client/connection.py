@@ -39,6 +39,7 @@ from shared_hooks.errors import (
     TooLarge,
     by_name,
 )
+from shared_hooks.lifecycle import Lifecycle, Stage
 
 SUSPECT_BREAKS: Final = 2  # a request that two streams broke under may be the cause: one at a time from then on
 MAX_BREAKS: Final = 5  # a request that five streams broke under is the cause
@@ -55,9 +56,11 @@ class Connection:
         hello: split_pb2.ClientFrame,
         options: ConnectionOptions | None = None,
         backoff: Backoff | None = None,
+        lifecycle: Lifecycle | None = None,
     ) -> None:
         self.address = address
         self.counters = Counters()
+        self.lifecycle = lifecycle or Lifecycle("edge")
         self.welcome: split_pb2.Welcome | None = None
         self._hello = hello
         self._options = options or ConnectionOptions()
@@ -150,7 +153,11 @@ class Connection:
 
     def _keep(self) -> None:
         while self._await_demand():
+            streams = self.counters.streams
             error, reason = self._run_stream()
+            if self.counters.streams > streams:
+                why = "the client was closed" if self._closing else reason
+                self.lifecycle.emit(Stage.ON_DISCONNECT, address=self.address, reason=why)
             if self._closing:
                 break
             self._after_stream(error, reason)
@@ -179,7 +186,9 @@ class Connection:
 
     def _run_stream(self) -> tuple[IsthmusError | None, str]:
         """One stream from greeting to end: (the error that ends it for good, or None; why it ended)."""
-        outbox = Outbox(self._hello, self._options.chunk_bytes)
+        self.lifecycle.emit(Stage.BEFORE_CONNECT, address=self.address, attempt=self._tries)
+        self.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=self._hello.hello)
+        outbox = Outbox(self._hello, self._options.chunk_bytes, self.lifecycle)
         waited = time.monotonic() - (self._without_stream_since or time.monotonic())
         welcome_within = min(self._options.welcome_within, max(0.1, self._options.patience - waited))
         stream = Stream(self.address, outbox, self._keep_alive, welcome_within)
@@ -217,6 +226,7 @@ class Connection:
                 f"this client {wire.PROTOCOL_VERSION}"
             )
         stream.welcomed()
+        self.lifecycle.emit(Stage.AFTER_HANDSHAKE, welcome=welcome)
         with self._changed:
             self._limit(outbox, welcome)
             self._state, self.welcome, self._outbox = State.READY, welcome, outbox
@@ -224,11 +234,16 @@ class Connection:
             self.counters.streams += 1
             openers, self._openers = self._openers, []
             waiting = [self._pending[request_id] for request_id in sorted(self._pending)]
+            again = 0
             for exchange in waiting:
                 if not self._refuse_if_too_large(exchange):
-                    self.counters.resent += exchange.sends > 0
+                    again += exchange.sends > 0
                     outbox.put(exchange)
+            self.counters.resent += again
             self._changed.notify_all()
+        self.lifecycle.emit(Stage.AFTER_CONNECT, address=self.address)
+        if self.counters.streams > 1:
+            self.lifecycle.emit(Stage.AFTER_RECONNECT, address=self.address, resent=again)
         for opener in openers:
             opener.set_result(welcome)
 
@@ -259,6 +274,7 @@ class Connection:
         elif kind == "failed":
             self._take_failure(frame.failed, outbox)
         elif kind == "draining":
+            self.lifecycle.emit(Stage.BEFORE_DRAIN, address=self.address)
             outbox.drain()
         # A frame of a kind this version does not know is skipped: a later server may say more.
 
@@ -321,6 +337,7 @@ class Connection:
             worn_out = [exchange for exchange in self._pending.values() if exchange.breaks >= MAX_BREAKS]
             for exchange in worn_out:
                 del self._pending[exchange.id]
+            waiting = len(self._pending) + len(self._openers)
         for exchange in worn_out:
             exchange.settle(
                 RemoteError(
@@ -328,8 +345,13 @@ class Connection:
                     f"(last: {reason})"
                 )
             )
-        if error is not None or lost >= self._options.patience:
-            self._fail_all(error or self._unavailable(lost))
+        if error is None and lost < self._options.patience:
+            if waiting:
+                self.lifecycle.emit(Stage.BEFORE_RECONNECT, address=self.address, reason=reason, waiting=waiting)
+        else:
+            error = error or self._unavailable(lost)
+            self.lifecycle.emit(Stage.ON_ERROR, where="connection", error=error)
+            self._fail_all(error)
             self._backoff.reset()
             with self._changed:
                 self._state, self._tries = State.UNOPENED, 0
