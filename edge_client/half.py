@@ -129,21 +129,19 @@ class EdgeHalf:
         Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
         """
         early: EarlyOutput
-        early, observations = self._run("head", call, stamps, end=cut)
+        early, observations, changed = self._run("head", call, stamps, end=cut)
         layers, forward = self._measured()
         stamps.computed = now_ns()
         self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
         outgoing = wire.outgoing(early, self._codec)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
-        return Head(
-            outgoing, early.layer_name, early.layer_id, layers, forward, observations, transforms.active(self.wrapped)
-        )
+        return Head(outgoing, early.layer_name, early.layer_id, layers, forward, observations, changed)
 
     def whole(self, call: Call, stamps: Stamps) -> Whole:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
-        output, observations = self._run("whole", call, stamps)
+        output, observations, changed = self._run("whole", call, stamps)
         self.lifecycle.emit(Stage.AFTER_HEAD, split=EDGE_ONLY, output=output)
         layers, forward = self._measured()
         stamps.computed = now_ns()
@@ -151,7 +149,7 @@ class EdgeHalf:
             structure, tensors = flatten(output)
             output = unflatten(structure, [tensor.cpu() for tensor in tensors], self._find)
         stamps.unpacked = now_ns()
-        return Whole(output, layers, forward, observations, transforms.active(self.wrapped))
+        return Whole(output, layers, forward, observations, changed)
 
     def file(self, path: Path, stamps: Stamps) -> Head:
         """Read and pack an input file as it is. Raises SpecError without a spec, and InputMismatch."""
@@ -178,17 +176,22 @@ class EdgeHalf:
         self.lifecycle.emit(Stage.AFTER_DECODE, value=value)
         return value
 
-    def _run(self, part: str, call: Call, stamps: Stamps, **cut: Cut) -> tuple[Any, Observations]:
-        """The head or the whole, and what was observed; its own time goes to ``stamps.head_ns``."""
+    def _run(self, part: str, call: Call, stamps: Stamps, **cut: Cut) -> tuple[Any, Observations, tuple[str, ...]]:
+        """The head or the whole, what was observed, and the modules that a Transform may have changed.
+
+        Its own time goes to ``stamps.head_ns``.
+        """
         args, kwargs = self._placed(call)
         observations: Observations = {}
         try:
-            if self.hooks:
-                with named.observing(self.wrapped, self.hooks) as found:
+            with transforms.during(self.wrapped) as changed:
+                if self.hooks:
+                    with named.observing(self.wrapped, self.hooks) as found:
+                        output = self.wrapped.forward(*args, **cut, **kwargs)
+                        observations = found()
+                else:
                     output = self.wrapped.forward(*args, **cut, **kwargs)
-                    observations = found()
-            else:
-                output = self.wrapped.forward(*args, **cut, **kwargs)
+                names = changed()
             returned = now_ns()
             if self.device.type == "cuda":  # else the device's time would count as encoding
                 torch.cuda.synchronize(self.device)
@@ -198,7 +201,7 @@ class EdgeHalf:
             what = f"the head of {self.model_id}" if part == "head" else self.model_id
             raise ModelFailed(f"{what} raised {type(error).__name__}: {error}") from error
         stamps.head_ns = self.wrapped.durations().get(part, 0) + now_ns() - returned
-        return output, observations
+        return output, observations, names
 
     def _measured(self) -> tuple[list[LayerMetrics], ForwardMetrics | None]:
         if not self.wrapped.metrics_enabled:

@@ -231,7 +231,7 @@ class Requests:
             forward_edge=running.head.forward,
             forward_cloud=measured.forward_metrics(exchange.reply),
             observations=self._observations(running.head, exchange.reply.observations),
-            transforms=running.head.transforms,
+            transforms=(*running.head.transforms, *exchange.reply.transforms),
         )
 
     def _observations(self, head: Head, cloud: bytes) -> dict[str, Observations]:
