@@ -26,7 +26,6 @@ from shared_hooks.errors import Cancelled, Disagreement, ServerUnavailable, Spec
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.loading import default
 from shared_hooks.models import ModelSpec, pick_device, set_threads
-from shared_hooks.observers import named
 
 CONNECTION_ERRORS: Final = (ServerUnavailable, Disagreement, UnknownModel)  # no input's fault: the next would fail, too
 
@@ -141,7 +140,7 @@ class EdgeClient:
 
     @hooks.setter
     def hooks(self, names: Iterable[str]) -> None:
-        self._half.hooks = named.check(names)
+        self._half.observe(names)
 
     @property
     def state(self) -> State:

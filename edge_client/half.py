@@ -28,6 +28,7 @@ from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
+from shared_hooks.observers.texts import Texts
 from shared_hooks.parcel import CODECS
 from shared_hooks.trees import classes_of, flatten, unflatten
 
@@ -81,12 +82,14 @@ class EdgeHalf:
             raise SpecError(f'codec="{codec}": must be one of {", ".join(CODECS)}')
         self.device = device
         self.hooks = named.check(hooks)
+        self._texts: Texts | None = None
         self.lifecycle = Lifecycle("edge") if lifecycle is None else lifecycle
         if not isinstance(model, nn.Module):
             self.spec = model if isinstance(model, ModelSpec) else load_spec(model)
             model_id = model_id or self.spec.model_id
         elif model_id is None:
             raise SpecError("model_id is missing: a module does not say what the server calls it")
+        self.observe(self.hooks)
         self.model_id: str = model_id
         self.lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=model_id)
         if isinstance(model, nn.Module):
@@ -101,6 +104,26 @@ class EdgeHalf:
         self._codec = codec
         self._find = classes_of(holder_modules(module))
         self._preprocess_digest: str | None = None
+
+    def observe(self, names: Iterable[str]) -> None:
+        """Observers of every run from now on; of tokens with text, if the spec names a tokenizer. Raises SpecError."""
+        names = named.check(names)
+        if "tokens" in names and self._texts is None and self.spec is not None and self.spec.tokenizer is not None:
+            self._texts = Texts(self.spec.load_tokenizer())
+        self.hooks = names
+
+    def observed(self, edge: Observations, cloud: bytes | None = None) -> dict[str, Observations]:
+        """What observers found, by side, tokens with their text; nothing where nobody observed.
+
+        ``cloud``: as it came; None where no server took part. Raises BadFrame.
+        """
+        if not self.hooks:
+            return {}
+        sides = {"edge": edge} if cloud is None else {"edge": edge, "cloud": named.from_bytes(cloud)}
+        if self._texts is not None:
+            for found in sides.values():
+                named.tell_tokens(found, self._texts)
+        return sides
 
     def greeting(self, client_id: str) -> split_pb2.ClientFrame:
         """Plan the example, hash the weights: what the server must agree on."""

@@ -111,7 +111,7 @@ def _debug(record: Record) -> list[str]:
 
 
 def _tokens(record: Record) -> list[str]:
-    names = _list(record, "text") or _list(record, "ids")
+    names = [f'"{one}"' for one in _list(record, "text")] or _list(record, "ids")
     shares = [f"{one} {share:.3f}" for one, share in zip(names, _list(record, "probabilities"), strict=False)]
     return [_text(record, "row"), ", ".join(shares)]
 

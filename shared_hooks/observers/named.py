@@ -23,6 +23,7 @@ from shared_hooks.observers.attention import AttentionCapture
 from shared_hooks.observers.base import Observer
 from shared_hooks.observers.memory import MemoryUse
 from shared_hooks.observers.nonfinite import NonFiniteGuard
+from shared_hooks.observers.texts import Texts
 from shared_hooks.observers.thumbnails import is_thumbnail
 from shared_hooks.observers.tokens import TopTokens
 from shared_hooks.reading import Reading
@@ -129,6 +130,22 @@ def _leave_pictures_out(found: dict[str, Any], excess: int) -> None:
             record["picture"] = ""
             gone += 1
     found["pictures_left_out"] = found.get("pictures_left_out", 0) + gone
+
+
+MOST_IDS = 64
+
+
+def tell_tokens(found: Observations, texts: Texts) -> None:
+    """Put the text of their ids into the records of `tokens`, and into the notes why there is none."""
+    tokens = found.get("tokens", {"records": []})
+    for record in tokens["records"]:
+        ids = record.get("ids")
+        if not isinstance(ids, list) or len(ids) > MOST_IDS or not all(type(one) is int and one >= 0 for one in ids):
+            continue
+        text, why = texts.of(ids)
+        record["text"] = list(text)
+        if why and not any(note.startswith("the tokenizer") for note in tokens["notes"]):
+            tokens["notes"].append(why)
 
 
 def from_bytes(data: bytes) -> Observations:
