@@ -85,6 +85,7 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
         payload_bytes=computed.nbytes,
         load=load,
         observations=request.observations,
+        transforms=computed.transforms,
         durations=split_pb2.Durations(
             receive_ns=request.complete_ns - request.began_ns,
             queue_ns=started_ns - request.complete_ns,

@@ -135,6 +135,15 @@ class EdgeClient:
         return self._half.wrapped
 
     @property
+    def hooks(self) -> tuple[str, ...]:
+        """Observers of every request that is begun from now on. Raises SpecError for a name that there is not."""
+        return self._half.hooks
+
+    @hooks.setter
+    def hooks(self, names: Iterable[str]) -> None:
+        self._half.observe(names)
+
+    @property
     def state(self) -> State:
         """Where the connection stands."""
         if self._closed:

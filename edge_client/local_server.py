@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import signal
@@ -34,15 +35,16 @@ def local_server(
     depth: int | None = None,
     device: str = "auto",
     threads: int | None = None,
+    hooks: Sequence[str] = (),
     listen: str = "127.0.0.1:0",
     arguments: Sequence[str] = (),
     prefix: Sequence[str] = (),
 ) -> Iterator[str]:
     """``python -m cloud_server`` with ``model`` as a process; yields HOST:PORT when it listens.
 
-    Weights, selection, depth, device and threads as the edge has them, so that both sides agree; ``arguments`` are more
-    of the server's own, and ``prefix`` goes before the command (``ip netns exec ...``). Raises ServerUnavailable with
-    the last lines of its log when it does not come up.
+    Weights, selection, depth, device and threads as the edge has them, so that both sides agree; ``hooks`` are the
+    observers it allows, ``arguments`` are more of the server's own, and ``prefix`` goes before the command (``ip netns
+    exec ...``). Raises ServerUnavailable with the last lines of its log when it does not come up.
     """
     command = [*prefix, sys.executable, "-u", "-m", "cloud_server", "--listen", listen, "--model", model]
     for file in weights:
@@ -57,6 +59,10 @@ def local_server(
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
     with tempfile.TemporaryDirectory(prefix="isthmus-server-") as folder:
         out, log = Path(folder) / "out", Path(folder) / "log"
+        if hooks:
+            config = Path(folder) / "server.toml"
+            config.write_text(f"[observers]\nallow = {json.dumps(list(hooks))}\n", encoding="utf-8")
+            command.append(str(config))
         with out.open("wb") as stdout, log.open("wb") as stderr:
             process = subprocess.Popen(
                 command,

@@ -20,8 +20,6 @@ from edge_client.state import State
 from edge_client.times import ServerTimes, Stamps, Times, now_ns
 from shared_hooks.errors import Cancelled, DeadlineExceeded, IsthmusError, PlanMismatch, ServerUnavailable, SpecError
 from shared_hooks.lifecycle import About, Stage
-from shared_hooks.observers import named
-from shared_hooks.observers.named import Observations
 
 
 @dataclass(slots=True)
@@ -187,7 +185,7 @@ class Requests:
             measured_ns=finished - stamps.called,
             finished_ns=finished,
             forward_edge=whole.forward,
-            observations={"edge": whole.observations} if self._half.hooks else {},
+            observations=self._half.observed(whole.observations),
             transforms=whole.transforms,
         )
 
@@ -232,12 +230,9 @@ class Requests:
             load=wire.load(exchange.reply),
             forward_edge=running.head.forward,
             forward_cloud=measured.forward_metrics(exchange.reply),
-            observations=self._observations(running.head, exchange.reply.observations),
-            transforms=running.head.transforms,
+            observations=self._half.observed(running.head.observations, exchange.reply.observations),
+            transforms=(*running.head.transforms, *exchange.reply.transforms),
         )
-
-    def _observations(self, head: Head, cloud: bytes) -> dict[str, Observations]:
-        return {"edge": head.observations, "cloud": named.from_bytes(cloud)} if self._half.hooks else {}
 
 
 def _too_late(exchange: Exchange, connection: Connection) -> IsthmusError:

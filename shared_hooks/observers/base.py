@@ -197,7 +197,7 @@ class Attachment:
         self.root = root
         self.modules = modules
         self.owner = owner
-        self._thread = thread
+        self.thread = thread
         self._next = 0
         self._lock = threading.Lock()
         self._shims: list[Any] | None = watching.register(self)
@@ -214,7 +214,7 @@ class Attachment:
 
     def begin(self, whole: bool) -> Look | None:
         """See `watching.Watcher`."""
-        if self._thread is not None and self._thread != threading.get_ident():
+        if self.thread is not None and self.thread != threading.get_ident():
             return None
         with self._lock:
             step = self._next

@@ -257,7 +257,7 @@ class Load(_message.Message):
     def __init__(self, pending: _Optional[int] = ..., workers: _Optional[int] = ..., queue_ns: _Optional[int] = ...) -> None: ...
 
 class ReplyHeader(_message.Message):
-    __slots__ = ("id", "header", "payload_bytes", "durations", "layers", "forward", "notes", "load", "readings", "observations")
+    __slots__ = ("id", "header", "payload_bytes", "durations", "layers", "forward", "notes", "load", "readings", "observations", "transforms")
     ID_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +268,7 @@ class ReplyHeader(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     READINGS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORMS_FIELD_NUMBER: _ClassVar[int]
     id: int
     header: bytes
     payload_bytes: int
@@ -278,7 +279,8 @@ class ReplyHeader(_message.Message):
     load: Load
     readings: _containers.RepeatedCompositeFieldContainer[Reading]
     observations: bytes
-    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ...) -> None: ...
+    transforms: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("id", "code", "error", "message", "retry")
