@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,18 @@ from shared_hooks.parcel import CODECS
 from shared_hooks.trees import classes_of, flatten, unflatten
 
 Cut = int | str
+Records = tuple[list[LayerMetrics], ForwardMetrics | None]
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A head that has run: its frontier as bytes, where it was cut, and its layers' times."""
+    """A head that has run: its frontier as bytes, where it was cut, and what makes its layers' records."""
 
     outgoing: Outgoing
     split: str
     layer_id: int
-    layers: list[LayerMetrics]
-    forward: ForwardMetrics | None = None
+    records: Callable[[], Records] = lambda: ([], None)
     observations: Observations = field(default_factory=dict)
     transforms: tuple[str, ...] = ()
 
@@ -153,20 +153,20 @@ class EdgeHalf:
         """
         early: EarlyOutput
         early, observations, changed = self._run("head", call, stamps, end=cut)
-        layers, forward = self._measured()
+        records = self.wrapped.last_records()
         stamps.computed = now_ns()
         self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
         outgoing = wire.outgoing(early, self._codec)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
-        return Head(outgoing, early.layer_name, early.layer_id, layers, forward, observations, changed)
+        return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed)
 
     def whole(self, call: Call, stamps: Stamps) -> Whole:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
         output, observations, changed = self._run("whole", call, stamps)
+        layers, forward = self.wrapped.last_records()()
         self.lifecycle.emit(Stage.AFTER_HEAD, split=EDGE_ONLY, output=output)
-        layers, forward = self._measured()
         stamps.computed = now_ns()
         if self.device.type != "cpu":
             structure, tensors = flatten(output)
@@ -190,7 +190,7 @@ class EdgeHalf:
         outgoing = wire.outgoing_file(torch.from_numpy(data), suffix, self._preprocess_digest)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
-        return Head(outgoing, CLOUD_FILE, -1, [])
+        return Head(outgoing, CLOUD_FILE, -1)
 
     def output(self, exchange: Exchange) -> Any:
         """The model's output from an answered exchange, on the CPU."""
@@ -225,11 +225,6 @@ class EdgeHalf:
             raise ModelFailed(f"{what} raised {type(error).__name__}: {error}") from error
         stamps.head_ns = self.wrapped.durations().get(part, 0) + now_ns() - returned
         return output, observations, names
-
-    def _measured(self) -> tuple[list[LayerMetrics], ForwardMetrics | None]:
-        if not self.wrapped.metrics_enabled:
-            return [], None
-        return self.wrapped.get_layer_metrics(), self.wrapped.get_forward_metrics()
 
     def _placed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = call.args, dict(call.kwargs)

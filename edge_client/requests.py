@@ -13,7 +13,7 @@ from edge_client import measured, wire
 from edge_client.answer import Answer, Call
 from edge_client.connection import Connection
 from edge_client.exchange import Exchange
-from edge_client.half import Cut, EdgeHalf, Head
+from edge_client.half import Cut, EdgeHalf, Head, Records
 from edge_client.many import Place
 from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.state import State
@@ -31,6 +31,7 @@ class Running:
     work: Call | Path
     cut: Cut
     head: Head
+    records: Records
     about: About
     over: bool = False  # hooks have heard how it ended
 
@@ -116,7 +117,8 @@ class Requests:
             self._places.release()
             raise
         connection.submit(exchange)
-        return Running(connection, exchange, work, cut, head, about)
+        # while the request is on its way
+        return Running(connection, exchange, work, cut, head, head.records(), about)
 
     def finish(self, running: Running | Done) -> Answer:
         """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more."""
@@ -220,7 +222,7 @@ class Requests:
             split=running.head.split,
             layer_id=running.head.layer_id,
             times=Times.from_stamps(stamps, wire.server_times(exchange.reply.durations)),
-            layers_edge=running.head.layers,
+            layers_edge=running.records[0],
             layers_cloud=measured.layer_metrics(exchange.reply),
             bytes_up=exchange.bytes_up,
             bytes_down=exchange.bytes_down,
@@ -228,7 +230,7 @@ class Requests:
             measured_ns=finished - stamps.called,
             finished_ns=finished,
             load=wire.load(exchange.reply),
-            forward_edge=running.head.forward,
+            forward_edge=running.records[1],
             forward_cloud=measured.forward_metrics(exchange.reply),
             observations=self._half.observed(running.head.observations, exchange.reply.observations),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
