@@ -22,7 +22,7 @@ from cloud_server.served_model import ServedModel
 from cloud_server.server import CloudServer
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
-from shared_hooks.lifecycle.listing import lines as hook_lines
+from shared_hooks.lifecycle.listing import is_default, lines
 from shared_hooks.models import pick_device, set_threads
 
 log = logging.getLogger("cloud_server")
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = configure(options)
         if options.hooks:
-            print("\n".join(hook_lines(config.lifecycle)))
+            print("\n".join(lines(config.lifecycle)))
             return OK
         return serve(config)
     except (SpecError, UnknownModel) as error:
@@ -76,8 +76,8 @@ def serve(config: ServerConfig) -> int:
         lifecycle.emit(Stage.AFTER_DRAIN, answered=drained)
         server.stop(GRACE_SECONDS if drained else 0)
         lifecycle.emit(Stage.AFTER_RUN, address=config.listen)
-    for line in hook_lines(lifecycle):
-        log.info("%s", line)
+    if not is_default(lifecycle):
+        log.info("hooks:\n%s", "\n".join(lines(lifecycle)))
     if not drained:
         # A tail still runs; neither it nor the interpreter's wait for its threads can be interrupted.
         logging.shutdown()

@@ -76,6 +76,10 @@ class Core:
 
     # Streams
 
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
     def check_open(self) -> None:
         """Raises ServerUnavailable while draining."""
         if self._draining:
@@ -161,7 +165,7 @@ class Core:
                 return
             self._draining = True
             for session in self._sessions:
-                session.send(wire.draining())
+                session.drain()
         self.lifecycle.emit(Stage.BEFORE_DRAIN)
 
     def wait_idle(self, timeout: float) -> bool:

@@ -61,6 +61,7 @@ class Session:
         self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
         self.undelivered = 0
         """Answers that the client has not begun to fetch."""
+        self._told = False  # that the server drains
         self._room = 2 * core.limits.max_in_flight + 64
 
     # From the client
@@ -111,10 +112,12 @@ class Session:
         self._core.check_open()
         self._engine = agree(hello, self._core.engines)
         self.client_id = hello.client_id
+        self.send(wire.welcome(self._core.limits, self._engine.identity))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
-        self.send(wire.welcome(self._core.limits, self._engine.identity))
+        if self._core.draining:  # since the question above: `drain` came too early for this stream
+            self.drain()
         self._core.lifecycle.emit(Stage.AFTER_HANDSHAKE, client=self.client_id, peer=self.peer, model_id=hello.model_id)
 
     def _on_recipe(self, upload: split_pb2.RecipeUpload) -> None:
@@ -296,6 +299,14 @@ class Session:
         """Ends the stream for something that went wrong on it."""
         self._core.lifecycle.emit(Stage.ON_ERROR, where=f"stream of {self.client_id or self.peer}", error=error)
         self.end(error)
+
+    def drain(self) -> None:
+        """Tells the client that the server goes away, once; one that was not welcomed yet is refused at its hello."""
+        with self._ready:
+            if self._phase is Phase.GREETING or self._told:
+                return
+            self._told = True
+        self.send(wire.draining())
 
     def end(self, error: IsthmusError) -> None:
         """Ends the stream with ``error`` once everything in line is sent; the first call counts."""

@@ -100,14 +100,15 @@ class EdgeClient:
             lifecycle=self.lifecycle,
         )
         self.max_in_flight = max_in_flight
+        self._client_id = uuid.uuid4().hex
         self.requests = Requests(
             self._half,
             self._connect,
             max_in_flight=max_in_flight,
             metrics=metrics,
             max_answer_bytes=max_answer_bytes,
+            client_id=self._client_id,
         )
-        self._client_id = uuid.uuid4().hex
         self._opening = threading.Lock()
         self._connection: Connection | None = None
         self._closed = False
@@ -279,6 +280,9 @@ class EdgeClient:
             if self._connection is None:
                 hello = self._half.greeting(self._client_id)
                 self._connection = Connection(self.server, hello, self._options, lifecycle=self.lifecycle)
+                if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
+                    self._connection.close()
+                    raise Cancelled("the client is closed")
             return self._connection
 
     def _cut(self, split: Cut | None) -> Cut:

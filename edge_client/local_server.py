@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -70,7 +71,7 @@ def local_server(
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # Ctrl-C reaches the edge only, which then ends its server
-                preexec_fn=_end_with_parent if _is_main_thread() else None,
+                preexec_fn=partial(_end_with_parent, os.getpid()) if _is_main_thread() else None,
             )
         try:
             yield _address(process, out, log)
@@ -111,6 +112,9 @@ def _is_main_thread() -> bool:
     return sys.platform == "linux" and threading.current_thread() is threading.main_thread()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """For the case that the edge itself is killed and can end nothing any more."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the edge's would be lost with the new program
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it was killed before the line above, of which nobody is told
+        os._exit(128 + signal.SIGTERM)

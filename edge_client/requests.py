@@ -58,6 +58,7 @@ class Requests:
         max_in_flight: int,
         metrics: bool,
         max_answer_bytes: int,
+        client_id: str = "",
     ) -> None:
         self._half = half
         self._connect = connect
@@ -66,6 +67,7 @@ class Requests:
         self._max_answer_bytes = max_answer_bytes
         self.lifecycle = half.lifecycle
         self._ids = itertools.count(1)
+        self._client_id = client_id
         self._singles = itertools.count()
         self._places = threading.Semaphore(max_in_flight)
 
@@ -189,7 +191,7 @@ class Requests:
 
     def _about(self, place: Place | None) -> About:
         place = place or Place(next(self._singles), None)
-        return About(next(self._ids), place.index, place.total, self._half.model_id)
+        return About(next(self._ids), place.index, place.total, self._half.model_id, self._client_id)
 
     def _over(self, about: About, error: BaseException | None = None, answer: Answer | None = None) -> None:
         """Hooks hear how it ended."""

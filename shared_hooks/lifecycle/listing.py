@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shared_hooks.lifecycle.log import Log
 from shared_hooks.lifecycle.registry import Lifecycle
 
 HEADERS = ("stage", "hook", "priority", "calls", "failures", "total ms", "us a call")
+
+
+def is_default(lifecycle: Lifecycle) -> bool:
+    """Whether nobody has mounted anything."""
+    return all(one.name == Log.name for one in lifecycle.listing())
 
 
 def rows(lifecycle: Lifecycle) -> list[tuple[str, ...]]:

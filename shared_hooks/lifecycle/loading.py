@@ -45,7 +45,9 @@ def load(side: str, table: Table | None, folder: Path) -> Lifecycle:
     table.done()
     if packages is None or packages:
         for entry in entry_points(group=GROUP):
-            made.register(_plugged(entry), name=entry.name)
+            hook = _plugged(entry)
+            if made.calls(hook):  # it may be for the other side
+                made.register(hook, name=entry.name)
     for entry in hooks:
         _register(made, table, entry, folder)
     for name in remove:

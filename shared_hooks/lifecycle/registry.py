@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -140,9 +140,11 @@ class Lifecycle:
 
         Without ``name`` and ``priority`` the hook's own attributes of these names count, else its class's or
         function's name and NORMAL. ``replace`` puts it in the place of the one of that name. Raises SpecError: no such
-        stage, a priority or name that cannot be.
+        stage, none that comes on this side, a priority or name that cannot be.
         """
-        calls = calls_of(hook)
+        calls = self.calls(hook)
+        if not calls:
+            raise SpecError(f"{name_of(hook)}: none of its stages comes on this side ({self.side})")
         mark = mark_of(hook) or Mark((), getattr(hook, "priority", None))
         with self._lock:
             name = self._free_name(hook, name, replace)
@@ -154,6 +156,10 @@ class Lifecycle:
             self._registered += 1
             self._set([*(one for one in self._hooks if one.name != name), made])
         return name
+
+    def calls(self, hook: Any) -> Mapping[Stage, Call]:
+        """What of a hook would be called here: at the stages that come on this side. Raises SpecError."""
+        return {stage: call for stage, call in calls_of(hook).items() if stage.comes(self.side)}
 
     def on(
         self,

@@ -94,6 +94,10 @@ class Stage(Enum):
     BEFORE_SHUTDOWN = "before_shutdown", "the client is closed", "streams and threads are ended", ""
     AFTER_SHUTDOWN = "after_shutdown", "threads are ended, the model is as it was", "they have ended", ""
 
+    def comes(self, side: str) -> bool:
+        """Whether there is such a stage on this side; a `WrappedModel` by itself ("local") may have any."""
+        return bool({"edge": self.edge, "cloud": self.cloud}.get(side, "yes"))
+
     @classmethod
     def of(cls, stage: Stage | str) -> Stage:
         """The stage of this name. Raises SpecError, with near names, where there is none."""
