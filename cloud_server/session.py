@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 InFrame = split_pb2.ClientFrame | ChunkFrame
 
+MAX_INLINE_BYTES = 64 << 10  # a header is copied more often than a chunk
+
 _SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
 
 
@@ -49,6 +51,8 @@ class Session:
     def __init__(self, core: Core, peer: str) -> None:
         self.peer = peer
         self.client_id = ""
+        self.inline_bytes = 0
+        """Answers up to this size go in their header."""
         self._core = core
         self._engine: Engine | None = None
         self._phase = Phase.GREETING
@@ -112,6 +116,7 @@ class Session:
         self._core.check_open()
         self._engine = agree(hello, self._core.engines)
         self.client_id = hello.client_id
+        self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
         self.send(wire.welcome(self._core.limits, self._engine.identity))
         with self._ready:
             if self._phase is Phase.GREETING:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLayer
 from shared_hooks.hierarchy import near, walk
 
 if TYPE_CHECKING:
+    from edge_client.client import EdgeClient
     from shared_hooks import WrappedModel
     from shared_hooks.models import InputItem, ModelSpec
 
@@ -69,6 +71,29 @@ def first_readable(spec: ModelSpec, items: Sequence[InputItem]) -> InputItem:
             continue
         return item
     return items[0]
+
+
+def cut_for(client: EdgeClient, split: str, items: Sequence[InputItem]) -> int | str:
+    """--split for a prepared client, before anything is sent: on the example's plan, else on the first that an input
+    gives.
+
+    Raises UnknownLayer, CutRefused. Words that are no cut, such as "edge-only", are returned as they are.
+    """
+    from shared_hooks.models.example import to_device
+
+    if split in (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE):
+        return split
+    if client.spec is not None and client.spec.example() is None:
+        for item in items:
+            try:
+                args, kwargs = client.spec.preprocess(item)
+                client.wrapped.plan(*to_device(args, client.device), **to_device(kwargs, client.device))
+            except Exception:  # whatever preprocessing or the model raises is reported at the input's place
+                continue
+            break
+        else:
+            return split
+    return cut_of(split, client.wrapped)
 
 
 def cut_of(text: str, wrapped: WrappedModel) -> int | str:

@@ -13,17 +13,16 @@ from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import auto, exits
 from edge_client.commands.heat_maps import HeatMaps
 from edge_client.commands.hooks import as_dicts, configured
-from edge_client.commands.loading import cut_of, find, spec_of
+from edge_client.commands.loading import cut_for, find, spec_of
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.progress import progress
 from edge_client.commands.report import Outcome, Report
 from edge_client.commands.text import one_line, printable
 from edge_client.options import check_address
-from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.times import now_ns
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle.listing import is_default, lines
-from shared_hooks.models.example import to_device
 
 if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
@@ -46,8 +45,8 @@ def main(options: argparse.Namespace) -> int:
         auto.log_moves(options.debug)
     items = find(options.input)
     spec = spec_of(options)
-    maps = _heat_maps(options)
     lifecycle = configured(options)
+    maps = _heat_maps(options)
     client = EdgeClient(
         server,
         spec,
@@ -65,7 +64,8 @@ def main(options: argparse.Namespace) -> int:
     )
     decisions: list[dict[str, Any]] | None = None
     try:
-        client.split = _resolve(client, options.split, items)
+        client.prepare()
+        client.split = "input" if chooses else cut_for(client, options.split, items)
         report = Report(spec.model_id, server, options.split, options.codec, str(client.device))
         try:
             if chooses:
@@ -96,26 +96,6 @@ def main(options: argparse.Namespace) -> int:
     if maps is not None:
         print(printable(maps.told()), flush=True)
     return status
-
-
-def _resolve(client: EdgeClient, split: str, items: Sequence[InputItem]) -> int | str:
-    """--split checked before anything is sent: on the example's plan, else on that of the first input that has one."""
-    client.prepare()
-    if split in (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE):
-        return split
-    if split == AUTO:
-        return "input"
-    if client.spec is not None and client.spec.example() is None:
-        for item in items:
-            try:
-                args, kwargs = client.spec.preprocess(item)
-                client.wrapped.plan(*to_device(args, client.device), **to_device(kwargs, client.device))
-            except Exception:  # whatever preprocessing or the model raises is reported at the input's place
-                continue
-            break
-        else:
-            return split
-    return cut_of(split, client.wrapped)
 
 
 def _send(

@@ -21,7 +21,7 @@ from shared_hooks.copies import copied
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ROOT, near
-from shared_hooks.selection.capture import Sample
+from shared_hooks.selection.capture import Sample, same_buffers
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -143,9 +143,9 @@ class Graph:
             self._pin(node, _called(node))
         elif node.target in _PASSING_FUNCTIONS and len(inputs) == 1:
             self._pass(node, inputs[0])
-        elif node.target in _JOINING and _in_step(node):
+        elif node.target in _JOINING and _in_step(node) and len({self._cells.get(one.name, 1) for one in inputs}) == 1:
             self._join(node.name, *(one.name for one in inputs))
-            self._cells[node.name] = max(self._cells.get(one.name, 1) for one in inputs)
+            self._cells[node.name] = self._cells.get(inputs[0].name, 1)
         elif node.target in _FLATTENING and len(inputs) == 1 and _from_one(node, inputs[0]):
             self._flatten(node, inputs[0])
         elif node.target in (torch.mean, "mean") and _over_positions(node, inputs):
@@ -201,7 +201,7 @@ def trace(model: nn.Module, sample: Sample) -> Graph:
         traced = fx.symbolic_trace(model)
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
         bound.apply_defaults()
-        with torch.no_grad(), fast_path_off():
+        with torch.no_grad(), fast_path_off(), same_buffers(model):
             _Shapes(traced).run(*bound.args, *bound.kwargs.values())
     except Exception as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]

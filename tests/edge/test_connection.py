@@ -365,6 +365,24 @@ def test_chunks_that_do_not_fit_are_an_error_of_that_request_only() -> None:
         assert send(connection, exchange(3, b"abc")) == b"abc"
 
 
+def test_a_small_answer_may_come_in_its_header() -> None:
+    def inline(server: FakeServer, frames: fake.Frames, context: Any) -> Iterator[split_pb2.ServerFrame]:
+        yield server.greet(frames)
+        for header, payload in fake.requests(server, frames):
+            said = {2: len(payload) + 1, 3: len(payload) - 1}.get(header.id, len(payload))
+            yield split_pb2.ServerFrame(
+                reply=split_pb2.ReplyHeader(id=header.id, header=b"H", payload_bytes=said, payload=payload)
+            )
+
+    with FakeServer(inline) as server, connected(server.address) as connection:
+        assert send(connection, exchange(1, b"abc")) == b"abc"
+        assert server.seen.hellos[0].inline_bytes > 0
+        for number in (2, 3):  # all of it, or none
+            with pytest.raises(BadFrame, match=f"answer {number}: 3 bytes beside"):
+                send(connection, exchange(number, b"abc"))
+        assert send(connection, exchange(4, b"")) == b""
+
+
 def test_an_answer_that_is_not_believed_is_never_allocated() -> None:
     def huge(server: FakeServer, frames: fake.Frames, context: Any) -> Iterator[split_pb2.ServerFrame]:
         yield server.greet(frames)

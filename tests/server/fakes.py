@@ -124,6 +124,8 @@ class Result:
 
     @property
     def complete(self) -> bool:
+        if self.reply is not None and self.reply.payload:
+            return not self.data
         return self.failed is not None or (self.reply is not None and len(self.data) == self.reply.payload_bytes)
 
 

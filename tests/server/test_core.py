@@ -79,6 +79,23 @@ class TestAnswers:
         assert result.reply is not None and result.reply.header == b"head" and result.reply.durations.compute_ns == 2
         assert bytes(result.data) == data[:size][::-1]
 
+    @pytest.mark.parametrize(("takes", "inline"), [(0, False), (999, False), (1000, True), (1 << 31, True)])
+    def test_a_small_one_comes_in_its_header_to_who_takes_it(self, core: Core, takes: int, inline: bool) -> None:
+        client, data = CoreClient(core, greet=False), bytes(range(250)) * 4
+        client.send(hello(inline_bytes=takes))
+        client.ask(7, data)
+        result = client.answer(7)
+        assert result.reply is not None and result.reply.payload_bytes == 1000
+        assert (result.reply.payload if inline else bytes(result.data)) == data[::-1]
+        assert bool(result.reply.payload) is inline
+
+    def test_a_large_one_never_does(self, core: Core) -> None:
+        client, data = CoreClient(core, greet=False), bytes(100_000)
+        client.send(hello(inline_bytes=1 << 31))
+        client.ask(7, data)
+        result = client.answer(7)
+        assert result.reply is not None and not result.reply.payload and len(result.data) == len(data)
+
     def test_many_in_flight_interleaved(self, core: Core) -> None:
         client, recipe = CoreClient(core), make_recipe(4000)
         data = {id: bytes([id]) * 3999 + b"x" for id in range(1, 5)}
