@@ -41,6 +41,8 @@ def main(options: argparse.Namespace) -> int:
     objective = Objective.parse(options.objective)
     options.hooks = named.check(options.hooks)
     spec = spec_of(options)
+    if "tokens" in options.hooks:
+        spec.load_tokenizer()  # a wrong one is told before hours of work
     feeds = feeds_of(spec, options.input)
     with open_journal(options.out) as journal, ExitStack() as stack:
         loaded = _load(options, feeds)

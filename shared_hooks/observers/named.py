@@ -31,6 +31,8 @@ from shared_hooks.wrapped import WrappedModel
 
 MAX_RECORDS = 2000
 MAX_BYTES = 512 * 2**10
+MAX_IDS = 64
+"""Of one record, to be told as text."""
 
 Observations = dict[str, dict[str, Any]]
 """Hook -> records (dictionaries), notes, left_out, failures, last_failure, cost_ns; of attention pictures_left_out."""
@@ -132,15 +134,12 @@ def _leave_pictures_out(found: dict[str, Any], excess: int) -> None:
     found["pictures_left_out"] = found.get("pictures_left_out", 0) + gone
 
 
-MOST_IDS = 64
-
-
 def tell_tokens(found: Observations, texts: Texts) -> None:
     """Put the text of their ids into the records of `tokens`, and into the notes why there is none."""
     tokens = found.get("tokens", {"records": []})
     for record in tokens["records"]:
         ids = record.get("ids")
-        if not isinstance(ids, list) or len(ids) > MOST_IDS or not all(type(one) is int and one >= 0 for one in ids):
+        if not isinstance(ids, list) or len(ids) > MAX_IDS or not all(type(one) is int and one >= 0 for one in ids):
             continue
         text, why = texts.of(ids)
         record["text"] = list(text)

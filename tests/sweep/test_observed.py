@@ -117,6 +117,13 @@ def test_a_server_that_refuses_is_one_line_before_anything_is_measured(
     assert "Did you mean debug?" in complaint(capsys) and not (tmp_path / "other").exists()
 
 
+def test_a_wrong_tokenizer_ends_it_before_any_work(tmp_path: Path, capsys: Captured) -> None:
+    spec, out = tmp_path / "reader.toml", tmp_path / "out"
+    spec.write_text('tokenizer = "nowhere"' + READER)
+    assert main(["sweep", "--model", str(spec), "--out", str(out), "--hooks", "tokens"]) == 2
+    assert "tokenizer: expected" in complaint(capsys) and not out.exists()
+
+
 def test_the_way_covers_both_sides() -> None:
     cuts = [("a", 0), ("b", 1), ("c", 2)]
     assert observed.way_of(ways_of(cuts, files=True, local=True)).name == "b"
