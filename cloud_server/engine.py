@@ -45,7 +45,12 @@ class Computed:
     encode_ns: int = 0
     layers: tuple[LayerMetrics, ...] = ()
     forward: ForwardMetrics | None = None
+    transforms: tuple[str, ...] = ()
+    """Modules whose output a Transform may have changed."""
 
+
+FILE = "cloud-only-file"
+"""In place of a cut's name, where an input file is sent and the whole model runs here."""
 
 Progress = Callable[[int, int, str], None]
 """(done, total, what comes next)."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from cloud_server import measured
-from cloud_server.answers import Answer, Key
+from cloud_server.answers import Answer
 from cloud_server.engine import Computed, Identity
 from cloud_server.handshake import PROTOCOL_VERSION
 from cloud_server.limits import Limits
@@ -85,6 +85,7 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
         payload_bytes=computed.nbytes,
         load=load,
         observations=request.observations,
+        transforms=computed.transforms,
         durations=split_pb2.Durations(
             receive_ns=request.complete_ns - request.began_ns,
             queue_ns=started_ns - request.complete_ns,
@@ -95,12 +96,14 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
         ),
     )
     measured.put(reply, computed.layers, computed.forward)
-    return Answer(request.key, request.fingerprint, reply=reply, buffers=computed.buffers)
+    if computed.nbytes <= request.inline_bytes:
+        reply.payload = b"".join(computed.buffers)
+    return Answer(request.key, request.fingerprint, reply=reply, buffers=computed.buffers, about=request.about)
 
 
-def failure(key: Key, fingerprint: bytes, error: IsthmusError) -> Answer:
+def failure(request: Request, error: IsthmusError) -> Answer:
     """The answer to a request that failed."""
-    return Answer(key, fingerprint, failed=failed(key[1], error))
+    return Answer(request.key, request.fingerprint, failed=failed(request.key[1], error), about=request.about)
 
 
 def frames(answer: Answer, chunk_bytes: int) -> Iterator[OutFrame]:
@@ -109,7 +112,8 @@ def frames(answer: Answer, chunk_bytes: int) -> Iterator[OutFrame]:
         yield split_pb2.ServerFrame(failed=answer.failed)
         return
     yield split_pb2.ServerFrame(reply=answer.reply)
-    yield from cut(answer.reply.id, answer.buffers, chunk_bytes)
+    if not answer.reply.payload:
+        yield from cut(answer.reply.id, answer.buffers, chunk_bytes)
 
 
 def model_list(identities: Iterable[Identity]) -> split_pb2.ListModelsReply:

@@ -26,11 +26,17 @@ class Hedge:
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="edge-hedge")
         self._unwanted: set[Future[Answer]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
 
     def run(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """``work()``, as soon as what ran before is done or left."""
+        """``work()``, as soon as what ran before is done or left; Cancelled after `close`."""
         future: Future[Answer] = Future()
-        queued = self._worker.submit(self._run, work, future)
+        with self._lock:
+            if self._closed:  # while a request was under way in another thread
+                future.set_exception(Cancelled("closed"))
+                return future
+            queued = self._worker.submit(self._run, work, future)
         queued.add_done_callback(lambda one: future.set_exception(Cancelled("closed")) if one.cancelled() else None)
         return future
 
@@ -42,6 +48,8 @@ class Hedge:
 
     def close(self) -> None:
         """Returns when nothing runs any more; what has not begun ends with Cancelled."""
+        with self._lock:
+            self._closed = True
         self._worker.shutdown(cancel_futures=True)
 
     def _run(self, work: Callable[[], Answer], future: Future[Answer]) -> None:

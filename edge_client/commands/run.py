@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import auto, exits
+from edge_client.commands.heat_maps import HeatMaps
+from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.loading import cut_for, find, spec_of
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.progress import progress
@@ -20,6 +22,7 @@ from edge_client.options import check_address
 from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.times import now_ns
 from shared_hooks.errors import IsthmusError, SpecError
+from shared_hooks.lifecycle.listing import is_default, lines
 
 if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
@@ -42,6 +45,8 @@ def main(options: argparse.Namespace) -> int:
         auto.log_moves(options.debug)
     items = find(options.input)
     spec = spec_of(options)
+    lifecycle = configured(options)
+    maps = _heat_maps(options)
     client = EdgeClient(
         server,
         spec,
@@ -55,6 +60,7 @@ def main(options: argparse.Namespace) -> int:
         max_in_flight=options.in_flight,
         keep_alive=auto.KEEP_ALIVE if chooses else None,
         hooks=options.hooks,
+        lifecycle=lifecycle,
     )
     decisions: list[dict[str, Any]] | None = None
     try:
@@ -65,11 +71,11 @@ def main(options: argparse.Namespace) -> int:
             if chooses:
                 with auto.auto_client(options, client, items) as chooser:
                     report.start()
-                    _send(chooser, spec, items, report, options)
-                decisions = list(chooser.decisions.all)  # once nobody decides any more
+                    _send(chooser, spec, items, report, options, maps)
+                decisions = chooser.decisions.all  # once nobody decides any more
             else:
                 client.open()
-                _send(client, spec, items, report, options)
+                _send(client, spec, items, report, options, maps)
         except CONNECTION_ERRORS as error:
             if options.debug:
                 raise
@@ -82,9 +88,13 @@ def main(options: argparse.Namespace) -> int:
     # The text first: a disk that is full by now costs the file, and not this, too.
     if report.answered or not report.gave_up:
         print(report.as_text(layers=options.layers), flush=True)
+        if not is_default(lifecycle):
+            print("\n" + "\n".join(lines(lifecycle)), flush=True)
     if options.json:
         known = report.as_dict() if decisions is None else {**report.as_dict(), "decisions": decisions}
-        write_json({**known, "exit_status": status}, options.json, options.stdout)
+        write_json({**known, "lifecycle": as_dicts(lifecycle), "exit_status": status}, options.json, options.stdout)
+    if maps is not None:
+        print(printable(maps.told()), flush=True)
     return status
 
 
@@ -94,20 +104,32 @@ def _send(
     items: Sequence[InputItem],
     report: Report,
     options: argparse.Namespace,
+    maps: HeatMaps | None,
 ) -> None:
     width = max(len(printable(item.name)) for item in items)
     with progress("inputs", len(items), not options.no_progress) as advance:
         answers = client.infer_many(items, prepare=spec.preprocess, failures="return")
-        for item, answer in zip(items, answers, strict=True):
+        for number, (item, answer) in enumerate(zip(items, answers, strict=True), 1):
             outcome = _outcome(spec, item, answer)
             report.add(outcome)
             advance(printable(item.name))
             if outcome.error is None:
                 print(report.line(outcome, width), flush=True)
+                if maps is not None and outcome.answer is not None:
+                    maps.write(number, item.name, outcome.answer.observations)
             else:
                 print(
                     f"edge-client: {printable(str(item.path))}: {_one_line(outcome.error)}", file=sys.stderr, flush=True
                 )
+
+
+def _heat_maps(options: argparse.Namespace) -> HeatMaps | None:
+    """Where --heat-maps go. SpecError before any work is done."""
+    if options.heat_maps is None:
+        return None
+    if "attention" not in options.hooks:
+        raise SpecError("--heat-maps needs --hooks attention")
+    return HeatMaps(options.heat_maps)
 
 
 def _outcome(spec: ModelSpec, item: InputItem, answer: Answer | Failure) -> Outcome:

@@ -33,8 +33,8 @@ SMALL = Limits(
     max_pending=6,
     chunk_bytes=1000,
     max_recipes=8,
-    deadline_seconds=60,
-    hello_seconds=0.2,
+    deadline_seconds=600,
+    hello_seconds=600,
 )
 
 
@@ -79,6 +79,23 @@ class TestAnswers:
         assert result.reply is not None and result.reply.header == b"head" and result.reply.durations.compute_ns == 2
         assert bytes(result.data) == data[:size][::-1]
 
+    @pytest.mark.parametrize(("takes", "inline"), [(0, False), (999, False), (1000, True), (1 << 31, True)])
+    def test_a_small_one_comes_in_its_header_to_who_takes_it(self, core: Core, takes: int, inline: bool) -> None:
+        client, data = CoreClient(core, greet=False), bytes(range(250)) * 4
+        client.send(hello(inline_bytes=takes))
+        client.ask(7, data)
+        result = client.answer(7)
+        assert result.reply is not None and result.reply.payload_bytes == 1000
+        assert (result.reply.payload if inline else bytes(result.data)) == data[::-1]
+        assert bool(result.reply.payload) is inline
+
+    def test_a_large_one_never_does(self, core: Core) -> None:
+        client, data = CoreClient(core, greet=False), bytes(100_000)
+        client.send(hello(inline_bytes=1 << 31))
+        client.ask(7, data)
+        result = client.answer(7)
+        assert result.reply is not None and not result.reply.payload and len(result.data) == len(data)
+
     def test_many_in_flight_interleaved(self, core: Core) -> None:
         client, recipe = CoreClient(core), make_recipe(4000)
         data = {id: bytes([id]) * 3999 + b"x" for id in range(1, 5)}
@@ -89,13 +106,21 @@ class TestAnswers:
             assert bytes(client.answer(id).data) == data[id][::-1]
 
     def test_durations_are_nanoseconds_of_this_request(self) -> None:
-        with Core([FakeEngine(lambda _: time.sleep(0.05))], SMALL) as core:
+        gate = Gate()
+        with Core([FakeEngine(gate)], SMALL) as core:
             client = CoreClient(core)
             client.ask(1, b"a")
+            gate.wait_entered()
+            before = time.perf_counter_ns()
             client.ask(2, b"b")
+            asked = time.perf_counter_ns()
+            time.sleep(0.001)
+            opened = time.perf_counter_ns()
+            gate.opened.set()
             reply = client.answer(2).reply
-            assert reply is not None and 20e6 < reply.durations.queue_ns < 5e9
-            assert reply.durations.receive_ns < 1e9
+            answered = time.perf_counter_ns()
+            assert reply is not None and opened - asked <= reply.durations.queue_ns <= answered - before
+            assert 0 <= reply.durations.receive_ns <= asked - before
 
     def test_two_workers_compute_at_a_time(self) -> None:
         gate = Gate()
@@ -185,8 +210,9 @@ class TestHandshake:
     def test_client_id_of_absurd_length(self, core: Core, client_id: str) -> None:
         assert isinstance(self.refusal(core, client_id=client_id), errors.BadFrame)
 
-    def test_silence(self, core: Core) -> None:
-        assert isinstance(CoreClient(core, greet=False).ended(), errors.DeadlineExceeded)
+    def test_silence(self) -> None:
+        with Core([FakeEngine()], dataclasses.replace(SMALL, hello_seconds=0.2)) as core:
+            assert isinstance(CoreClient(core, greet=False).ended(), errors.DeadlineExceeded)
 
     @pytest.mark.parametrize("frame", [header(1, make_recipe(1)), chunk(1, 0, b"x"), cancel(1), acknowledge(1)])
     def test_anything_before_hello(self, core: Core, frame: object) -> None:
@@ -386,9 +412,9 @@ class TestRepeatedIds:
         client = CoreClient(core)
         client.ask(1, b"abc")
         client.answer(1)
-        assert len(core._answers) == 1
+        assert len(core.books._answers) == 1
         client.send(acknowledge(1, 2, 3))
-        assert len(core._answers) == 0 and core._answers.nbytes == 0
+        assert len(core.books._answers) == 0 and core.books._answers.nbytes == 0
 
     def test_answers_grow_old(self) -> None:
         with Core([FakeEngine()], dataclasses.replace(SMALL, answer_seconds=0.01)) as core:
@@ -396,8 +422,9 @@ class TestRepeatedIds:
             client.ask(1, b"abc")
             client.answer(1)
             time.sleep(0.02)
-            core._answers.sweep()
-            assert len(core._answers) == 0
+            with core.books.changed:
+                core.books._answers.sweep()
+            assert len(core.books._answers) == 0
 
     @pytest.mark.parametrize("limits", [{"max_answers": 2}, {"max_answer_bytes": 7}])
     def test_the_oldest_answers_make_room(self, limits: dict[str, int]) -> None:
@@ -406,7 +433,7 @@ class TestRepeatedIds:
             for id in range(4):
                 client.ask(id, b"abc")
                 client.answer(id)
-            assert list(core._answers._kept) == [("alice", 2), ("alice", 3)]
+            assert list(core.books._answers._kept) == [("alice", 2), ("alice", 3)]
 
     def test_other_clients_do_not_get_them(self, core: Core, engine: FakeEngine) -> None:
         alice, bob = CoreClient(core), CoreClient(core, client_id="bob")
@@ -441,7 +468,7 @@ class TestBounds:
         bob.send(header(1, recipe))
         assert "has no room" in failure(bob, 1)[1]
         alice.leave()
-        assert core._live_bytes == 0
+        assert core.books._live_bytes == 0
         bob.ask(1, bytes(90_000), recipe)
         assert bob.answer(1, 2).reply
 
@@ -478,7 +505,7 @@ class TestCancelAndDeadline:
         client, recipe = CoreClient(core), make_recipe(3)
         client.send(upload(recipe), header(1, recipe), chunk(1, 0, b"a"), cancel(1), chunk(1, 1, b"bc"))
         assert failure(client, 1)[0] == "Cancelled" and engine.computed == 0
-        assert core._live_bytes == 0 and not core._live
+        assert core.books._live_bytes == 0 and not core.books._live
 
     def test_cancelled_while_waiting_and_while_running(self) -> None:
         gate = Gate()
@@ -492,7 +519,7 @@ class TestCancelAndDeadline:
             assert failure(client, 1)[0] == failure(client, 2)[0] == "Cancelled"
             gate.opened.set()
             assert client.answer(3).reply
-            assert engine.computed == 2 and list(core._answers._kept) == [("alice", 3)]
+            assert engine.computed == 2 and list(core.books._answers._kept) == [("alice", 3)]
 
     def test_cancelled_then_asked_for_again(self) -> None:
         gate = Gate()
@@ -516,7 +543,7 @@ class TestCancelAndDeadline:
             client.ask(2, b"abc", deadline_ms=20_000)
             client.ask(3, b"abc")
             with core._changed:
-                for request in core._live.values():
+                for request in core.books._live.values():
                     if request.key[1] != 3:
                         request.began_ns -= 30 * 10**9  # as if it had waited: no clock is raced
             gate.opened.set()
@@ -531,7 +558,7 @@ class TestCancelAndDeadline:
             client.send(upload(recipe), header(1, recipe), chunk(1, 0, b"a"))
             error, message = failure(client, 1)
             assert error == "DeadlineExceeded" and "receiving" in message
-            assert client.send(chunk(1, 1, b"b")) and core._live_bytes == 0
+            assert client.send(chunk(1, 1, b"b")) and core.books._live_bytes == 0
 
 
 class TestDrain:
@@ -564,6 +591,23 @@ class TestDrain:
         core.drain()
         client.send(hello())
         assert isinstance(client.ended(), errors.ServerUnavailable)
+        assert client.others == []  # nothing comes before Welcome: the client would take it for another service
+
+    def test_draining_begins_between_a_hello_and_its_welcome(
+        self, core: Core, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain = core.check_open
+
+        def passes_then_drains() -> None:
+            plain()
+            core.drain()
+
+        client = CoreClient(core, greet=False)
+        monkeypatch.setattr(core, "check_open", passes_then_drains)
+        client.send(hello())
+        core.dismiss()
+        assert isinstance(client.ended(), errors.ServerUnavailable)
+        assert [frame.WhichOneof("frame") for frame in client.others] == ["welcome", "draining"]
 
 
 def test_two_models_of_one_name() -> None:

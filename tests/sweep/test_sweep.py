@@ -280,7 +280,7 @@ def test_an_interrupted_sweep_loses_at_most_one_input(
 def test_a_lost_server_leaves_what_there_was_and_says_so(many: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with local_server("digits", threads=1) as address:
-        argv = words(out, "--server", address, "--input", str(many), "--repetitions", "15", "--patience", "0.5")
+        argv = words(out, "--server", address, "--input", str(many), "--repetitions", "15", "--patience", "5")
         process = spawn(argv)
         try:
             wait_for(lambda: len(inputs_in(out)) >= 1, process)
