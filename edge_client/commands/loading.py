@@ -40,12 +40,14 @@ def load(options: argparse.Namespace) -> Loaded:
     from shared_hooks import WrappedModel
     from shared_hooks.models import pick_device, set_threads
     from shared_hooks.models.example import to_device
+    from shared_hooks.models.targets import resolve
 
     spec = spec_of(options)
     set_threads(options.threads)
     device = pick_device(options.device)
     inputs = spec.preprocess(find(options.input)[0]) if options.input else spec.example(device)
     if inputs is None:
+        resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # a wrong name is to be told first
         raise SpecError(f"{spec.origin}: the spec has no example input to plan on; give one with --input")
     args, kwargs = to_device(inputs[0], device), to_device(inputs[1], device)
     wrapped = WrappedModel(spec.load_model(device), depth=options.depth)
@@ -112,6 +114,10 @@ def cut_of(text: str, wrapped: WrappedModel) -> int | str:
             return text
         if text.lstrip("-").isdigit():
             raise UnknownLayer(f"--split {text}: layer ids are 0 to {len(layers) - 1}")
+        inside = [name for name in by_name if name.startswith(f"{text}.")]
+        if inside:
+            more = ", ..." if len(inside) > 4 else ""
+            raise UnknownLayer(f"--split {text}: a block; its layers are {', '.join(inside[:4])}{more}")
         raise UnknownLayer(f'--split {text}: no such layer, and not "input".{near(text, by_name)}')
     if not layer.can_split:
         raise CutRefused(f"--split {text}: the model cannot be cut after layer {layer.layer_id}: {layer.reason}")

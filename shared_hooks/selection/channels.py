@@ -24,7 +24,7 @@ from shared_hooks.hierarchy import ROOT, near
 from shared_hooks.selection.capture import Sample, same_buffers
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS: Final = tuple(
     getattr(nn, f"{kind}Pool{n}d") for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg") for n in (1, 2, 3)
 )
@@ -105,6 +105,8 @@ class Graph:
         path, _, number = layer.partition("#")
         calls = [node for node in self._nodes if node.op == "call_module" and node.target == path]
         which = int(number) if number.isdecimal() else 1
+        if not calls and path in self._modules:
+            raise CutRefused(f"layer {layer}: torch.fx does not see it by itself, but only what it is part of or holds")
         if not calls:
             raise SpecError(f"layer {layer}: no module of this name in the graph.{near(path, self._modules)}")
         if not 1 <= which <= len(calls):
@@ -163,7 +165,7 @@ class Graph:
             self._carry(node, inputs[0], path)
         elif isinstance(module, nn.Linear) and len(_shape(inputs[0])) == 2:
             self._weighted(node, inputs[0], path, self._cells.get(inputs[0].name, 1))
-        elif isinstance(module, _NORMS) and self._cells.get(inputs[0].name, 1) == 1:
+        elif isinstance(module, NORMS) and self._cells.get(inputs[0].name, 1) == 1:
             self._carry(node, inputs[0], path)
         elif isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
             self._flatten(node, inputs[0])
