@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cloud_server.limits import Limits
 from protos.isthmus.v1 import split_pb2
+from shared_hooks.lifecycle import About
 
 Key = tuple[str, int]
 """(client id, request id): what makes a request unique."""
@@ -24,6 +25,7 @@ class Answer:
     reply: split_pb2.ReplyHeader | None = None
     buffers: tuple[memoryview, ...] = ()
     failed: split_pb2.RequestFailed | None = None
+    about: About | None = None
 
     @property
     def nbytes(self) -> int:

@@ -21,6 +21,8 @@ from cloud_server.options import configure, parser
 from cloud_server.served_model import ServedModel
 from cloud_server.server import CloudServer
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
+from shared_hooks.lifecycle import Stage
+from shared_hooks.lifecycle.listing import is_default, lines
 from shared_hooks.models import pick_device, set_threads
 
 log = logging.getLogger("cloud_server")
@@ -37,7 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format=form)
     try:
-        return serve(configure(options))
+        config = configure(options)
+        if options.hooks:
+            print("\n".join(lines(config.lifecycle)))
+            return OK
+        return serve(config)
     except (SpecError, UnknownModel) as error:
         print(f"cloud-server: {error}", file=sys.stderr)
         return USAGE
@@ -49,34 +55,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(config: ServerConfig) -> int:
     """Serves until a signal comes; returns the exit status."""
     device = pick_device(config.device)
-    threads = set_threads(config.threads)
+    threads, lifecycle = set_threads(config.threads), config.lifecycle
     engines = []
     for entry in config.models:
-        engine = ServedModel(entry, device)
-        who = engine.identity
-        log.info("model %s: %d layers on %s, weights %s", who.model_id, who.layers, device, who.weights_hash)
-        engines.append(engine)
-    with Core(engines, config.limits, config.workers, config.hooks) as core:
+        engines.append(ServedModel(entry, device, lifecycle))
+    with Core(engines, config.limits, config.workers, config.hooks, lifecycle) as core:
         server = CloudServer(core, config.listen)
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: signals.put(received))
+        lifecycle.emit(Stage.BEFORE_RUN, address=config.listen)
         server.start()
         log.info("%d threads, %d worker(s)", threads, config.workers)
         host = config.listen.rpartition(":")[0]
         print(f"listening on {host}:{server.port}", flush=True)
-        log.info("%s: draining", signal.Signals(signals.get()).name)
+        log.info("%s", signal.Signals(signals.get()).name)
         server.drain()
         drained = _wait(core, signals, config.limits.drain_seconds)
+        lifecycle.emit(Stage.AFTER_DRAIN, answered=drained)
         server.stop(GRACE_SECONDS if drained else 0)
+        lifecycle.emit(Stage.AFTER_RUN, address=config.listen)
+    if not is_default(lifecycle):
+        log.info("hooks:\n%s", "\n".join(lines(lifecycle)))
     if not drained:
-        log.warning("ended before every request was answered")
         # A tail still runs; neither it nor the interpreter's wait for its threads can be interrupted.
         logging.shutdown()
         sys.stdout.flush()
         os._exit(CUT_SHORT)
-    log.info("drained")
     return OK
 
 

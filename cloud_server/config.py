@@ -18,6 +18,9 @@ max_request_bytes = 268435456
 
 [observers]
 allow = ["activation", "debug"]      # what clients may ask for of their requests' tails; absent = nothing
+
+[lifecycle]                          # the server's own steps, see shared_hooks/lifecycle/loading.py
+hooks = ["my_hooks:Watchdog"]
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from typing import Any
 
 from cloud_server.limits import Limits
 from shared_hooks.errors import IsthmusError, SpecError
+from shared_hooks.lifecycle import Lifecycle
+from shared_hooks.lifecycle.loading import load
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.spec import spec_from_table
 from shared_hooks.models.table import Table, kind_of
@@ -60,6 +65,7 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
     hooks: tuple[str, ...] = ()
     """Observers that clients may ask for."""
+    lifecycle: Lifecycle = field(default_factory=lambda: load("cloud", None, Path.cwd()), compare=False)
 
     def __post_init__(self) -> None:
         check_address(self.listen)
@@ -79,6 +85,7 @@ def read_config(path: Path) -> ServerConfig:
         "workers": table.take("workers", int),
     }
     models, limits, observers = table.table("models"), table.table("limits"), table.table("observers")
+    lifecycle = table.table("lifecycle")
     table.done()
     try:
         if models is not None:
@@ -87,6 +94,8 @@ def read_config(path: Path) -> ServerConfig:
             values["limits"] = _limits(limits)
         if observers is not None:
             values["hooks"] = _hooks(observers)
+        if lifecycle is not None:
+            values["lifecycle"] = load("cloud", lifecycle, path.resolve().parent)
         return ServerConfig(**{key: value for key, value in values.items() if value is not None})
     except SpecError as error:
         raise error if str(error).startswith(str(path)) else SpecError(f"{path}: {error}") from error

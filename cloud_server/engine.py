@@ -47,6 +47,9 @@ class Computed:
     forward: ForwardMetrics | None = None
 
 
+FILE = "cloud-only-file"
+"""In place of a cut's name, where an input file is sent and the whole model runs here."""
+
 Progress = Callable[[int, int, str], None]
 """(done, total, what comes next)."""
 

@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--workers", type=int, metavar="N", help="tails computed at a time; default 1")
     default = f"time to finish after SIGTERM; default {Limits.drain_seconds:g}"
     made.add_argument("--drain-seconds", type=float, metavar="S", help=default)
+    made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage after stage, and end")
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
     return made
 

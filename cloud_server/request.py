@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from cloud_server.answers import Key
-from cloud_server.engine import Computed, Engine
+from cloud_server.engine import FILE, Computed, Engine
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Recipe
 from shared_hooks.errors import BadFrame
+from shared_hooks.lifecycle import About
 
 if TYPE_CHECKING:
     from cloud_server.session import Session
@@ -37,6 +38,8 @@ class Request:
         """The stream to answer on; None once it is gone, another one after a reconnect."""
         self.engine = engine
         self.recipe = recipe
+        self.about = About(frame.id, 0, None, engine.identity.model_id, session.client_id)
+        """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header
         self.payload_bytes = frame.payload_bytes
@@ -91,6 +94,11 @@ class Request:
         if self.recipe is None:
             return self.engine.compute_file(self.suffix, self.header, self.payload, self.want_metrics, max_bytes)
         return self.engine.compute(self.recipe, self.header, self.payload, self.want_metrics)
+
+    @property
+    def split(self) -> str:
+        """Where the model is cut."""
+        return FILE if self.recipe is None else self.recipe.layer_name
 
     @property
     def age_seconds(self) -> float:

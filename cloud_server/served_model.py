@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from cloud_server.config import ModelEntry
-from cloud_server.engine import Computed, Identity, Progress
+from cloud_server.engine import FILE, Computed, Identity, Progress
 from shared_hooks import EarlyOutput, Parcel, Plan, Recipe, WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError, ModelFailed, UnknownLayer
+from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix, libraries
 from shared_hooks.observers import named
@@ -27,11 +28,13 @@ from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 class ServedModel:
     """Implements `cloud_server.engine.Engine`: builds the model of an entry, plans its example, runs its tails."""
 
-    def __init__(self, entry: ModelEntry, device: torch.device) -> None:
+    def __init__(self, entry: ModelEntry, device: torch.device, lifecycle: Lifecycle | None = None) -> None:
         """Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example."""
+        self._lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
+        self._lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=entry.spec.model_id)
         self._device = device
         self._spec = entry.spec
-        self._wrapped = WrappedModel(entry.spec.load_model(device), depth=entry.depth)
+        self._wrapped = WrappedModel(entry.spec.load_model(device), depth=entry.depth, lifecycle=self._lifecycle)
         self._plan = self._plan_example(entry)
         # Only a model that reads values from its data can take more than one path.
         self._branches = self._plan is not None and any(op.kind is Kind.VALUE for op in self._plan.trace.ops)
@@ -45,6 +48,9 @@ class ServedModel:
             layers=len(self._plan.layers) if self._plan else 0,
             preprocess_digest=entry.spec.preprocess_digest(),
             machine=describe(device),
+        )
+        self._lifecycle.emit(
+            Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
 
     def _plan_example(self, entry: ModelEntry) -> Plan | None:
@@ -100,8 +106,10 @@ class ServedModel:
 
     def compute(self, recipe: Recipe, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
         """The tail on one payload, in whose memory it may work. Raises ModelFailed with the model's error as cause."""
+        self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
         early = EarlyOutput.unpack(recipe, header, payload, payload.nbytes + recipe.payload_bytes, disposable=True)
+        self._lifecycle.emit(Stage.AFTER_DECODE, value=early)
         decoded = time.perf_counter_ns()
         return self._run(decoded - started, want_metrics, early, start=recipe.layer_id)
 
@@ -129,10 +137,12 @@ class ServedModel:
         self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
     ) -> Computed:
         """The whole model on an input file; reading it counts as decoding."""
+        self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
         _, (data,) = Parcel.tensors(header, payload, max_bytes)
         args, kwargs = self._spec.preprocess_bytes(suffix, data.numpy().tobytes(), max_bytes)
         args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
+        self._lifecycle.emit(Stage.AFTER_DECODE, value=(args, kwargs))
         return self._run(time.perf_counter_ns() - started, want_metrics, *args, **kwargs)
 
     def _run(
@@ -140,7 +150,11 @@ class ServedModel:
     ) -> Computed:
         """The tail from ``start``, or the whole model without it."""
         try:
+            if start is None:
+                self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
             output = self._wrapped.forward(*args, start=start, **kwargs)
+            if start is None:
+                self._lifecycle.emit(Stage.AFTER_TAIL, split=FILE, output=output)
             returned = time.perf_counter_ns()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # the kernels are only launched until here
@@ -149,7 +163,9 @@ class ServedModel:
         except Exception as error:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
         computed = time.perf_counter_ns()
+        self._lifecycle.emit(Stage.BEFORE_ENCODE, value=output)
         parcel = Parcel.of_value(output)
+        self._lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
         durations = self._wrapped.durations()
         layers = tuple(self._wrapped.get_layer_metrics()) if want_metrics else ()
         forward = self._wrapped.get_forward_metrics() if want_metrics else None

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 from cloud_server.core import Core
 from cloud_server.servicer import SERVICE, SplitServicer
 from shared_hooks.errors import SpecError
+from shared_hooks.lifecycle import Stage
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,9 @@ class CloudServer:
 
     def stop(self, grace: float | None = None) -> None:
         """Ends the streams and the server; ``grace`` is what frames under way have, in seconds."""
+        self.core.lifecycle.emit(Stage.BEFORE_SHUTDOWN)
         self.core.dismiss()
         self.core.wait_gone(grace or 0)
         self._server.stop(grace).wait(grace)
         self.core.close()
+        self.core.lifecycle.emit(Stage.AFTER_SHUTDOWN)

@@ -134,7 +134,7 @@ def _take(session: Session, incoming: Iterator[Incoming]) -> None:
     try:
         for frame in incoming:
             if isinstance(frame, Malformed):
-                session.end(BadFrame("a message that is no ClientFrame"))
+                session.broke(BadFrame("a message that is no ClientFrame"))
                 return
             if not session.receive(frame):
                 return

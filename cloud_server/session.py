@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import OrderedDict, deque
@@ -19,6 +18,7 @@ from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     BadFrame,
+    Cancelled,
     DeadlineExceeded,
     Disagreement,
     HookRefused,
@@ -26,11 +26,10 @@ from shared_hooks.errors import (
     ServerUnavailable,
     TooLarge,
 )
+from shared_hooks.lifecycle import About, Stage
 
 if TYPE_CHECKING:
     from cloud_server.core import Core
-
-log = logging.getLogger(__name__)
 
 InFrame = split_pb2.ClientFrame | ChunkFrame
 
@@ -82,11 +81,12 @@ class Session:
             else:
                 self._on_frame(frame)
         except IsthmusError as error:
-            self.end(error)
+            self.broke(error)
             return False
-        except Exception:
-            log.exception("a frame of client %s at %s could not be handled", self.client_id, self.peer)
-            self.end(IsthmusError("the server failed while it handled a frame; its log says how"))
+        except Exception as error:
+            failure = IsthmusError("the server failed while it handled a frame; its log says how")
+            failure.__cause__ = error
+            self.broke(failure)
             return False
         return True
 
@@ -101,13 +101,14 @@ class Session:
         elif kind == "request":
             self._on_request(frame.request)
         elif kind == "acknowledge":
-            self._core.forget([(self.client_id, id) for id in frame.acknowledge.ids])
+            self._core.books.forget([(self.client_id, id) for id in frame.acknowledge.ids])
         elif kind == "cancel":
             self._on_cancel(frame.cancel.id)
         else:
             raise BadFrame("a frame of a kind that this protocol version does not have")
 
     def _on_hello(self, hello: split_pb2.Hello) -> None:
+        self._core.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.peer)
         self._core.check_open()
         self._engine = agree(hello, self._core.engines)
         self.client_id = hello.client_id
@@ -117,7 +118,7 @@ class Session:
                 self._phase = Phase.OPEN
         if self._core.draining:  # since the question above: `drain` came too early for this stream
             self.drain()
-        log.info("client %s at %s uses model %s", self.client_id, self.peer, hello.model_id)
+        self._core.lifecycle.emit(Stage.AFTER_HANDSHAKE, client=self.client_id, peer=self.peer, model_id=hello.model_id)
 
     def _on_recipe(self, upload: split_pb2.RecipeUpload) -> None:
         self._core.recipes.add(upload.digest, upload.data)
@@ -126,11 +127,12 @@ class Session:
         self._skipped.pop(frame.id, None)
         try:
             request = self._announce(frame)
-            answer = self._core.admit(request)
+            answer = self._core.books.admit(request)
         except IsthmusError as error:
+            self._tell(frame.id, error)
             unfinished = self._receiving.pop(frame.id, None)
             if unfinished is not None:
-                self._core.abandon(unfinished)
+                self._core.books.abandon(unfinished, error)
             missing = (
                 isinstance(error, Disagreement)
                 and not frame.HasField("file")
@@ -144,15 +146,29 @@ class Session:
             self._skip(frame.id)
             return
         try:
-            request.allocate()
-        except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
-            self._core.abandon(request)
-            self._fail(frame.id, ServerUnavailable(f"no memory for {request.payload_bytes} bytes: {error}"))
+            self._prepare(request)
+        except IsthmusError as error:
+            self._core.books.abandon(request, error)
+            self._fail(frame.id, error)
             return
         if request.payload_bytes == 0:
-            self._core.submit(request)
+            self._submit(request)
         else:
             self._receiving[frame.id] = request
+
+    def _prepare(self, request: Request) -> None:
+        """Raises HookRefused, and ServerUnavailable without the memory that the payload takes."""
+        lifecycle, about, nbytes = self._core.lifecycle, request.about, request.payload_bytes
+        lifecycle.emit(Stage.BEFORE_REQUEST, about, client=self.client_id, split=request.split, nbytes=nbytes)
+        lifecycle.emit(Stage.BEFORE_RECEIVE, about, nbytes=nbytes)
+        try:
+            request.allocate()
+        except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
+            raise ServerUnavailable(f"no memory for {request.payload_bytes} bytes: {error}") from error
+
+    def _submit(self, request: Request) -> None:
+        self._core.lifecycle.emit(Stage.AFTER_RECEIVE, request.about, nbytes=request.payload_bytes)
+        self._core.submit(request)
 
     def _announce(self, frame: split_pb2.RequestHeader) -> Request:
         """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet."""
@@ -192,23 +208,28 @@ class Session:
             complete = request.write(chunk)
         except BadFrame as error:
             del self._receiving[chunk.id]
-            self._core.abandon(request)
+            self._core.books.abandon(request, error)
             self._fail(chunk.id, error)
             return
         if complete:
             del self._receiving[chunk.id]
-            self._core.submit(request)
+            self._submit(request)
 
     def _on_cancel(self, id: int) -> None:
         if self._receiving.pop(id, None) is not None:
             self._skip(id)
-        self._core.cancel((self.client_id, id))
+        self._core.books.cancel((self.client_id, id))
 
     def _fail(self, id: int, error: IsthmusError, retry: bool | None = None) -> None:
         """Reports a request that goes no further; chunks of it that still come are no mistake."""
-        log.info("request %s of %s: %s: %s", id, self.client_id, type(error).__name__, error)
         self._skip(id)
         self.send(split_pb2.ServerFrame(failed=wire.failed(id, error, retry)))
+
+    def _tell(self, id: int, error: IsthmusError) -> None:
+        """Hooks hear of a request that was not taken in."""
+        assert self._engine is not None
+        about = About(id, 0, None, self._engine.identity.model_id, self.client_id)
+        self._core.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
 
     def _skip(self, id: int) -> None:
         self._skipped[id] = None
@@ -219,7 +240,7 @@ class Session:
     def finish(self) -> None:
         """The client has sent its last frame and still waits for its answers."""
         for request in self._receiving.values():
-            self._core.abandon(request)
+            self._core.books.abandon(request, Cancelled("the client ended its stream before the payload was complete"))
         with self._ready:
             if self._phase is not Phase.OVER:
                 self._phase = Phase.FINISHED
@@ -239,7 +260,9 @@ class Session:
         """Everything to be sent, until the stream is over; raises the error that ended it, if one did."""
         while (item := self._next()) is not None:
             if isinstance(item, Answer):
+                self._core.lifecycle.emit(Stage.BEFORE_SEND, item.about, nbytes=item.nbytes)
                 yield from wire.frames(item, self._core.limits.chunk_bytes)
+                self._core.lifecycle.emit(Stage.AFTER_SEND, item.about, nbytes=item.nbytes)
             else:
                 yield item
         if self._error is not None:
@@ -249,7 +272,7 @@ class Session:
         """What to send next, waiting for it; None at the end."""
         while True:
             # Asked for without the lock, and before the outbox is looked at: what was answered until then is in it.
-            done = self._phase is Phase.FINISHED and not self._core.waits_for(self)
+            done = self._phase is Phase.FINISHED and not self._core.books.waits_for(self)
             with self._ready:
                 if self._phase is Phase.OVER:
                     return None
@@ -280,9 +303,13 @@ class Session:
             self._told = True
         self.send(wire.draining())
 
+    def broke(self, error: IsthmusError) -> None:
+        """Ends the stream for something that went wrong on it."""
+        self._core.lifecycle.emit(Stage.ON_ERROR, where=f"stream of {self.client_id or self.peer}", error=error)
+        self.end(error)
+
     def end(self, error: IsthmusError) -> None:
         """Ends the stream with ``error`` once everything in line is sent; the first call counts."""
-        log.info("stream of client %s at %s ends: %s: %s", self.client_id, self.peer, type(error).__name__, error)
         with self._ready:
             if self._error is None:
                 self._error = error
@@ -296,4 +323,4 @@ class Session:
             self._phase = Phase.OVER
             self._outbox.clear()
             self._ready.notify_all()
-        self._core.left(self)
+        self._core.left(self, "" if self._error is None else f"{type(self._error).__name__}: {self._error}")

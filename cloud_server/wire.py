@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from cloud_server import measured
-from cloud_server.answers import Answer, Key
+from cloud_server.answers import Answer
 from cloud_server.engine import Computed, Identity
 from cloud_server.handshake import PROTOCOL_VERSION
 from cloud_server.limits import Limits
@@ -95,12 +95,12 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
         ),
     )
     measured.put(reply, computed.layers, computed.forward)
-    return Answer(request.key, request.fingerprint, reply=reply, buffers=computed.buffers)
+    return Answer(request.key, request.fingerprint, reply=reply, buffers=computed.buffers, about=request.about)
 
 
-def failure(key: Key, fingerprint: bytes, error: IsthmusError) -> Answer:
+def failure(request: Request, error: IsthmusError) -> Answer:
     """The answer to a request that failed."""
-    return Answer(key, fingerprint, failed=failed(key[1], error))
+    return Answer(request.key, request.fingerprint, failed=failed(request.key[1], error), about=request.about)
 
 
 def frames(answer: Answer, chunk_bytes: int) -> Iterator[OutFrame]:

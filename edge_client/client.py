@@ -15,7 +15,7 @@ from edge_client import wire
 from edge_client.answer import Answer, Call, Failure
 from edge_client.connection import Connection
 from edge_client.half import Cut, EdgeHalf, Inputs
-from edge_client.many import in_order
+from edge_client.many import Place, in_order
 from edge_client.options import ConnectionOptions, KeepAlive, check_address, check_seconds
 from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.requests import Done, Requests, Running, work_of
@@ -23,6 +23,8 @@ from edge_client.state import Counters, State
 from edge_client.times import Stamps, now_ns
 from shared_hooks import WrappedModel
 from shared_hooks.errors import Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
+from shared_hooks.lifecycle import Lifecycle, Stage
+from shared_hooks.lifecycle.loading import default
 from shared_hooks.models import ModelSpec, pick_device, set_threads
 
 CONNECTION_ERRORS: Final = (ServerUnavailable, Disagreement, UnknownModel)  # no input's fault: the next would fail, too
@@ -45,6 +47,8 @@ class EdgeClient:
 
     `hooks` names observers of every request, on both sides (`shared_hooks.observers.named`): `Answer.observations`. The
     server must allow them, else the request fails with HookRefused.
+
+    `lifecycle` has the hooks of this client's stages (docs/lifecycle.md); None = the default one, which logs.
 
     Any thread may call `infer`. The constructor loads the model; `open` (or ``with``) plans, hashes and connects, and
     the first request does so otherwise. The connection's life is `State`.
@@ -70,9 +74,11 @@ class EdgeClient:
         max_answer_bytes: int = 1 << 30,
         keep_alive: KeepAlive | None = None,
         hooks: Iterable[str] = (),
+        lifecycle: Lifecycle | None = None,
     ) -> None:
         self.server = None if server is None else check_address(server)
-        self.split = split
+        self.lifecycle = default("edge") if lifecycle is None else lifecycle
+        self._split = split
         self.deadline = check_seconds("deadline", deadline)
         self._options = ConnectionOptions(
             patience=patience,
@@ -91,19 +97,32 @@ class EdgeClient:
             codec=codec,
             metrics=metrics,
             hooks=hooks,
+            lifecycle=self.lifecycle,
         )
         self.max_in_flight = max_in_flight
+        self._client_id = uuid.uuid4().hex
         self.requests = Requests(
             self._half,
             self._connect,
             max_in_flight=max_in_flight,
             metrics=metrics,
             max_answer_bytes=max_answer_bytes,
+            client_id=self._client_id,
         )
-        self._client_id = uuid.uuid4().hex
         self._opening = threading.Lock()
         self._connection: Connection | None = None
         self._closed = False
+
+    @property
+    def split(self) -> Cut:
+        """Where requests are cut that do not say it themselves; may be set at any time."""
+        return self._split
+
+    @split.setter
+    def split(self, split: Cut) -> None:
+        old, self._split = self._split, split
+        if split != old:
+            self.lifecycle.emit(Stage.ON_SPLIT_CHANGE, old=old, new=split, reason="it was set")
 
     @property
     def spec(self) -> ModelSpec | None:
@@ -149,10 +168,14 @@ class EdgeClient:
 
     def close(self) -> None:
         """End the connection and take the hooks off the model; requests still waiting end with Cancelled."""
-        self._closed = True
+        first, self._closed = not self._closed, True
+        if first:
+            self.lifecycle.emit(Stage.BEFORE_SHUTDOWN)
         if self._connection is not None:
             self._connection.close()
         self.wrapped.detach()
+        if first:
+            self.lifecycle.emit(Stage.AFTER_SHUTDOWN)
 
     def __enter__(self) -> EdgeClient:
         try:
@@ -222,11 +245,11 @@ class EdgeClient:
         cut = self._cut(split)
         self.until(deadline)  # a wrong one is nobody's failure but the caller's
 
-        def start(item: Any) -> Running | Done:
+        def start(item: Any, place: Place) -> Running | Done:
             stamps, until = Stamps(), self.until(deadline)
             work = work_of(item, cut) or (Call(*prepare(item)) if prepare else Call.of(item))
             stamps.prepared = now_ns()
-            return self.requests.begin(work, cut, stamps, until)
+            return self.requests.begin(work, cut, stamps, until, place)
 
         return in_order(
             inputs,
@@ -236,6 +259,7 @@ class EdgeClient:
             cancel=lambda running: self.requests.cancel(running, "the iteration was left"),
             fatal=CONNECTION_ERRORS,
             raise_failures=failures == "raise",
+            lifecycle=self.lifecycle,
         )
 
     def _connect(self) -> Connection:
@@ -245,8 +269,9 @@ class EdgeClient:
             if self.server is None:
                 raise SpecError('no server: this client was made without one, for split="edge-only"')
             if self._connection is None:
-                self._connection = Connection(self.server, self._half.greeting(self._client_id), self._options)
-                if self._closed:  # meanwhile, by a thread that found nothing to close
+                hello = self._half.greeting(self._client_id)
+                self._connection = Connection(self.server, hello, self._options, lifecycle=self.lifecycle)
+                if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
                     self._connection.close()
                     raise Cancelled("the client is closed")
             return self._connection

@@ -11,6 +11,7 @@ from edge_client.times import Stamps, now_ns
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError
+from shared_hooks.lifecycle import About, Lifecycle, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Exchange:
         check_header: Callable[[bytes, int], None],
         want_metrics: bool = True,
         hooks: Sequence[str] = (),
+        about: About | None = None,
+        lifecycle: Lifecycle | None = None,
         on_settled: Callable[[], None] = lambda: None,
     ) -> None:
         self.id = request_id
@@ -54,6 +57,8 @@ class Exchange:
         self.stamps = stamps
         self.want_metrics = want_metrics
         self.hooks = hooks
+        self.about = about or About(request_id, 0)
+        self._lifecycle = lifecycle or Lifecycle("edge")
         self.sends = 0  # how often the request was begun on a stream
         self.breaks = 0  # how many streams broke under it
         self.put_offs = 0  # how often the server asked for it again, later
@@ -112,6 +117,7 @@ class Exchange:
         if self.settled:
             return
         self.stamps.replied = now_ns()
+        self._lifecycle.emit(Stage.BEFORE_RECEIVE, self.about, nbytes=reply.payload_bytes)
         try:
             self._check_header(reply.header, reply.payload_bytes)
         except IsthmusError as error:
@@ -158,4 +164,5 @@ class Exchange:
 
     def _settle_if_full(self) -> None:
         if self._filled == len(self.payload):
+            self._lifecycle.emit(Stage.AFTER_RECEIVE, self.about, nbytes=self.bytes_down)
             self.settle()

@@ -15,12 +15,13 @@ from torch import nn
 from edge_client import wire
 from edge_client.answer import Call
 from edge_client.exchange import Exchange, Outgoing
-from edge_client.planning.candidate import CLOUD_FILE
+from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
 from edge_client.times import Stamps, now_ns
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, LayerMetrics, WrappedModel
 from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError
 from shared_hooks.hierarchy import holder_modules
+from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.example import to_device
@@ -61,6 +62,8 @@ class Whole:
 class EdgeHalf:
     """A wrapped model on a device; of what `load_spec` takes, a `ModelSpec`, or a module with a ``model_id``."""
 
+    spec: ModelSpec | None = None
+
     def __init__(
         self,
         model: str | ModelSpec | nn.Module,
@@ -72,22 +75,28 @@ class EdgeHalf:
         codec: str = "raw",
         metrics: bool = True,
         hooks: Iterable[str] = (),
+        lifecycle: Lifecycle | None = None,
     ) -> None:
         if codec not in CODECS:
             raise SpecError(f'codec="{codec}": must be one of {", ".join(CODECS)}')
         self.device = device
         self.hooks = named.check(hooks)
-        self.spec: ModelSpec | None = None
+        self.lifecycle = Lifecycle("edge") if lifecycle is None else lifecycle
+        if not isinstance(model, nn.Module):
+            self.spec = model if isinstance(model, ModelSpec) else load_spec(model)
+            model_id = model_id or self.spec.model_id
+        elif model_id is None:
+            raise SpecError("model_id is missing: a module does not say what the server calls it")
+        self.model_id: str = model_id
+        self.lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=model_id)
         if isinstance(model, nn.Module):
-            if model_id is None:
-                raise SpecError("model_id is missing: a module does not say what the server calls it")
             module = model.to(device)
         else:
-            self.spec = model if isinstance(model, ModelSpec) else load_spec(model)
+            assert self.spec is not None
             module = self.spec.load_model(device)
             example = example or self.spec.example(device)
-        self.model_id: str = model_id or (self.spec.model_id if self.spec else "")
-        self.wrapped = WrappedModel(module, depth=depth, metrics=metrics)
+        self.wrapped = WrappedModel(module, depth=depth, metrics=metrics, lifecycle=self.lifecycle)
+        self.lifecycle.emit(Stage.AFTER_MODEL_LOAD, model_id=model_id, wrapped=self.wrapped)
         self._example = example
         self._codec = codec
         self._find = classes_of(holder_modules(module))
@@ -123,7 +132,9 @@ class EdgeHalf:
         early, observations = self._run("head", call, stamps, end=cut)
         layers, forward = self._measured()
         stamps.computed = now_ns()
+        self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
         outgoing = wire.outgoing(early, self._codec)
+        self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
         return Head(
             outgoing, early.layer_name, early.layer_id, layers, forward, observations, transforms.active(self.wrapped)
@@ -131,7 +142,9 @@ class EdgeHalf:
 
     def whole(self, call: Call, stamps: Stamps) -> Whole:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
+        self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
         output, observations = self._run("whole", call, stamps)
+        self.lifecycle.emit(Stage.AFTER_HEAD, split=EDGE_ONLY, output=output)
         layers, forward = self._measured()
         stamps.computed = now_ns()
         if self.device.type != "cpu":
@@ -152,13 +165,18 @@ class EdgeHalf:
         stamps.computed = now_ns()
         if self._preprocess_digest is None:
             self._preprocess_digest = self.spec.preprocess_digest()
+        self.lifecycle.emit(Stage.BEFORE_ENCODE, value=path)
         outgoing = wire.outgoing_file(torch.from_numpy(data), suffix, self._preprocess_digest)
+        self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
         return Head(outgoing, CLOUD_FILE, -1, [])
 
     def output(self, exchange: Exchange) -> Any:
         """The model's output from an answered exchange, on the CPU."""
-        return wire.answer_value(exchange, self._find)
+        self.lifecycle.emit(Stage.BEFORE_DECODE, nbytes=len(exchange.payload))
+        value = wire.answer_value(exchange, self._find)
+        self.lifecycle.emit(Stage.AFTER_DECODE, value=value)
+        return value
 
     def _run(self, part: str, call: Call, stamps: Stamps, **cut: Cut) -> tuple[Any, Observations]:
         """The head or the whole, and what was observed; its own time goes to ``stamps.head_ns``."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from edge_client.answer import Answer, Failure
+from shared_hooks.lifecycle import Lifecycle, Stage
 
 
 class Started(Protocol):
@@ -20,22 +22,32 @@ class Started(Protocol):
 Request = TypeVar("Request", bound=Started)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of a run's inputs it is, from 0, and of how many; None where the inputs have no length."""
+
+    index: int
+    total: int | None
+
+
 def in_order(
     inputs: Iterable[Any],
     most: int,
     *,
-    start: Callable[[Any], Request],
+    start: Callable[[Any, Place], Request],
     finish: Callable[[Request], Answer],
     cancel: Callable[[Request], None],
     fatal: tuple[type[Exception], ...],
     raise_failures: bool,
+    lifecycle: Lifecycle,
 ) -> Iterator[Answer | Failure]:
     """``finish(start(input))`` of each input, in order, with up to ``most`` started and not finished.
 
     A failure takes its place in the order: raised, or yielded as `Failure` unless it is ``fatal``. Whatever is under
-    way when the iteration ends is cancelled.
+    way when the iteration ends is cancelled. Hooks hear of the run as a whole here.
     """
     window: deque[tuple[int, Any, Request | Exception]] = deque()
+    total = len(inputs) if isinstance(inputs, Sized) else None
 
     def collect() -> Answer | Failure:
         index, item, started = window.popleft()
@@ -50,12 +62,13 @@ def in_order(
                 raise
             return Failure(index, item, error)
 
+    lifecycle.emit(Stage.BEFORE_RUN, total=total)
     try:
         for index, item in enumerate(inputs):
             while window and (len(window) >= most or _is_over(window[0][2])):
                 yield collect()
             try:
-                started: Request | Exception = start(item)
+                started: Request | Exception = start(item, Place(index, total))
             except Exception as error:
                 started = error
             window.append((index, item, started))
@@ -65,6 +78,7 @@ def in_order(
         for _, _, left in window:
             if not isinstance(left, Exception):
                 cancel(left)
+        lifecycle.emit(Stage.AFTER_RUN, total=total)
 
 
 def _is_over(started: Started | Exception) -> bool:

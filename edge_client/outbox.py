@@ -21,6 +21,7 @@ from edge_client.exchange import Exchange
 from edge_client.times import now_ns
 from protos.chunks import cut
 from protos.isthmus.v1 import split_pb2
+from shared_hooks.lifecycle import Lifecycle, Stage
 
 ACKNOWLEDGE_AFTER_SECONDS: Final = 0.02  # an idle stream says so after this long; a busy one before its next request
 CANCELS_KEPT: Final = 1024  # a stalled stream cannot take more; the deadline on the other side does the rest
@@ -29,7 +30,8 @@ CANCELS_KEPT: Final = 1024  # a stalled stream cannot take more; the deadline on
 class Outbox(Iterator[wire.ClientFrame]):
     """Frames of one stream. One thread pulls, any thread puts. Nothing but ``hello`` leaves before `open`."""
 
-    def __init__(self, hello: split_pb2.ClientFrame, chunk_bytes: int) -> None:
+    def __init__(self, hello: split_pb2.ClientFrame, chunk_bytes: int, lifecycle: Lifecycle | None = None) -> None:
+        self._lifecycle = lifecycle or Lifecycle("edge")
         self._changed = threading.Condition()
         self._chunk_bytes = chunk_bytes
         self._control: deque[split_pb2.ClientFrame] = deque([hello], maxlen=CANCELS_KEPT)
@@ -39,6 +41,7 @@ class Outbox(Iterator[wire.ClientFrame]):
         self._delayed: list[tuple[float, Exchange]] = []
         self._sending: tuple[Exchange, Iterator[wire.ClientFrame]] | None = None
         self._handed_over: Exchange | None = None  # its last chunk went out with the previous pull
+        self._begins: Exchange | None = None  # its first frame goes out with this pull
         self._recipes: set[str] = set()
         self._begun: dict[int, Exchange] = {}  # sent on this stream, in part or whole, and not answered
         self._limit = 0
@@ -104,21 +107,34 @@ class Outbox(Iterator[wire.ClientFrame]):
             self._changed.notify()
 
     def __next__(self) -> wire.ClientFrame:
+        self._sent()
+        frame = self._wait()
+        if (begins := self._begins) is not None:
+            self._begins = None
+            self._lifecycle.emit(Stage.BEFORE_SEND, begins.about, nbytes=begins.bytes_up)
+        return frame
+
+    def _sent(self) -> None:
+        """gRPC asks for more: the previous frame is on its way."""
         with self._changed:
             if self._aborted:
                 raise StopIteration
-            if self._handed_over is not None:
-                self._handed_over.stamps.last_sent = now_ns()
-                self._handed_over = None
-            while True:
+            sent, self._handed_over = self._handed_over, None
+            if sent is not None:
+                sent.stamps.last_sent = now_ns()
+        if sent is not None:
+            self._lifecycle.emit(Stage.AFTER_SEND, sent.about, nbytes=sent.bytes_up)
+
+    def _wait(self) -> wire.ClientFrame:
+        with self._changed:
+            while not self._aborted:
                 frame = self._pick()
                 if frame is not None:
                     return frame
                 if self._finished:
                     raise StopIteration
                 self._changed.wait(self._seconds_to_next())
-                if self._aborted:
-                    raise StopIteration
+            raise StopIteration
 
     def _leave(self, request_id: int) -> bool:
         """Take a request out of those begun; True when it was one. The last to leave a draining stream ends it."""
@@ -144,6 +160,7 @@ class Outbox(Iterator[wire.ClientFrame]):
                 continue
             self._begun[exchange.id] = exchange
             exchange.begin_send()
+            self._begins = exchange
             self._sending = exchange, self._frames(exchange)
             frame = self._continue()
             if frame is not None:

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_client import measured, wire
@@ -14,10 +14,12 @@ from edge_client.answer import Answer, Call
 from edge_client.connection import Connection
 from edge_client.exchange import Exchange
 from edge_client.half import Cut, EdgeHalf, Head
+from edge_client.many import Place
 from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.state import State
 from edge_client.times import ServerTimes, Stamps, Times, now_ns
 from shared_hooks.errors import Cancelled, DeadlineExceeded, IsthmusError, PlanMismatch, ServerUnavailable, SpecError
+from shared_hooks.lifecycle import About, Stage
 from shared_hooks.observers import named
 from shared_hooks.observers.named import Observations
 
@@ -31,6 +33,8 @@ class Running:
     work: Call | Path
     cut: Cut
     head: Head
+    about: About
+    over: bool = False  # hooks have heard how it ended
 
     @property
     def settled(self) -> bool:
@@ -56,20 +60,39 @@ class Requests:
         max_in_flight: int,
         metrics: bool,
         max_answer_bytes: int,
+        client_id: str = "",
     ) -> None:
         self._half = half
         self._connect = connect
         self._most = max_in_flight
         self._metrics = metrics
         self._max_answer_bytes = max_answer_bytes
+        self.lifecycle = half.lifecycle
         self._ids = itertools.count(1)
+        self._client_id = client_id
+        self._singles = itertools.count()
         self._places = threading.Semaphore(max_in_flight)
 
-    def begin(self, work: Call | Path, cut: Cut, stamps: Stamps, until: float) -> Running | Done:
-        """Wait for a place, run the head, submit; or, without a cut, run everything. A path is sent as it is."""
+    def begin(
+        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, place: Place | None = None
+    ) -> Running | Done:
+        """Wait for a place, run the head, submit; or, without a cut, run everything. A path is sent as it is.
+
+        ``place``: where in its run the input is; None for one by itself.
+        """
         if cut == EDGE_ONLY:
             assert isinstance(work, Call)
-            return Done(self.local(work, stamps))
+            return Done(self.local(work, stamps, place))
+        about = self._about(place)
+        try:
+            with self.lifecycle.request(about):
+                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut)
+                return self._begin(work, cut, stamps, until, about)
+        except BaseException as error:
+            self._over(about, error)
+            raise
+
+    def _begin(self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, about: About) -> Running:
         connection = self._connect()
         if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
             raise DeadlineExceeded(f"{self._most} requests are in flight and none was answered before the deadline")
@@ -80,25 +103,39 @@ class Requests:
             else:
                 head = self._half.head(work, "input" if cut == CLOUD_ONLY else cut, stamps)
             exchange = Exchange(
-                next(self._ids),
+                about.id,
                 head.outgoing,
                 until=until,
                 stamps=stamps,
                 check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
                 want_metrics=self._metrics and self._half.wrapped.metrics_enabled,
                 hooks=self._half.hooks,
+                about=about,
+                lifecycle=self.lifecycle,
                 on_settled=self._places.release,
             )
         except BaseException:
             self._places.release()
             raise
         connection.submit(exchange)
-        return Running(connection, exchange, work, cut, head)
+        return Running(connection, exchange, work, cut, head, about)
 
     def finish(self, running: Running | Done) -> Answer:
         """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more."""
         if isinstance(running, Done):
             return running.answer
+        running.over = True
+        try:
+            with self.lifecycle.request(running.about):
+                answer = self._finish(running)
+                self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
+        except BaseException as error:
+            self._over(running.about, error)
+            raise
+        self._over(running.about, answer=answer)
+        return answer
+
+    def _finish(self, running: Running) -> Answer:
         try:
             return self._collect(running)
         except PlanMismatch as error:
@@ -108,22 +145,37 @@ class Requests:
         self._half.plan(running.work)
         stamps = Stamps(called=old.called, prepared=old.prepared)
         stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared)
-        again = self.begin(running.work, running.cut, stamps, running.exchange.until)
-        assert isinstance(again, Running)
-        return self._collect(again)
+        # under an id of its own: the server has answered the old one
+        about = replace(running.about, id=next(self._ids))
+        return self._collect(self._begin(running.work, running.cut, stamps, running.exchange.until, about))
 
     def cancel(self, running: Running | Done, why: str) -> None:
         """Nobody waits for it any more."""
-        if isinstance(running, Running):
+        if isinstance(running, Running) and not running.over:
+            running.over = True
             running.connection.cancel(running.exchange, Cancelled(why))
+            self._over(running.about, running.exchange.error or Cancelled(why))
 
-    def local(self, call: Call, stamps: Stamps) -> Answer:
+    def local(self, call: Call, stamps: Stamps, place: Place | None = None) -> Answer:
         """The whole model, here."""
+        about = self._about(place)
+        try:
+            with self.lifecycle.request(about):
+                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=call, split=EDGE_ONLY)
+                answer = self._local(call, stamps, about)
+                self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
+        except BaseException as error:
+            self._over(about, error)
+            raise
+        self._over(about, answer=answer)
+        return answer
+
+    def _local(self, call: Call, stamps: Stamps, about: About) -> Answer:
         whole = self._half.whole(call, stamps)
         finished = stamps.unpacked or now_ns()
         return Answer(
             output=whole.output,
-            request_id=next(self._ids),
+            request_id=about.id,
             split=EDGE_ONLY,
             layer_id=None,
             times=Times.from_stamps(stamps, ServerTimes()),
@@ -138,6 +190,16 @@ class Requests:
             observations={"edge": whole.observations} if self._half.hooks else {},
             transforms=whole.transforms,
         )
+
+    def _about(self, place: Place | None) -> About:
+        place = place or Place(next(self._singles), None)
+        return About(next(self._ids), place.index, place.total, self._half.model_id, self._client_id)
+
+    def _over(self, about: About, error: BaseException | None = None, answer: Answer | None = None) -> None:
+        """Hooks hear how it ended."""
+        if error is not None and not isinstance(error, Cancelled):
+            self.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
+        self.lifecycle.emit(Stage.AFTER_REQUEST, about, error=error, answer=answer)
 
     def _collect(self, running: Running) -> Answer:
         exchange, connection = running.exchange, running.connection

@@ -91,7 +91,7 @@ class PlaceholderRead(PlanMismatch):
 
 
 class HookRefused(IsthmusError):
-    """The server does not let clients ask for this observer."""
+    """The server does not let clients ask for this observer, or a life-cycle hook refused the request."""
 
     status = "PERMISSION_DENIED"
 

@@ -13,6 +13,8 @@ from shared_hooks import context
 from shared_hooks.copies import Buffers, copied
 from shared_hooks.errors import UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.lifecycle.registry import Lifecycle
+from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.plan import Plan
 from shared_hooks.recorder import record
 from shared_hooks.report import identical
@@ -28,12 +30,18 @@ class Planner:
     """The plans of one model; safe with threads, which wait for each other to plan."""
 
     def __init__(
-        self, model: nn.Module, modules: dict[nn.Module, ModuleInfo], aliases: dict[str, str], depth: int | None
+        self,
+        model: nn.Module,
+        modules: dict[nn.Module, ModuleInfo],
+        aliases: dict[str, str],
+        depth: int | None,
+        lifecycle: Lifecycle,
     ) -> None:
         self._model = model
         self._modules = modules
         self._aliases = aliases
         self._depth = depth
+        self._lifecycle = lifecycle
         self._anchor = _find_anchor(model)
         self._plans: OrderedDict[str, list[Plan]] = OrderedDict()
         self._latest: Plan | None = None
@@ -60,6 +68,12 @@ class Planner:
 
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         """Record the model on these inputs; a path that is known already gives the plan that is known."""
+        self._lifecycle.emit(Stage.BEFORE_PLAN, args=args, kwargs=kwargs)
+        plan = self._plan(args, kwargs)
+        self._lifecycle.emit(Stage.AFTER_PLAN, plan=plan)
+        return plan
+
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         key, digest, around = context.signature(self._modules, self.weight(), args, kwargs)
         with self._lock:
             self.made += 1

@@ -17,9 +17,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from shared_hooks.attach import running
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import PlanMismatch
 from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.lifecycle.registry import Lifecycle
+from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement
 from shared_hooks.operations import REFLECTED, Kind, arguments_of, is_form, is_mapped, kind_of, name_of
 from shared_hooks.parcel import ALIGN
@@ -39,8 +42,10 @@ class TailSession(Session):
         save: set[int | str],
         early: EarlyOutput,
         device: torch.device,
+        lifecycle: Lifecycle,
     ) -> None:
         super().__init__(modules, measurement, save)
+        self.lifecycle = lifecycle
         self.recipe = early.recipe
         self.steps = early.recipe.steps
         self.device = device
@@ -92,6 +97,12 @@ class TailSession(Session):
         self.next_layer = self.recipe.layer_id + 1
         self.counts = dict(self.recipe.counts)
         self.leave(only_on_top=True)
+        token = running.set(None)  # a hook that runs the model is no part of this forward
+        try:
+            self.lifecycle.emit(Stage.AFTER_INJECT, split=self.recipe.layer_name)
+            self.lifecycle.emit(Stage.BEFORE_TAIL, split=self.recipe.layer_name)
+        finally:
+            running.reset(token)
         self.resumed_at = time.perf_counter_ns()
 
     def enter(self) -> None:

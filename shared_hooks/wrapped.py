@@ -18,6 +18,8 @@ from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMismatch, UnknownLayer
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.head import Diverged, HeadSession, Watch
+from shared_hooks.lifecycle.registry import Lifecycle
+from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement, gpu_of
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 from shared_hooks.plan import Cut, LayerInfo, Plan
@@ -35,10 +37,12 @@ class WrappedModel:
     ``depth``: how far to descend into the module tree; None = down to the leaves, 1 = the model's children. The model
     is not edited; `detach`, or leaving the ``with`` block, takes away exactly what was attached. Several threads may
     run requests at once; the results of the last forward (`get_layer_metrics`, `banked_output`, `durations`) are each
-    thread's own.
+    thread's own. Hooks of ``lifecycle`` are called at the stages of planning, head, bank, inject and tail.
     """
 
-    def __init__(self, model: nn.Module, depth: int | None = None, *, metrics: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, depth: int | None = None, *, metrics: bool = True, lifecycle: Lifecycle | None = None
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise InputMismatch(f"WrappedModel takes a torch.nn.Module, not {type(model).__name__}")
         if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
@@ -46,13 +50,14 @@ class WrappedModel:
         self.model = model
         self.depth = depth
         self.metrics_enabled = metrics
+        self.lifecycle = Lifecycle() if lifecycle is None else lifecycle
         self._modules = hierarchy.walk(model, depth)
         self._aliases = hierarchy.aliases(model)
         # before anything runs: attributes may count calls
         self._configuration = agreement.configuration_digest(model)
         self._find = classes_of(hierarchy.holder_modules(model))
         self._save: frozenset[int | str] = frozenset()
-        self._planner = Planner(model, self._modules, self._aliases, depth)
+        self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle)
         self._own = threading.local()
         self._attached = True
         for module in self._modules:
@@ -117,7 +122,10 @@ class WrappedModel:
                 raise InputMismatch("forward(early, start=...) takes an EarlyOutput and nothing else")
             return self._tail(early, start)
         if end is not None:
-            return self._head(end, args, kwargs)
+            self.lifecycle.emit(Stage.BEFORE_HEAD, split=end)
+            early = self._head(end, args, kwargs)
+            self.lifecycle.emit(Stage.AFTER_HEAD, split=early.layer_name, early=early)
+            return early
         measurement, made = self._measurement(), self._planner.made
         self._check_saved(self._planner.plans_if_possible(args, kwargs))
         if self._planner.made != made:
@@ -175,7 +183,9 @@ class WrappedModel:
                 if recipe.layer_id >= 0:
                     with _running(session), fast_path_off(), Watch(session) if cutting.watched else nullcontext():
                         self._until_cut(session, args, kwargs)
+                self.lifecycle.emit(Stage.BEFORE_BANK, split=recipe.layer_name)
                 early = session.early()
+                self.lifecycle.emit(Stage.AFTER_BANK, split=recipe.layer_name, early=early)
         finally:
             session.release()
         self._finish(session, {"head": _ended(session) - started})
@@ -202,8 +212,9 @@ class WrappedModel:
         if recipe.depth != self.depth:
             raise Disagreement(f"the head was planned with depth={recipe.depth}, this side has depth={self.depth}")
         context.check(recipe.context, self._modules, recipe.cache)
+        self.lifecycle.emit(Stage.BEFORE_INJECT, split=recipe.layer_name, early=early)
         started = time.perf_counter_ns()
-        session: TailSession = self._session(TailSession, early, self.device)
+        session: TailSession = self._session(TailSession, early, self.device, self.lifecycle)
         with torch.no_grad(), _running(session), fast_path_off(), context.restored(recipe.context):
             try:
                 args, kwargs = session.inputs(self._find)
@@ -221,6 +232,7 @@ class WrappedModel:
             raise session.mismatch("the model returned")
         ended = _ended(session)
         self._finish(session, {"inject": session.resumed_at - started, "compute": ended - session.resumed_at})
+        self.lifecycle.emit(Stage.AFTER_TAIL, split=recipe.layer_name, output=output)
         return output
 
     def _finish(self, session: Session, durations: dict[str, int]) -> None:

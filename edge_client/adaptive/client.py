@@ -24,13 +24,14 @@ from edge_client.answer import Answer, Call, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.exchange import Exchange
 from edge_client.half import Inputs
-from edge_client.many import in_order
+from edge_client.many import Place, in_order
 from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
 from edge_client.planning.controller import Choice, SplitController
 from edge_client.requests import Done, Running
 from edge_client.state import State
 from edge_client.times import Stamps, now_ns
 from shared_hooks.errors import RemoteError, SpecError
+from shared_hooks.lifecycle import Stage
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class AutoClient:
         self._flying: list[Flight] = []
         self._last_finished = 0
         self._last_networked: str = "input"
+        self._chosen: str | None = None
         self.watch = Watch(client, controller, self.lock, self.decisions, connect)
 
     def __enter__(self) -> AutoClient:
@@ -130,20 +132,24 @@ class AutoClient:
         return in_order(
             inputs,
             self.client.max_in_flight,
-            start=lambda item: self._begin(item, deadline),
+            start=lambda item, place: self._begin(item, deadline, place),
             finish=self._finish,
             cancel=lambda flight: self._leave(flight, "the iteration was left"),
             fatal=(),
             raise_failures=failures == "raise",
+            lifecycle=self.client.lifecycle,
         )
 
     # One request
 
-    def _begin(self, item: Any, deadline: float | None) -> Flight:
+    def _begin(self, item: Any, deadline: float | None, place: Place | None = None) -> Flight:
         stamps, until = Stamps(), self.client.until(deadline)
         with self.lock:
             choice = self.controller.choose(now_ns())
         self.decisions.choice(choice)
+        if choice.moved:
+            old, self._chosen = self._chosen, choice.candidate.name
+            self.client.lifecycle.emit(Stage.ON_SPLIT_CHANGE, old=old, new=self._chosen, reason=choice.reason)
         name = choice.candidate.name
         if name == EDGE_ONLY and not self._local:
             name = self._last_networked  # the server is gone, and is all there is
@@ -156,7 +162,7 @@ class AutoClient:
             self._last_networked = name
         work: Call | Path = self._path(item) if call is None else call
         ahead = sum(_unsent(flight) for flight in self._flying)
-        running = self.client.requests.begin(work, name, stamps, until)
+        running = self.client.requests.begin(work, name, stamps, until, place)
         flight = Flight(item, call, choice, stamps, until, running, ahead)
         self._flying.append(flight)
         return flight

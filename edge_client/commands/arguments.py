@@ -39,6 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands.add_parser("layers", parents=[model, planned], help="list a model's layers and where it can be cut")
     commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
     _add_run(commands, model)
+    _add_lifecycle(commands, model)
     _add_hierarchy(commands, [model, planned])
     _add_sweep(commands, model)
     _add_prune(commands, model)
@@ -51,6 +52,7 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     run = commands.add_parser("run", parents=[model], help="send inputs through a cut")
     watch = commands.add_parser("watch", parents=[model], help="the same, and show live what observers see")
     for command in (run, watch):
+        _add_config(command)
         _add_hooks(command, required=command is watch)
     watch.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
     watch.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input|...", help="as of run, without auto")
@@ -103,6 +105,20 @@ def _add_hooks(command: argparse.ArgumentParser, *, required: bool) -> None:
         help="observe both sides: activation, attention, memory, debug, tokens; the server must allow them"
         + (" (default: activation,debug)" if required else ""),
     )
+
+
+def _add_lifecycle(commands: Commands, model: argparse.ArgumentParser) -> None:
+    hooks = commands.add_parser("hooks", parents=[model], help="the life cycle's hooks, in order, and their cost")
+    _add_config(hooks)
+    hooks.add_argument("--stages", action="store_true", help="list the stages and end")
+    hooks.add_argument("--input", action="append", metavar="PATH", help="run these first, and show what hooks cost")
+    hooks.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
+    hooks.add_argument("--split", default="edge-only", metavar="LAYER_ID|NAME|...", help="(default: edge-only)")
+
+
+def _add_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", metavar="FILE.toml", help="this side's [lifecycle]: hooks of your own")
+    command.add_argument("--log-level", choices=("debug", "info", "warning"), help="connections, moves, errors")
 
 
 def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import auto, exits
+from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.loading import cut_of, find, spec_of
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.progress import progress
@@ -20,6 +21,7 @@ from edge_client.options import check_address
 from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.times import now_ns
 from shared_hooks.errors import IsthmusError, SpecError
+from shared_hooks.lifecycle.listing import is_default, lines
 from shared_hooks.models.example import to_device
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def main(options: argparse.Namespace) -> int:
         auto.log_moves(options.debug)
     items = find(options.input)
     spec = spec_of(options)
+    lifecycle = configured(options)
     client = EdgeClient(
         server,
         spec,
@@ -56,6 +59,7 @@ def main(options: argparse.Namespace) -> int:
         max_in_flight=options.in_flight,
         keep_alive=auto.KEEP_ALIVE if chooses else None,
         hooks=options.hooks,
+        lifecycle=lifecycle,
     )
     decisions: list[dict[str, Any]] | None = None
     try:
@@ -82,9 +86,11 @@ def main(options: argparse.Namespace) -> int:
     # The text first: a disk that is full by now costs the file, and not this, too.
     if report.answered or not report.gave_up:
         print(report.as_text(layers=options.layers), flush=True)
+        if not is_default(lifecycle):
+            print("\n" + "\n".join(lines(lifecycle)), flush=True)
     if options.json:
         known = report.as_dict() if decisions is None else {**report.as_dict(), "decisions": decisions}
-        write_json({**known, "exit_status": status}, options.json, options.stdout)
+        write_json({**known, "lifecycle": as_dicts(lifecycle), "exit_status": status}, options.json, options.stdout)
     return status
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import exits
+from edge_client.commands.hooks import configured
 from edge_client.commands.loading import cut_of, find, spec_of
 from edge_client.commands.observation_table import tables
 from edge_client.commands.text import one_line, printable
@@ -43,6 +44,7 @@ def main(options: argparse.Namespace) -> int:
         depth=options.depth,
         metrics=False,
         hooks=hooks,
+        lifecycle=configured(options),
     )
     try:
         client.prepare()

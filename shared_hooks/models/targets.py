@@ -26,7 +26,16 @@ def looks_like_target(text: str) -> bool:
 
 
 def resolve(target: str, folder: Path, where: str) -> Callable[..., Any]:
-    """The callable that ``module:callable`` names. ``where`` opens the messages, e.g. "net.toml: factory".
+    """The callable that ``module:callable`` names; as `lookup`, and raises SpecError for what cannot be called."""
+    value = lookup(target, folder, where)
+    if not callable(value):
+        raise SpecError(f'{where}: "{target}" is {type(value).__name__}, not something to call')
+    found: Callable[..., Any] = value
+    return found
+
+
+def lookup(target: str, folder: Path, where: str) -> Any:
+    """What ``module:name`` names. ``where`` opens the messages, e.g. "net.toml: factory".
 
     A module that is not installed is looked for in ``folder`` (the spec file's own, or the current one), which is then
     appended to ``sys.path``: appended, so that it cannot hide an installed module. Raises SpecError.
@@ -41,10 +50,7 @@ def resolve(target: str, folder: Path, where: str) -> Callable[..., Any]:
         except AttributeError:
             near = did_you_mean(attribute, [name for name in dir(value) if not name.startswith("__")])
             raise SpecError(f'{where}: "{module_name}" has no "{attribute_path}"{near}') from None
-    if not callable(value):
-        raise SpecError(f'{where}: "{target}" is {type(value).__name__}, not something to call')
-    found: Callable[..., Any] = value
-    return found
+    return value
 
 
 def _import(name: str, folder: Path, where: str) -> ModuleType:

@@ -210,9 +210,9 @@ class TestHostileBytes:
     def test_a_stream_that_breaks_in_an_upload(self, server: CloudServer, channel: grpc.Channel) -> None:
         client, recipe = GrpcClient(channel, hello()), make_recipe(MIB)
         client.send(upload(recipe), header(1, recipe), chunk(1, 0, b"x"))
-        eventually(lambda: server.core._live_bytes == MIB)
+        eventually(lambda: server.core.books._live_bytes == MIB)
         client.call.cancel()
-        eventually(lambda: server.core._live_bytes == 0)
+        eventually(lambda: server.core.books._live_bytes == 0)
 
 
 class TestStandardServices:

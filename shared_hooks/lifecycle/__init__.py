@@ -1,0 +1,22 @@
+"""The life of the two processes as stages, at which anybody's own steps can be mounted without editing ours.
+
+stages.py      `Stage`: where hooks can be mounted, and what an event of it tells
+events.py      `Event`, and `About` a request
+registry.py    `Lifecycle`: registers, removes, lists, and dispatches
+marks.py       `on`: a function marked as a hook; what an object's methods listen to
+conditions.py  `every_n_requests`, `every_n_seconds`, `is_first`, `is_last`
+log.py         the default hook: what happens, in the log
+loading.py     hooks from a TOML table by dotted name, and from entry points
+"""
+
+from shared_hooks.lifecycle.conditions import every_n_requests as every_n_requests
+from shared_hooks.lifecycle.conditions import every_n_seconds as every_n_seconds
+from shared_hooks.lifecycle.conditions import is_first as is_first
+from shared_hooks.lifecycle.conditions import is_last as is_last
+from shared_hooks.lifecycle.events import About as About
+from shared_hooks.lifecycle.events import Event as Event
+from shared_hooks.lifecycle.marks import Priority as Priority
+from shared_hooks.lifecycle.marks import on as on
+from shared_hooks.lifecycle.registry import Lifecycle as Lifecycle
+from shared_hooks.lifecycle.registry import Listed as Listed
+from shared_hooks.lifecycle.stages import Stage as Stage

@@ -1,0 +1,48 @@
+"""What a hook is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shared_hooks.lifecycle.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Which request an event belongs to.
+
+    ``index`` counts from 0: on the edge within the run (`infer_many`), or within the client's single requests; on the
+    cloud within the process. ``total``: how many the run has; None where nobody knows. ``id`` is the same on both
+    sides, together with ``client``.
+    """
+
+    id: int
+    index: int
+    total: int | None = None
+    model_id: str = ""
+    client: str = ""
+
+
+class Event:
+    """One stage has come: ``stage``, ``side`` ("edge", "cloud", or "local" for a `WrappedModel` by itself),
+    ``request`` (None where it belongs to none), and the stage's facts as attributes.
+    """
+
+    __slots__ = ("facts", "request", "side", "stage")
+
+    def __init__(self, stage: Stage, side: str, request: About | None, facts: Mapping[str, Any]) -> None:
+        self.stage = stage
+        self.side = side
+        self.request = request
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self.stage.facts:
+            known = ", ".join(("stage", "side", "request", *self.stage.facts))
+            raise AttributeError(f'an event of {self.stage.value} has no "{name}"; it has {known}')
+        return self.facts.get(name)  # a fact of the other side alone is None
+
+    def __repr__(self) -> str:
+        return f"Event({self.stage.value}, {self.side}, {self.request}, {', '.join(self.facts)})"

@@ -1,0 +1,67 @@
+"""The default hook, called "log": the rare events of a process, a line each, in its log."""
+
+from __future__ import annotations
+
+import logging
+
+from shared_hooks.errors import Cancelled, ModelFailed
+from shared_hooks.lifecycle.events import Event
+
+
+class Log:
+    """Writes to the logger of the side ("edge_client", "cloud_server"). Replace or remove it by its name, "log".
+
+    A failure that the caller is told anyway is written on the edge at DEBUG; on the cloud, where nobody else sees it,
+    at INFO, and with its traceback where the model is to blame.
+    """
+
+    name = "log"
+
+    def __init__(self, logger: str) -> None:
+        self._log = logging.getLogger(logger)
+
+    def after_model_load(self, event: Event) -> None:
+        who, device = event.identity, event.wrapped.device
+        more = f"{who.layers} layers on {device}, weights {who.weights_hash}" if who is not None else f"on {device}"
+        self._log.info("model %s: %s", event.model_id, more)
+
+    def after_handshake(self, event: Event) -> None:
+        if event.side == "cloud":
+            self._log.info("client %s at %s uses model %s", event.client, event.peer, event.model_id)
+
+    def after_connect(self, event: Event) -> None:
+        if event.side == "edge":
+            self._log.info("connected to %s", event.address)
+
+    def before_reconnect(self, event: Event) -> None:
+        self._log.info("%s: no stream (%s), %d wait", event.address, event.reason, event.waiting)
+
+    def after_reconnect(self, event: Event) -> None:
+        self._log.info("%s: a stream again, %d sent again", event.address, event.resent)
+
+    def on_disconnect(self, event: Event) -> None:
+        who = event.address if event.side == "edge" else f"client {event.client} at {event.peer}"
+        self._log.info("stream of %s ended: %s", who, event.reason or "the other side left")
+
+    def on_error(self, event: Event) -> None:
+        error, request = event.error, event.request
+        if event.side == "edge":
+            level = logging.DEBUG
+        else:
+            level = logging.WARNING if isinstance(error, ModelFailed) else logging.INFO
+        what = event.where if request is None else f"request {request.id} {request.client}".rstrip()
+        self._log.log(level, "%s: %s: %s", what, type(error).__name__, error)
+        if event.side == "cloud" and error.__cause__ is not None and not isinstance(error, Cancelled):
+            self._log.info("its cause:", exc_info=error.__cause__)
+
+    def on_split_change(self, event: Event) -> None:
+        self._log.debug("split: %s -> %s (%s)", event.old, event.new, event.reason)
+
+    def before_drain(self, event: Event) -> None:
+        self._log.info("%sdraining", f"{event.address}: " if event.side == "edge" else "")
+
+    def after_drain(self, event: Event) -> None:
+        if event.answered:
+            self._log.info("drained")
+        else:
+            self._log.warning("ended before every request was answered")

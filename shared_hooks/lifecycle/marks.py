@@ -1,0 +1,112 @@
+"""What a hook listens to: a marked function's stages, or an object's methods that are called as stages are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, TypeVar
+
+from shared_hooks.errors import SpecError
+from shared_hooks.hierarchy import near
+from shared_hooks.lifecycle.conditions import Condition
+from shared_hooks.lifecycle.events import Event
+from shared_hooks.lifecycle.stages import Stage
+
+Call = Callable[[Event], object]
+Function = TypeVar("Function", bound=Call)
+MARK: Final = "__isthmus_hook__"
+PREFIXES: Final = ("before_", "after_", "on_")
+
+
+class Priority(IntEnum):
+    """Smaller numbers come first. Any integer from 0 to 100 will do; these are MMEngine's names for some
+    (https://mmengine.readthedocs.io/en/latest/tutorials/hook.html).
+    """
+
+    HIGHEST = 0
+    VERY_HIGH = 10
+    HIGH = 30
+    ABOVE_NORMAL = 40
+    NORMAL = 50
+    BELOW_NORMAL = 60
+    LOW = 70
+    VERY_LOW = 90
+    LOWEST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What `on` leaves on a function."""
+
+    stages: tuple[Stage, ...]
+    priority: int | str | None = None
+    name: str | None = None
+    when: Condition | None = None
+
+
+def on(
+    *stages: Stage | str,
+    priority: int | str | None = None,
+    name: str | None = None,
+    when: Condition | None = None,
+) -> Callable[[Function], Function]:
+    """Marks a function ``(event)`` as a hook of these stages, to be registered later, by itself or by dotted name."""
+    if not stages:
+        raise SpecError("on() needs a stage")
+    mark = Mark(tuple(dict.fromkeys(Stage.of(stage) for stage in stages)), priority, name, when)
+
+    def put(function: Function) -> Function:
+        setattr(function, MARK, mark)
+        return function
+
+    return put
+
+
+def mark_of(hook: object) -> Mark | None:
+    """What `on` left, None on anything else."""
+    mark = getattr(hook, MARK, None)
+    return mark if isinstance(mark, Mark) else None
+
+
+def calls_of(hook: Any) -> Mapping[Stage, Call]:
+    """Stage -> what to call. Raises SpecError for an object without a stage, and for a method misspelt."""
+    if isinstance(hook, type):
+        raise SpecError(f"{hook.__name__} is a class: make one of it, and register that")
+    mark = mark_of(hook)
+    if mark is not None:
+        return dict.fromkeys(mark.stages, hook)
+    found: dict[Stage, Call] = {}
+    names = [stage.value for stage in Stage]
+    for name in sorted(name for name in dir(hook) if name.startswith(PREFIXES)):
+        method = getattr(hook, name)
+        if not callable(method):
+            continue
+        if name not in names:
+            raise SpecError(f"{type(hook).__name__}.{name}: no stage is called so.{near(name, names)}")
+        found[Stage.of(name)] = method
+    if not found:
+        what = "is not marked by on(stage)" if callable(hook) else "has no method that is called as a stage is"
+        raise SpecError(f"{name_of(hook)} {what}; stages are {', '.join(names[:4])}, ...")
+    return found
+
+
+def priority_of(value: int | str | None) -> int:
+    """As a number; None is NORMAL. Raises SpecError."""
+    if value is None:
+        return int(Priority.NORMAL)
+    if isinstance(value, str) and value.upper() in Priority.__members__:
+        return int(Priority[value.upper()])
+    if isinstance(value, bool) or not isinstance(value, int) or not Priority.HIGHEST <= value <= Priority.LOWEST:
+        names = ", ".join(f"{one.name} {one.value}" for one in Priority)
+        raise SpecError(f"priority {value!r}: expected an integer from 0 to 100, or one of {names}")
+    return int(value)
+
+
+def name_of(hook: Any) -> str:
+    """What a hook says it is called; else the function's or the class's name."""
+    mark = mark_of(hook)
+    own = mark.name if mark is not None else getattr(hook, "name", None)
+    if isinstance(own, str) and own:
+        return own
+    return str(getattr(hook, "__name__", type(hook).__name__))

@@ -1,0 +1,226 @@
+"""`Lifecycle`: the hooks of one process half, in order, and the one function that calls them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from shared_hooks.errors import HookRefused, SpecError
+from shared_hooks.hierarchy import near
+from shared_hooks.lifecycle.conditions import Condition
+from shared_hooks.lifecycle.events import About, Event
+from shared_hooks.lifecycle.marks import Call, Function, Mark, calls_of, mark_of, name_of, on, priority_of
+from shared_hooks.lifecycle.stages import Stage
+
+log = logging.getLogger(__name__)
+
+
+class Listener:
+    """One hook at one stage, and what it has cost so far."""
+
+    def __init__(self, owner: Registered, stage: Stage, call: Call, when: Condition | None) -> None:
+        self.owner = owner
+        self.stage = stage
+        self.call = call
+        self.when = when
+        self.calls = 0
+        self.cost_ns = 0
+        self.failures = 0
+        self.last_failure = ""
+        self._lock = threading.Lock()  # several threads reach one stage
+
+    def run(self, event: Event) -> HookRefused | None:
+        """Calls the hook if it is to act; contains what it raises, but for a refusal where one is allowed."""
+        began, acted, failure = time.perf_counter_ns(), True, None
+        try:
+            acted = self.when is None or bool(self.when(event))
+            if acted:
+                self.call(event)
+        except Exception as error:
+            failure = error
+        with self._lock:
+            self.cost_ns += time.perf_counter_ns() - began
+            self.calls += acted
+        if failure is None:
+            return None
+        if isinstance(failure, HookRefused) and self.stage is Stage.BEFORE_REQUEST:
+            return failure
+        self._failed(failure)
+        return None
+
+    def _failed(self, error: Exception) -> None:
+        with self._lock:
+            self.failures += 1
+            self.last_failure = f"{type(error).__name__}: {error}"
+            first = self.failures == 1
+        if first:  # a hook that fails at every request must not fill the log
+            log.warning(
+                "hook %s failed at %s: %s", self.owner.name, self.stage.value, self.last_failure, exc_info=error
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One line of a listing; cost in nanoseconds since registration."""
+
+    stage: Stage
+    name: str
+    priority: int
+    calls: int
+    cost_ns: int
+    failures: int
+    last_failure: str
+
+
+@dataclass(eq=False)
+class Registered:
+    """A hook with its name and place."""
+
+    hook: Any
+    name: str
+    priority: int
+    number: int
+    listeners: tuple[Listener, ...] = ()
+
+
+class Lifecycle:
+    """The hooks of one client, one server, or one `WrappedModel` by itself (``side`` "local").
+
+    Hooks of a stage are called by `emit` in the order of their priority, equal ones in that of their registration, in
+    the thread that reached the stage: their time is its time. What a hook raises is logged the first time, counted
+    (`listing`) and goes no further, with one exception: `HookRefused` at ``before_request`` refuses the request, after
+    the stage's other hooks have been called. Any thread may do anything here.
+    """
+
+    def __init__(self, side: str = "local") -> None:
+        self.side = side
+        self._hooks: list[Registered] = []
+        self._at: dict[Stage, tuple[Listener, ...]] = {}
+        self._registered = 0
+        self._lock = threading.Lock()
+        self._thread = threading.local()
+
+    def emit(self, stage: Stage, request: About | None = None, **facts: Any) -> None:
+        """A stage has come. ``request``: which one it belongs to; else the thread's (`request`)."""
+        listeners = self._at.get(stage)
+        if listeners is None:
+            return
+        event = Event(stage, self.side, request or getattr(self._thread, "request", None), facts)
+        refused = None
+        for listener in listeners:
+            refused = listener.run(event) or refused
+        if refused is not None:
+            raise refused
+
+    @contextmanager
+    def request(self, about: About) -> Iterator[None]:
+        """What this thread does in the block belongs to this request."""
+        before = getattr(self._thread, "request", None)
+        self._thread.request = about
+        try:
+            yield
+        finally:
+            self._thread.request = before
+
+    def register(
+        self,
+        hook: Any,
+        *,
+        name: str | None = None,
+        priority: int | str | None = None,
+        when: Condition | None = None,
+        replace: bool = False,
+    ) -> str:
+        """Mounts an object by its methods (``after_head(event)``), or a function marked by `on`; the hook's name.
+
+        Without ``name`` and ``priority`` the hook's own attributes of these names count, else its class's or
+        function's name and NORMAL. ``replace`` puts it in the place of the one of that name. Raises SpecError: no such
+        stage, none that comes on this side, a priority or name that cannot be.
+        """
+        calls = self.calls(hook)
+        if not calls:
+            raise SpecError(f"{name_of(hook)}: none of its stages comes on this side ({self.side})")
+        mark = mark_of(hook) or Mark((), getattr(hook, "priority", None))
+        with self._lock:
+            name = self._free_name(hook, name, replace)
+            made = Registered(
+                hook, name, priority_of(mark.priority if priority is None else priority), self._registered
+            )
+            condition = when or mark.when
+            made.listeners = tuple(Listener(made, stage, call, condition) for stage, call in calls.items())
+            self._registered += 1
+            self._set([*(one for one in self._hooks if one.name != name), made])
+        return name
+
+    def calls(self, hook: Any) -> Mapping[Stage, Call]:
+        """What of a hook would be called here: at the stages that come on this side. Raises SpecError."""
+        return {stage: call for stage, call in calls_of(hook).items() if stage.comes(self.side)}
+
+    def on(
+        self,
+        *stages: Stage | str,
+        priority: int | str | None = None,
+        name: str | None = None,
+        when: Condition | None = None,
+    ) -> Callable[[Function], Function]:
+        """A decorator that registers the function below it at once."""
+        mark = on(*stages, priority=priority, name=name, when=when)
+
+        def put(function: Function) -> Function:
+            self.register(mark(function))
+            return function
+
+        return put
+
+    def remove(self, hook: Any) -> None:
+        """Takes away the hook of this name, or this very object. Raises SpecError where there is none."""
+        with self._lock:
+            left = [one for one in self._hooks if one.hook is not hook and one.name != hook]
+            if len(left) == len(self._hooks):
+                known = [one.name for one in self._hooks]
+                name = hook if isinstance(hook, str) else name_of(hook)
+                listed = ", ".join(known) or "none"
+                raise SpecError(f'no hook called "{name[:80]}" is registered.{near(name, known)} There is: {listed}')
+            self._set(left)
+
+    def listing(self) -> list[Listed]:
+        """Stage after stage, the hooks in the order in which they are called, with what they have cost so far."""
+        return [
+            Listed(
+                stage,
+                one.owner.name,
+                one.owner.priority,
+                one.calls,
+                one.cost_ns,
+                one.failures,
+                one.last_failure,
+            )
+            for stage in Stage
+            for one in self._at.get(stage, ())
+        ]
+
+    def _free_name(self, hook: Any, name: str | None, replace: bool) -> str:
+        taken = {one.name for one in self._hooks}
+        wanted = name or name_of(hook)
+        if replace:
+            if wanted not in taken:
+                raise SpecError(f'no hook called "{wanted}" is there to be replaced.{near(wanted, taken)}')
+            return wanted
+        if name is not None and name in taken:
+            raise SpecError(f'a hook called "{name}" is registered already; replace it, or give this one another name')
+        numbered = (f"{wanted}#{number}" for number in range(2, len(taken) + 3))
+        return wanted if wanted not in taken else next(one for one in numbered if one not in taken)
+
+    def _set(self, hooks: list[Registered]) -> None:
+        """Sorted anew into a new table: whoever dispatches at this moment goes on with the old one."""
+        self._hooks = hooks
+        at: dict[Stage, list[Listener]] = {}
+        for one in sorted(hooks, key=lambda one: (one.priority, one.number)):
+            for listener in one.listeners:
+                at.setdefault(listener.stage, []).append(listener)
+        self._at = {stage: tuple(listeners) for stage, listeners in at.items()}

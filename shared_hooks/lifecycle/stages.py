@@ -1,0 +1,109 @@
+"""Where hooks can be mounted: every stage, when it comes on which side, and what its event tells."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from shared_hooks.errors import SpecError
+from shared_hooks.hierarchy import near
+
+
+class Stage(Enum):
+    """The stages, about in the order of their coming. A value is also the name of a hook object's method.
+
+    Each has `edge` and `cloud`: when it comes on that side, empty where it does not; and `facts`: what its event has
+    beside `stage`, `side` and `request`. Values are the live ones, and are not to be changed.
+
+    What ``before_X`` announces is ended by ``after_X``, failed or not, for run, request, drain and shutdown; for the
+    others only where it succeeds.
+    """
+
+    edge: str
+    cloud: str
+    facts: tuple[str, ...]
+
+    def __new__(cls, value: str, edge: str, cloud: str, facts: str) -> Stage:
+        made = object.__new__(cls)
+        made._value_ = value
+        made.edge, made.cloud, made.facts = edge, cloud, tuple(facts.split())
+        return made
+
+    __hash__ = object.__hash__  # Enum's own is written in Python, and every stage would pay for it
+
+    BEFORE_MODEL_LOAD = "before_model_load", "a client is made", "the server starts", "model_id"
+    AFTER_MODEL_LOAD = (
+        "after_model_load",
+        "the model is wrapped",
+        "the same, and planned",
+        ("model_id wrapped identity"),
+    )
+    BEFORE_RUN = "before_run", "many inputs are begun (infer_many)", "the server is about to listen", "total address"
+    BEFORE_CONNECT = "before_connect", "a stream is tried", "", "address attempt"
+    BEFORE_HANDSHAKE = "before_handshake", "hello is about to go", "hello has come", "hello"
+    AFTER_HANDSHAKE = "after_handshake", "the server has welcomed", "both sides agree", "welcome client peer model_id"
+    AFTER_CONNECT = "after_connect", "requests can flow", "a client's stream is there", "address peer"
+    BEFORE_PLAN = "before_plan", "a model is about to be recorded on inputs", "the same", "args kwargs"
+    AFTER_PLAN = "after_plan", "the plan is made, or was known", "the same", "plan"
+    BEFORE_REQUEST = (
+        "before_request",
+        "an input is about to be run; HookRefused refuses it",
+        "a request is announced and has a place; HookRefused refuses it",
+        "inputs split client nbytes",
+    )
+    BEFORE_HEAD = "before_head", "the model runs up to the cut, or (edge-only) to its end", "", "split"
+    BEFORE_BANK = "before_bank", "the cut is reached; what crosses is taken", "", "split"
+    AFTER_BANK = "after_bank", "the frontier is there", "", "split early"
+    AFTER_HEAD = "after_head", "the head is over", "", "split early output"
+    BEFORE_ENCODE = "before_encode", "a frontier or a file is packed", "an output is packed", "value"
+    AFTER_ENCODE = "after_encode", "it is bytes", "it is bytes", "nbytes"
+    BEFORE_SEND = "before_send", "a request's first frame goes", "an answer's first frame goes", "nbytes"
+    AFTER_SEND = "after_send", "gRPC has its last", "gRPC has its last", "nbytes"
+    BEFORE_RECEIVE = "before_receive", "an answer's header has come", "a request's header has come", "nbytes"
+    AFTER_RECEIVE = "after_receive", "all of it is there", "all of it is there", "nbytes"
+    BEFORE_DECODE = "before_decode", "an answer is unpacked", "a frontier is unpacked or a file is read", "nbytes"
+    AFTER_DECODE = "after_decode", "the output is there", "what crossed is there", "value"
+    BEFORE_INJECT = "before_inject", "", "what crossed is put in its place", "split early"
+    AFTER_INJECT = "after_inject", "", "the cut is reached", "split"
+    BEFORE_TAIL = "before_tail", "", "the rest of the model runs, or (a file) all of it", "split"
+    AFTER_TAIL = "after_tail", "", "the output is there", "split output"
+    ON_RESULT = "on_result", "the caller gets the answer", "the answer is ready to be sent", "answer computed"
+    ON_ERROR = "on_error", "a request or the connection failed", "a request or a stream failed", "where error"
+    AFTER_REQUEST = "after_request", "it is answered, failed or cancelled", "the same", "error answer"
+    ON_SPLIT_CHANGE = "on_split_change", "requests are cut elsewhere from now on", "", "old new reason"
+    ON_DISCONNECT = (
+        "on_disconnect",
+        "a stream that had been welcomed ended",
+        "a client's stream ended",
+        ("address client peer reason"),
+    )
+    BEFORE_RECONNECT = (
+        "before_reconnect",
+        "somebody waits, and there is no stream; back-off",
+        "",
+        ("address reason waiting"),
+    )
+    AFTER_RECONNECT = (
+        "after_reconnect",
+        "there is a stream again; what was unanswered is sent again",
+        "",
+        ("address resent"),
+    )
+    AFTER_RUN = "after_run", "the last is answered, or the caller left", "the server no longer listens", "total address"
+    BEFORE_DRAIN = "before_drain", "the server says that it drains", "nothing new is taken from now on", "address"
+    AFTER_DRAIN = "after_drain", "", "all is answered, or the time is up", "answered"
+    BEFORE_SHUTDOWN = "before_shutdown", "the client is closed", "streams and threads are ended", ""
+    AFTER_SHUTDOWN = "after_shutdown", "threads are ended, the model is as it was", "they have ended", ""
+
+    def comes(self, side: str) -> bool:
+        """Whether there is such a stage on this side; a `WrappedModel` by itself ("local") may have any."""
+        return bool({"edge": self.edge, "cloud": self.cloud}.get(side, "yes"))
+
+    @classmethod
+    def of(cls, stage: Stage | str) -> Stage:
+        """The stage of this name. Raises SpecError, with near names, where there is none."""
+        if isinstance(stage, Stage):
+            return stage
+        names = {known.value: known for known in cls}
+        if stage not in names:
+            raise SpecError(f'no stage is called "{str(stage)[:80]}".{near(str(stage), names)}')
+        return names[stage]
