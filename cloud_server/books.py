@@ -43,15 +43,18 @@ class Books:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """The lock. Hooks hear of the requests that ended in the block after it, and without the lock."""
-        with self.changed:
-            try:
-                yield
-            finally:
-                ended, self._ended = self._ended, []
-        for request, error in ended:
-            if error is not None and not isinstance(error, Cancelled):
-                self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
-            self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error)
+        ended: list[tuple[Request, IsthmusError | None]] = []
+        try:
+            with self.changed:
+                try:
+                    yield
+                finally:
+                    ended, self._ended = self._ended, []
+        finally:  # also where the block raises after one has ended
+            for request, error in ended:
+                if error is not None and not isinstance(error, Cancelled):
+                    self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
+                self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error)
 
     @property
     def empty(self) -> bool:

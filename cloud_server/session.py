@@ -300,11 +300,6 @@ class Session:
 
     # The end
 
-    def broke(self, error: IsthmusError) -> None:
-        """Ends the stream for something that went wrong on it."""
-        self._core.lifecycle.emit(Stage.ON_ERROR, where=f"stream of {self.client_id or self.peer}", error=error)
-        self.end(error)
-
     def drain(self) -> None:
         """Tells the client that the server goes away, once; one that was not welcomed yet is refused at its hello."""
         with self._ready:
@@ -312,6 +307,11 @@ class Session:
                 return
             self._told = True
         self.send(wire.draining())
+
+    def broke(self, error: IsthmusError) -> None:
+        """Ends the stream for something that went wrong on it."""
+        self._core.lifecycle.emit(Stage.ON_ERROR, where=f"stream of {self.client_id or self.peer}", error=error)
+        self.end(error)
 
     def end(self, error: IsthmusError) -> None:
         """Ends the stream with ``error`` once everything in line is sent; the first call counts."""

@@ -269,10 +269,10 @@ class Connection:
         else:
             error = error or self._unavailable(lost)
             self.lifecycle.emit(Stage.ON_ERROR, where="connection", error=error)
-            self._waiting.fail(error)
             self._backoff.reset()
-            with self._changed:
+            with self._changed:  # before anybody hears of it, and looks
                 self._state, self._tries = State.UNOPENED, 0
+            self._waiting.fail(error)
 
     def _unavailable(self, seconds: float) -> ServerUnavailable:
         tries = f"{self._tries} attempt{'' if self._tries == 1 else 's'}"

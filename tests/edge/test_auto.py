@@ -35,6 +35,7 @@ from tests.edge.fake_server import FakeServer
 from tests.edge.test_client import built, image
 from tests.edge.test_processes import cloud
 from tests.experiments.relay import Relay
+from tests.ports import free_port
 
 PATIENCE = 30.0
 IMAGES = Path(__file__).parents[2] / "shared_hooks" / "models" / "digits" / "images"
@@ -288,7 +289,7 @@ class TestProcesses:
             output = whole(value)
         told = Told("stem.0", network_ms=1e6, sizes=(0, 1000, 2000))
         with (
-            cloud("--model", "digits") as first,
+            cloud("--model", "digits", port=free_port()) as first,
             EdgeClient(first.address, spec, device="cpu") as client,
             AutoClient(client, told) as one,  # type: ignore[arg-type]
         ):
@@ -311,7 +312,7 @@ class TestProcesses:
         told = Told("stem.0", network_ms=100.0, sizes=(0, 1000, 2000))
         with (
             cloud("--model", "digits") as process,
-            Relay(("127.0.0.1", process.port)) as relay,
+            Relay(("127.0.0.1", process.port), ("127.0.0.1", free_port())) as relay,
             EdgeClient(f"127.0.0.1:{relay.address[1]}", "digits", device="cpu") as client,
             AutoClient(client, told) as one,  # type: ignore[arg-type]
         ):

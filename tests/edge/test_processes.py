@@ -20,6 +20,7 @@ from edge_client import Answer, EdgeClient, State
 from shared_hooks.errors import Disagreement, ModelFailed, ServerUnavailable, TooLarge, UnknownModel
 from shared_hooks.models import load_spec
 from tests.edge.small_models import Moody
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SMALL = "tests.edge.small_models"
@@ -115,7 +116,7 @@ def test_several_clients_at_once(server: CloudProcess, whole: torch.nn.Module) -
 
 def test_a_killed_server_loses_nothing(whole: torch.nn.Module) -> None:
     """Killed with requests on it, twice, and started again on its port: every input is answered, in order, exactly."""
-    processes = [CloudProcess("--model", "digits")]
+    processes = [CloudProcess("--model", "digits", port=free_port())]
     address, port = processes[0].address, processes[0].port
     restarts: list[threading.Thread] = []
     try:
@@ -143,7 +144,7 @@ def test_a_killed_server_loses_nothing(whole: torch.nn.Module) -> None:
 
 
 def test_a_drained_server_answers_what_it_has_and_its_successor_the_rest(whole: torch.nn.Module) -> None:
-    first = CloudProcess("--model", "digits")
+    first = CloudProcess("--model", "digits", port=free_port())
     second: CloudProcess | None = None
     try:
         with EdgeClient(first.address, "digits", CUT, patience=60, deadline=120) as client:

@@ -12,6 +12,7 @@ import pytest
 from cloud_server.core import Core
 from cloud_server.limits import Limits
 from shared_hooks import errors
+from shared_hooks.lifecycle import Event, Stage
 from tests.server.fakes import (
     PATIENCE,
     CoreClient,
@@ -585,6 +586,20 @@ class TestDrain:
             assert [frame.WhichOneof("frame") for frame in client.others] == ["welcome", "draining"]
             client.leave()
             assert core.wait_gone(PATIENCE)
+
+    def test_hooks_hear_of_a_request_that_ends_for_one_that_is_refused(self, core: Core) -> None:
+        heard: list[tuple[int, str]] = []
+
+        @core.lifecycle.on(Stage.AFTER_REQUEST)
+        def note(event: Event) -> None:
+            heard.append((event.request.id, str(event.error)))  # type: ignore[union-attr]
+
+        old, new, recipe = CoreClient(core), CoreClient(core), make_recipe(3)
+        old.send(upload(recipe), header(1, recipe), chunk(1, 0, b"a"))
+        core.drain()
+        new.send(header(1, recipe))
+        assert failure(new, 1)[0] == "ServerUnavailable"
+        assert heard == [(1, "it was announced again on another stream")]
 
     def test_hello_while_draining(self, core: Core) -> None:
         client = CoreClient(core, greet=False)
