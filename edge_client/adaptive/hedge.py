@@ -9,11 +9,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Final
 
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from edge_client.answer import Answer
+from edge_client.planning.candidate import Candidate
 from shared_hooks.errors import Cancelled
+
+SLACK: Final = 1.5
+SLACK_NS: Final = 50_000_000
+"""A request is hedged when it has taken so many times what was predicted of network and server, and so much more."""
+
+
+def expected_ns(candidate: Candidate) -> float:
+    """What a request should take from here to its answer, once its head has run."""
+    return sum(candidate.stages_ns.get(stage, 0.0) for stage in ("network", "queue", "tail"))
+
+
+def is_late(candidate: Candidate, waited_ns: float) -> bool:
+    """Whether the whole model had better run here, too."""
+    return waited_ns > SLACK * expected_ns(candidate) + SLACK_NS
 
 
 class _Abandoned(BaseException):
