@@ -196,7 +196,9 @@ class Requests:
         return About(next(self._ids), place.index, place.total, self._half.model_id, self._client_id)
 
     def _over(self, about: About, error: BaseException | None = None, answer: Answer | None = None) -> None:
-        """Hooks hear how it ended."""
+        """Hooks hear how it ended; one that was left in the middle (Ctrl-C, a hedge nobody waits for) as Cancelled."""
+        if error is not None and not isinstance(error, Exception):
+            error = Cancelled("it was left in the middle")
         if error is not None and not isinstance(error, Cancelled):
             self.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
         self.lifecycle.emit(Stage.AFTER_REQUEST, about, error=error, answer=answer)
