@@ -144,8 +144,8 @@ class EdgeHalf:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
         output, observations = self._run("whole", call, stamps)
+        layers, forward = self._measured()  # before hooks, which may run the model
         self.lifecycle.emit(Stage.AFTER_HEAD, split=EDGE_ONLY, output=output)
-        layers, forward = self._measured()
         stamps.computed = now_ns()
         if self.device.type != "cpu":
             structure, tensors = flatten(output)
