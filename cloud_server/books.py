@@ -44,14 +44,14 @@ class Books:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """The lock. Hooks hear of the requests that ended in the block after it, and without the lock."""
-        ended = []
+        ended: list[tuple[Request, IsthmusError | None]] = []
         try:
             with self.changed:
                 try:
                     yield
                 finally:
                     ended, self._ended = self._ended, []
-        finally:
+        finally:  # also where the block raises after one has ended
             for request, error in ended:
                 self._tell(request, error)
 

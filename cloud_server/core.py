@@ -77,6 +77,10 @@ class Core:
 
     # Streams
 
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
     def check_open(self) -> None:
         """Raises ServerUnavailable while draining."""
         if self._draining:
@@ -162,7 +166,7 @@ class Core:
                 return
             self._draining = True
             for session in self._sessions:
-                session.send(wire.draining())
+                session.drain()
         self.lifecycle.emit(Stage.BEFORE_DRAIN)
 
     def drained(self, answered: bool) -> None:

@@ -45,6 +45,8 @@ class Computed:
     encode_ns: int = 0
     layers: tuple[LayerMetrics, ...] = ()
     forward: ForwardMetrics | None = None
+    transforms: tuple[str, ...] = ()
+    """Modules whose output a Transform may have changed."""
 
 
 FILE = "cloud-only-file"

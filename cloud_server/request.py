@@ -46,6 +46,7 @@ class Request:
         self.deadline_ms = frame.deadline_ms
         self.want_metrics = frame.want_metrics
         self.hooks = tuple(frame.hooks)
+        self.inline_bytes = session.inline_bytes
         self.observations = b""
         """What the tail's observers found; see `shared_hooks.observers.named`."""
         self.fingerprint = fingerprint(engine, frame)

@@ -17,7 +17,7 @@ from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix, libraries
-from shared_hooks.observers import named
+from shared_hooks.observers import named, transforms
 from shared_hooks.operations import Kind
 from shared_hooks.parcel import read_header
 from shared_hooks.profiling.machine import describe
@@ -152,7 +152,9 @@ class ServedModel:
         try:
             if start is None:
                 self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
-            output = self._wrapped.forward(*args, start=start, **kwargs)
+            with transforms.during(self._wrapped) as changed:
+                output = self._wrapped.forward(*args, start=start, **kwargs)
+                names = changed()
             returned = time.perf_counter_ns()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # the kernels are only launched until here
@@ -179,6 +181,7 @@ class ServedModel:
             encode_ns=time.perf_counter_ns() - computed,
             layers=layers,
             forward=forward,
+            transforms=names,
         )
 
     @contextmanager

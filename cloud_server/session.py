@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 InFrame = split_pb2.ClientFrame | ChunkFrame
 
+MAX_INLINE_BYTES = 64 << 10  # a header is copied more often than a chunk
+
 _SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
 
 
@@ -49,6 +51,8 @@ class Session:
     def __init__(self, core: Core, peer: str) -> None:
         self.peer = peer
         self.client_id = ""
+        self.inline_bytes = 0
+        """Answers up to this size go in their header."""
         self._core = core
         self._engine: Engine | None = None
         self._phase = Phase.GREETING
@@ -62,6 +66,7 @@ class Session:
         self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
         self.undelivered = 0
         """Answers that the client has not begun to fetch."""
+        self._told = False  # that the server drains
         self._room = 2 * core.limits.max_in_flight + 64
 
     # From the client
@@ -112,10 +117,13 @@ class Session:
         self._core.check_open()
         self._engine = agree(hello, self._core.engines)
         self.client_id = hello.client_id
+        self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
+        self.send(wire.welcome(self._core.limits, self._engine.identity))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
-        self.send(wire.welcome(self._core.limits, self._engine.identity))
+        if self._core.draining:  # since the question above: `drain` came too early for this stream
+            self.drain()
         self._core.lifecycle.emit(Stage.AFTER_HANDSHAKE, client=self.client_id, peer=self.peer, model_id=hello.model_id)
 
     def _on_recipe(self, upload: split_pb2.RecipeUpload) -> None:
@@ -292,6 +300,14 @@ class Session:
                     self._ready.wait(left)
 
     # The end
+
+    def drain(self) -> None:
+        """Tells the client that the server goes away, once; one that was not welcomed yet is refused at its hello."""
+        with self._ready:
+            if self._phase is Phase.GREETING or self._told:
+                return
+            self._told = True
+        self.send(wire.draining())
 
     def broke(self, error: IsthmusError) -> None:
         """Ends the stream for something that went wrong on it."""

@@ -85,6 +85,7 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
         payload_bytes=computed.nbytes,
         load=load,
         observations=request.observations,
+        transforms=computed.transforms,
         durations=split_pb2.Durations(
             receive_ns=request.complete_ns - request.began_ns,
             queue_ns=started_ns - request.complete_ns,
@@ -95,6 +96,8 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
         ),
     )
     measured.put(reply, computed.layers, computed.forward)
+    if computed.nbytes <= request.inline_bytes:
+        reply.payload = b"".join(computed.buffers)
     return Answer(request.key, request.fingerprint, reply=reply, buffers=computed.buffers, about=request.about)
 
 
@@ -109,7 +112,8 @@ def frames(answer: Answer, chunk_bytes: int) -> Iterator[OutFrame]:
         yield split_pb2.ServerFrame(failed=answer.failed)
         return
     yield split_pb2.ServerFrame(reply=answer.reply)
-    yield from cut(answer.reply.id, answer.buffers, chunk_bytes)
+    if not answer.reply.payload:
+        yield from cut(answer.reply.id, answer.buffers, chunk_bytes)
 
 
 def model_list(identities: Iterable[Identity]) -> split_pb2.ListModelsReply:

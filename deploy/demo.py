@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import re
 import shlex
 import signal
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -103,7 +105,7 @@ def _process(command: Sequence[str], output: Path | None = None) -> Iterator[sub
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=partial(_end_with_parent, os.getpid()) if sys.platform == "linux" else None,
         )
     finally:
         for file in (stdout, stderr):
@@ -121,9 +123,12 @@ def _process(command: Sequence[str], output: Path | None = None) -> Iterator[sub
                 process.wait()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """For the case that the demo itself is killed and can end nothing any more."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the demo's own handler would be lost with the new program
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it was killed before the line above, of which nobody is told
+        os._exit(128 + signal.SIGTERM)
 
 
 def _address(server: subprocess.Popen[bytes], folder: Path) -> str:

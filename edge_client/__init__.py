@@ -13,7 +13,9 @@ verdict.py      what the end of a stream means
 probing.py      what the link carries; the server's profile
 prober.py       rounds of bytes on a stream of their own
 local_server.py a cloud server of one's own on loopback
+waiting.py      who waits for a stream or an answer
 stream.py       one gRPC stream
+inbox.py        what comes on it
 outbox.py       what a stream has still to send; back-pressure
 exchange.py     one request and its answer
 backoff.py      delays between attempts
@@ -23,7 +25,7 @@ adaptive/       `AutoClient`: the cut chosen anew for every request
 planning/       which cut is best, from profiles and the link
 sweep/          every cut for real: tables, a page
 pruning/        channel selection, judged
-commands/       edge-client layers | verify | run | watch | profile | plan | sweep | compare | hierarchy | prune
+commands/       edge-client layers | verify | run | watch | hooks | profile | plan | sweep | compare | hierarchy | prune
 """
 
 from __future__ import annotations

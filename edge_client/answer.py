@@ -54,7 +54,9 @@ class Answer:
     forward_edge: ForwardMetrics | None = None  # each side's forward as a whole; None without metrics
     forward_cloud: ForwardMetrics | None = None
     observations: Mapping[str, Observations] = field(default_factory=dict)  # "edge", "cloud": what observers found
-    transforms: Sequence[str] = ()  # modules here whose output is being changed: the answer is not the model's own
+    transforms: Sequence[
+        str
+    ] = ()  # modules whose output is being changed, here and then there: not the model's own answer
 
 
 @dataclass(frozen=True, slots=True)

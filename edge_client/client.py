@@ -138,6 +138,15 @@ class EdgeClient:
         return self._half.wrapped
 
     @property
+    def hooks(self) -> tuple[str, ...]:
+        """Observers of every request that is begun from now on. Raises SpecError for a name that there is not."""
+        return self._half.hooks
+
+    @hooks.setter
+    def hooks(self, names: Iterable[str]) -> None:
+        self._half.observe(names)
+
+    @property
     def state(self) -> State:
         """Where the connection stands."""
         if self._closed:
@@ -273,6 +282,9 @@ class EdgeClient:
                 raise SpecError('no server: this client was made without one, for split="edge-only"')
             if self._connection is None:
                 self._connection = Connection(self.server, self._hello(), self._options, lifecycle=self.lifecycle)
+                if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
+                    self._connection.close()
+                    raise Cancelled("the client is closed")
             return self._connection
 
     def _hello(self) -> split_pb2.ClientFrame:
@@ -281,12 +293,9 @@ class EdgeClient:
             raise SpecError("a hook at before_plan or after_plan asked for a request while the first one is planned")
         self._greeting = True
         try:
-            hello = self._half.greeting(self._client_id)
+            return self._half.greeting(self._client_id)
         finally:
             self._greeting = False
-        if self._closed:
-            raise Cancelled("the client is closed")
-        return hello
 
     def _cut(self, split: Cut | None) -> Cut:
         return self.split if split is None else split

@@ -24,26 +24,22 @@ import grpc
 from edge_client import verdict, wire
 from edge_client.backoff import Backoff
 from edge_client.exchange import Exchange
+from edge_client.inbox import Inbox
 from edge_client.options import ConnectionOptions, KeepAlive
 from edge_client.outbox import Outbox
 from edge_client.state import Counters, State
 from edge_client.stream import Stream
+from edge_client.waiting import Opener, Waiting
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     Cancelled,
     Disagreement,
     IsthmusError,
-    RemoteError,
     ServerUnavailable,
-    TooLarge,
-    by_name,
 )
 from shared_hooks.lifecycle import Lifecycle, Stage
 
-SUSPECT_BREAKS: Final = 2  # a request that two streams broke under may be the cause: one at a time from then on
-MAX_BREAKS: Final = 5  # a request that five streams broke under is the cause
-PUT_OFF_SECONDS: Final = (0.1, 2.0)  # first and longest delay before a request is sent again that the server put off
 POLITE_SECONDS: Final = 0.5  # what a stream gets to end well when the client closes
 
 
@@ -66,11 +62,10 @@ class Connection:
         self._options = options or ConnectionOptions()
         self._keep_alive = self._options.keep_alive
         self._backoff = backoff or Backoff()
-        self._changed = threading.Condition()
+        self._waiting = Waiting(address, self._options.max_in_flight)
+        self._changed = self._waiting.changed
         self._state = State.UNOPENED
         self._closing = False
-        self._pending: dict[int, Exchange] = {}
-        self._openers: list[Future[split_pb2.Welcome]] = []
         self._outbox: Outbox | None = None
         self._stream: Stream | None = None
         self._keeper: threading.Thread | None = None
@@ -90,34 +85,34 @@ class Connection:
 
     def open(self, seconds: float) -> split_pb2.Welcome:
         """Wait for the server's Welcome; raises what the greeting ended with, `ServerUnavailable` after ``seconds``."""
-        opener: Future[split_pb2.Welcome] = Future()
+        opener: Opener = Future()
         with self._changed:
             if self._state is State.READY and self.welcome is not None:
                 return self.welcome
-            self._demand(lambda: self._openers.append(opener))
+            self._demand(lambda: self._waiting.openers.append(opener))
         try:
             return opener.result(seconds)
         except TimeoutError:
             raise self._unavailable(seconds) from None
         finally:
             with self._changed:
-                if opener in self._openers:
-                    self._openers.remove(opener)
+                if opener in self._waiting.openers:
+                    self._waiting.openers.remove(opener)
 
     def submit(self, exchange: Exchange) -> None:
         """Send a request as soon as there is a stream; the exchange is settled with the answer or an error."""
         with self._changed:
             if self._closing:
                 exchange.settle(Cancelled("the client is closed"))
-            elif self._state is not State.READY or not self._refuse_if_too_large(exchange):
-                self._demand(lambda: self._pending.__setitem__(exchange.id, exchange))
+            elif self._state is not State.READY or not self._waiting.refuse_if_too_large(exchange, self.welcome):
+                self._demand(lambda: self._waiting.requests.__setitem__(exchange.id, exchange))
                 if self._outbox is not None and self._state is State.READY:
                     self._outbox.put(exchange)
 
     def cancel(self, exchange: Exchange, error: IsthmusError) -> None:
         """Give a request up with ``error``; no effect on one that is settled."""
         with self._changed:
-            self._pending.pop(exchange.id, None)
+            self._waiting.requests.pop(exchange.id, None)
             outbox = self._outbox
         if exchange.settle(error) and outbox is not None:
             outbox.cancel(exchange.id)
@@ -128,7 +123,7 @@ class Connection:
             self._closing = True
             outbox, stream, keeper = self._outbox, self._stream, self._keeper
             self._changed.notify_all()
-        self._fail_all(Cancelled("the client was closed"))
+        self._waiting.fail(Cancelled("the client was closed"))
         if outbox is not None and self._state is State.READY:
             outbox.finish()
         elif stream is not None:
@@ -171,7 +166,7 @@ class Connection:
                 until = time.monotonic() + self._backoff.next()
                 while not self._closing and (left := until - time.monotonic()) > 0:
                     self._changed.wait(left)
-            while not self._closing and not self._pending and not self._openers:
+            while not self._closing and not self._waiting:
                 self._state = State.UNOPENED
                 self._without_stream_since = None
                 self._changed.wait()
@@ -197,11 +192,13 @@ class Connection:
             if self._closing:
                 stream.cancel()
         try:
+            inbox: Inbox | None = None
             for frame in stream:
-                if self._state is not State.READY:
-                    self._greet(frame, outbox, stream)
+                if inbox is None:
+                    inbox = self._greet(frame, outbox, stream)
                 else:
-                    self._take(frame, outbox)
+                    self._backoff.reset()  # only now: a server that welcomes and dies is not to be hammered
+                    inbox.take(frame)
             return None, "the server ended the stream"
         except grpc.RpcError as error:
             return self._judge(error, stream)
@@ -216,7 +213,8 @@ class Connection:
                 self._outbox = self._stream = None
             stream.close()
 
-    def _greet(self, frame: wire.ServerFrame, outbox: Outbox, stream: Stream) -> None:
+    def _greet(self, frame: wire.ServerFrame, outbox: Outbox, stream: Stream) -> Inbox:
+        """The first frame, which must be the Welcome: requests flow from here on."""
         if isinstance(frame, ChunkFrame) or frame.WhichOneof("frame") != "welcome":
             raise Disagreement(f"{self.address} did not answer the greeting with Welcome: not an Isthmus server?")
         welcome = frame.welcome
@@ -228,15 +226,14 @@ class Connection:
         stream.welcomed()
         self.lifecycle.emit(Stage.AFTER_HANDSHAKE, welcome=welcome)
         with self._changed:
-            self._limit(outbox, welcome)
+            outbox.open(self._waiting.limit(welcome))
             self._state, self.welcome, self._outbox = State.READY, welcome, outbox
             self._without_stream_since, self._tries = None, 0
             self.counters.streams += 1
-            openers, self._openers = self._openers, []
-            waiting = [self._pending[request_id] for request_id in sorted(self._pending)]
+            openers, self._waiting.openers = self._waiting.openers, []
             again = 0
-            for exchange in waiting:
-                if not self._refuse_if_too_large(exchange):
+            for _, exchange in sorted(self._waiting.requests.items()):
+                if not self._waiting.refuse_if_too_large(exchange, welcome):
                     again += exchange.sends > 0
                     outbox.put(exchange)
             self.counters.resent += again
@@ -246,75 +243,7 @@ class Connection:
             self.lifecycle.emit(Stage.AFTER_RECONNECT, address=self.address, resent=again)
         for opener in openers:
             opener.set_result(welcome)
-
-    def _limit(self, outbox: Outbox, welcome: split_pb2.Welcome) -> None:
-        """Called with the lock: open the outbox, for one request at a time while one is suspected to break streams.
-
-        Else the innocent that happen to be on the stream would be given up together with the culprit.
-        """
-        suspected = any(exchange.breaks >= SUSPECT_BREAKS for exchange in self._pending.values())
-        most = min(self._options.max_in_flight, welcome.max_in_flight or self._options.max_in_flight)
-        outbox.open(1 if suspected else most)
-
-    def _take(self, frame: wire.ServerFrame, outbox: Outbox) -> None:
-        self._backoff.reset()  # only now: a server that welcomes and dies is not to be hammered
-        if isinstance(frame, ChunkFrame):
-            if exchange := self._waiting_for(frame.id):
-                exchange.take_chunk(frame)
-                self._if_settled(exchange, outbox)
-            return
-        kind = frame.WhichOneof("frame")
-        if kind == "reply":
-            if exchange := self._waiting_for(frame.reply.id):
-                exchange.take_reply(frame.reply)
-                self._if_settled(exchange, outbox)
-            else:
-                self.counters.stray += 1
-                outbox.answered(frame.reply.id)
-        elif kind == "failed":
-            self._take_failure(frame.failed, outbox)
-        elif kind == "draining":
-            self.lifecycle.emit(Stage.BEFORE_DRAIN, address=self.address)
-            outbox.drain()
-        # A frame of a kind this version does not know is skipped: a later server may say more.
-
-    def _take_failure(self, failed: split_pb2.RequestFailed, outbox: Outbox) -> None:
-        exchange = self._waiting_for(failed.id)
-        if exchange is None:
-            outbox.answered(failed.id)
-            return
-        error = by_name(failed.error)(f"{failed.message} (reported by {self.address})")
-        if failed.retry:  # until the deadline, which then names this error
-            first, longest = PUT_OFF_SECONDS
-            delay = min(longest, first * 2**exchange.put_offs)
-            exchange.put_off(error)
-            outbox.forget_recipe(exchange.recipe_digest)  # it may be what the server misses
-            outbox.put(exchange, delay)
-        else:
-            exchange.settle(error)
-            self._if_settled(exchange, outbox)
-
-    def _waiting_for(self, request_id: int) -> Exchange | None:
-        with self._changed:
-            return self._pending.get(request_id)
-
-    def _if_settled(self, exchange: Exchange, outbox: Outbox) -> None:
-        if exchange.settled:
-            with self._changed:
-                self._pending.pop(exchange.id, None)
-                if exchange.breaks >= SUSPECT_BREAKS and self.welcome is not None:
-                    self._limit(outbox, self.welcome)
-            outbox.answered(exchange.id)
-
-    def _refuse_if_too_large(self, exchange: Exchange) -> bool:
-        """Called with the lock and a Welcome: whether the server would not take this request."""
-        limit = self.welcome.max_request_bytes if self.welcome else 0
-        if not limit or exchange.payload_bytes <= limit:
-            return False
-        self._pending.pop(exchange.id, None)
-        return exchange.settle(
-            TooLarge(f"the frontier has {exchange.payload_bytes} bytes; {self.address} takes {limit} at most")
-        )
+        return Inbox(self.address, welcome, self._waiting, outbox, self.counters, self.lifecycle)
 
     def _judge(self, error: grpc.RpcError, stream: Stream) -> tuple[IsthmusError | None, str]:
         if stream.greeting_timed_out:
@@ -331,39 +260,19 @@ class Connection:
                 self._without_stream_since = now
             lost = now - self._without_stream_since
             # With nobody waiting there is nothing to hurry for, and nothing to put off for the next who comes.
-            self._state = State.BACKOFF if self._pending or self._openers else State.UNOPENED
-            for exchange in self._pending.values():
-                exchange.interrupted()
-            worn_out = [exchange for exchange in self._pending.values() if exchange.breaks >= MAX_BREAKS]
-            for exchange in worn_out:
-                del self._pending[exchange.id]
-            waiting = len(self._pending) + len(self._openers)
-        for exchange in worn_out:
-            exchange.settle(
-                RemoteError(
-                    f"{self.address}: the stream broke {exchange.breaks} times while request {exchange.id} was on it "
-                    f"(last: {reason})"
-                )
-            )
+            self._state = State.BACKOFF if self._waiting else State.UNOPENED
+            self._waiting.interrupted(reason)
+            waiting = len(self._waiting)
         if error is None and lost < self._options.patience:
             if waiting:
                 self.lifecycle.emit(Stage.BEFORE_RECONNECT, address=self.address, reason=reason, waiting=waiting)
         else:
             error = error or self._unavailable(lost)
             self.lifecycle.emit(Stage.ON_ERROR, where="connection", error=error)
-            self._fail_all(error)
             self._backoff.reset()
-            with self._changed:
+            with self._changed:  # before anybody hears of it, and looks
                 self._state, self._tries = State.UNOPENED, 0
-
-    def _fail_all(self, error: IsthmusError) -> None:
-        with self._changed:
-            pending, self._pending = list(self._pending.values()), {}
-            openers, self._openers = self._openers, []
-        for exchange in pending:
-            exchange.settle(type(error)(str(error)))  # each its own: an exception collects its raiser's traceback
-        for opener in openers:
-            opener.set_exception(type(error)(str(error)))
+            self._waiting.fail(error)
 
     def _unavailable(self, seconds: float) -> ServerUnavailable:
         tries = f"{self._tries} attempt{'' if self._tries == 1 else 's'}"

@@ -113,7 +113,7 @@ class Exchange:
         self._start_over()
 
     def take_reply(self, reply: split_pb2.ReplyHeader) -> None:
-        """The answer's header. A second one starts the answer over (it was sent again)."""
+        """The answer's header, and a small answer with it. A second one starts the answer over (it was sent again)."""
         if self.settled:
             return
         self.stamps.replied = now_ns()
@@ -125,6 +125,13 @@ class Exchange:
             return
         self.reply, self.payload, self._filled = reply, bytearray(reply.payload_bytes), 0
         self.bytes_down = len(reply.header) + reply.payload_bytes
+        if reply.payload and len(reply.payload) != reply.payload_bytes:
+            self.settle(
+                BadFrame(f"answer {self.id}: {len(reply.payload)} bytes beside {reply.payload_bytes} announced")
+            )
+        elif reply.payload:
+            self.take_chunk(ChunkFrame(self.id, 0, (memoryview(reply.payload),)))
+            return
         self._settle_if_full()
 
     def take_chunk(self, chunk: ChunkFrame) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,22 +28,23 @@ from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
+from shared_hooks.observers.texts import Texts
 from shared_hooks.parcel import CODECS
 from shared_hooks.trees import classes_of, flatten, unflatten
 
 Cut = int | str
+Records = tuple[list[LayerMetrics], ForwardMetrics | None]
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A head that has run: its frontier as bytes, where it was cut, and its layers' times."""
+    """A head that has run: its frontier as bytes, where it was cut, and what makes its layers' records."""
 
     outgoing: Outgoing
     split: str
     layer_id: int
-    layers: list[LayerMetrics]
-    forward: ForwardMetrics | None = None
+    records: Callable[[], Records] = lambda: ([], None)
     observations: Observations = field(default_factory=dict)
     transforms: tuple[str, ...] = ()
 
@@ -81,12 +82,14 @@ class EdgeHalf:
             raise SpecError(f'codec="{codec}": must be one of {", ".join(CODECS)}')
         self.device = device
         self.hooks = named.check(hooks)
+        self._texts: Texts | None = None
         self.lifecycle = Lifecycle("edge") if lifecycle is None else lifecycle
         if not isinstance(model, nn.Module):
             self.spec = model if isinstance(model, ModelSpec) else load_spec(model)
             model_id = model_id or self.spec.model_id
         elif model_id is None:
             raise SpecError("model_id is missing: a module does not say what the server calls it")
+        self.observe(self.hooks)
         self.model_id: str = model_id
         self.lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=model_id)
         if isinstance(model, nn.Module):
@@ -101,6 +104,26 @@ class EdgeHalf:
         self._codec = codec
         self._find = classes_of(holder_modules(module))
         self._preprocess_digest: str | None = None
+
+    def observe(self, names: Iterable[str]) -> None:
+        """Observers of every run from now on; of tokens with text, if the spec names a tokenizer. Raises SpecError."""
+        names = named.check(names)
+        if "tokens" in names and self._texts is None and self.spec is not None and self.spec.tokenizer is not None:
+            self._texts = Texts(self.spec.load_tokenizer())
+        self.hooks = names
+
+    def observed(self, edge: Observations, cloud: bytes | None = None) -> dict[str, Observations]:
+        """What observers found, by side, tokens with their text; nothing where nobody observed.
+
+        ``cloud``: as it came; None where no server took part. Raises BadFrame.
+        """
+        if not self.hooks:
+            return {}
+        sides = {"edge": edge} if cloud is None else {"edge": edge, "cloud": named.from_bytes(cloud)}
+        if self._texts is not None:
+            for found in sides.values():
+                named.tell_tokens(found, self._texts)
+        return sides
 
     def greeting(self, client_id: str) -> split_pb2.ClientFrame:
         """Plan the example, hash the weights: what the server must agree on."""
@@ -129,29 +152,27 @@ class EdgeHalf:
         Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
         """
         early: EarlyOutput
-        early, observations = self._run("head", call, stamps, end=cut)
-        layers, forward = self._measured()
+        early, observations, changed = self._run("head", call, stamps, end=cut)
+        records = self.wrapped.last_records()
         stamps.computed = now_ns()
         self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
         outgoing = wire.outgoing(early, self._codec)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
-        return Head(
-            outgoing, early.layer_name, early.layer_id, layers, forward, observations, transforms.active(self.wrapped)
-        )
+        return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed)
 
     def whole(self, call: Call, stamps: Stamps) -> Whole:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
-        output, observations = self._run("whole", call, stamps)
-        layers, forward = self._measured()  # before hooks, which may run the model
+        output, observations, changed = self._run("whole", call, stamps)
+        layers, forward = self.wrapped.last_records()()  # before hooks, which may run the model
         self.lifecycle.emit(Stage.AFTER_HEAD, split=EDGE_ONLY, output=output)
         stamps.computed = now_ns()
         if self.device.type != "cpu":
             structure, tensors = flatten(output)
             output = unflatten(structure, [tensor.cpu() for tensor in tensors], self._find)
         stamps.unpacked = now_ns()
-        return Whole(output, layers, forward, observations, transforms.active(self.wrapped))
+        return Whole(output, layers, forward, observations, changed)
 
     def file(self, path: Path, stamps: Stamps) -> Head:
         """Read and pack an input file as it is. Raises SpecError without a spec, and InputMismatch."""
@@ -169,7 +190,7 @@ class EdgeHalf:
         outgoing = wire.outgoing_file(torch.from_numpy(data), suffix, self._preprocess_digest)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
-        return Head(outgoing, CLOUD_FILE, -1, [])
+        return Head(outgoing, CLOUD_FILE, -1)
 
     def output(self, exchange: Exchange) -> Any:
         """The model's output from an answered exchange, on the CPU."""
@@ -178,17 +199,22 @@ class EdgeHalf:
         self.lifecycle.emit(Stage.AFTER_DECODE, value=value)
         return value
 
-    def _run(self, part: str, call: Call, stamps: Stamps, **cut: Cut) -> tuple[Any, Observations]:
-        """The head or the whole, and what was observed; its own time goes to ``stamps.head_ns``."""
+    def _run(self, part: str, call: Call, stamps: Stamps, **cut: Cut) -> tuple[Any, Observations, tuple[str, ...]]:
+        """The head or the whole, what was observed, and the modules that a Transform may have changed.
+
+        Its own time goes to ``stamps.head_ns``.
+        """
         args, kwargs = self._placed(call)
         observations: Observations = {}
         try:
-            if self.hooks:
-                with named.observing(self.wrapped, self.hooks) as found:
+            with transforms.during(self.wrapped) as changed:
+                if self.hooks:
+                    with named.observing(self.wrapped, self.hooks) as found:
+                        output = self.wrapped.forward(*args, **cut, **kwargs)
+                        observations = found()
+                else:
                     output = self.wrapped.forward(*args, **cut, **kwargs)
-                    observations = found()
-            else:
-                output = self.wrapped.forward(*args, **cut, **kwargs)
+                names = changed()
             returned = now_ns()
             if self.device.type == "cuda":  # else the device's time would count as encoding
                 torch.cuda.synchronize(self.device)
@@ -198,12 +224,7 @@ class EdgeHalf:
             what = f"the head of {self.model_id}" if part == "head" else self.model_id
             raise ModelFailed(f"{what} raised {type(error).__name__}: {error}") from error
         stamps.head_ns = self.wrapped.durations().get(part, 0) + now_ns() - returned
-        return output, observations
-
-    def _measured(self) -> tuple[list[LayerMetrics], ForwardMetrics | None]:
-        if not self.wrapped.metrics_enabled:
-            return [], None
-        return self.wrapped.get_layer_metrics(), self.wrapped.get_forward_metrics()
+        return output, observations, names
 
     def _placed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = call.args, dict(call.kwargs)

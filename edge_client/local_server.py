@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,15 +35,16 @@ def local_server(
     depth: int | None = None,
     device: str = "auto",
     threads: int | None = None,
+    hooks: Sequence[str] = (),
     listen: str = "127.0.0.1:0",
     arguments: Sequence[str] = (),
     prefix: Sequence[str] = (),
 ) -> Iterator[str]:
     """``python -m cloud_server`` with ``model`` as a process; yields HOST:PORT when it listens.
 
-    Weights, selection, depth, device and threads as the edge has them, so that both sides agree; ``arguments`` are more
-    of the server's own, and ``prefix`` goes before the command (``ip netns exec ...``). Raises ServerUnavailable with
-    the last lines of its log when it does not come up.
+    Weights, selection, depth, device and threads as the edge has them, so that both sides agree; ``hooks`` are the
+    observers it allows, ``arguments`` are more of the server's own, and ``prefix`` goes before the command (``ip netns
+    exec ...``). Raises ServerUnavailable with the last lines of its log when it does not come up.
     """
     command = [*prefix, sys.executable, "-u", "-m", "cloud_server", "--listen", listen, "--model", model]
     for file in weights:
@@ -56,6 +59,10 @@ def local_server(
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
     with tempfile.TemporaryDirectory(prefix="isthmus-server-") as folder:
         out, log = Path(folder) / "out", Path(folder) / "log"
+        if hooks:
+            config = Path(folder) / "server.toml"
+            config.write_text(f"[observers]\nallow = {json.dumps(list(hooks))}\n", encoding="utf-8")
+            command.append(str(config))
         with out.open("wb") as stdout, log.open("wb") as stderr:
             process = subprocess.Popen(
                 command,
@@ -64,7 +71,7 @@ def local_server(
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # Ctrl-C reaches the edge only, which then ends its server
-                preexec_fn=_end_with_parent if _is_main_thread() else None,
+                preexec_fn=partial(_end_with_parent, os.getpid()) if _is_main_thread() else None,
             )
         try:
             yield _address(process, out, log)
@@ -105,6 +112,9 @@ def _is_main_thread() -> bool:
     return sys.platform == "linux" and threading.current_thread() is threading.main_thread()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """For the case that the edge itself is killed and can end nothing any more."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the edge's would be lost with the new program
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it was killed before the line above, of which nobody is told
+        os._exit(128 + signal.SIGTERM)

@@ -13,15 +13,13 @@ from edge_client import measured, wire
 from edge_client.answer import Answer, Call
 from edge_client.connection import Connection
 from edge_client.exchange import Exchange
-from edge_client.half import Cut, EdgeHalf, Head
+from edge_client.half import Cut, EdgeHalf, Head, Records
 from edge_client.many import Place
 from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.state import State
 from edge_client.times import ServerTimes, Stamps, Times, now_ns
 from shared_hooks.errors import Cancelled, DeadlineExceeded, IsthmusError, PlanMismatch, ServerUnavailable, SpecError
 from shared_hooks.lifecycle import About, Stage
-from shared_hooks.observers import named
-from shared_hooks.observers.named import Observations
 
 
 @dataclass(slots=True)
@@ -33,6 +31,7 @@ class Running:
     work: Call | Path
     cut: Cut
     head: Head
+    records: Records
     about: About
     over: bool = False  # hooks have heard how it ended
 
@@ -120,7 +119,8 @@ class Requests:
             self._places.release()
             raise
         connection.submit(exchange)
-        return Running(connection, exchange, work, cut, head, about)
+        # while the request is on its way
+        return Running(connection, exchange, work, cut, head, head.records(), about)
 
     def finish(self, running: Running | Done) -> Answer:
         """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more."""
@@ -189,7 +189,7 @@ class Requests:
             measured_ns=finished - stamps.called,
             finished_ns=finished,
             forward_edge=whole.forward,
-            observations={"edge": whole.observations} if self._half.hooks else {},
+            observations=self._half.observed(whole.observations),
             transforms=whole.transforms,
         )
 
@@ -226,7 +226,7 @@ class Requests:
             split=running.head.split,
             layer_id=running.head.layer_id,
             times=Times.from_stamps(stamps, wire.server_times(exchange.reply.durations)),
-            layers_edge=running.head.layers,
+            layers_edge=running.records[0],
             layers_cloud=measured.layer_metrics(exchange.reply),
             bytes_up=exchange.bytes_up,
             bytes_down=exchange.bytes_down,
@@ -234,14 +234,11 @@ class Requests:
             measured_ns=finished - stamps.called,
             finished_ns=finished,
             load=wire.load(exchange.reply),
-            forward_edge=running.head.forward,
+            forward_edge=running.records[1],
             forward_cloud=measured.forward_metrics(exchange.reply),
-            observations=self._observations(running.head, exchange.reply.observations),
-            transforms=running.head.transforms,
+            observations=self._half.observed(running.head.observations, exchange.reply.observations),
+            transforms=(*running.head.transforms, *exchange.reply.transforms),
         )
-
-    def _observations(self, head: Head, cloud: bytes) -> dict[str, Observations]:
-        return {"edge": head.observations, "cloud": named.from_bytes(cloud)} if self._half.hooks else {}
 
 
 def _too_late(exchange: Exchange, connection: Connection) -> IsthmusError:

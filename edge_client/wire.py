@@ -18,6 +18,7 @@ from shared_hooks.trees import ClassFinder
 
 PROTOCOL_VERSION: Final = 1
 CHUNK_BYTES: Final = 1 << 20
+INLINE_BYTES: Final = 4 << 10  # about what a reply's header weighs with the metrics of some layers
 MIN_CHUNK_BYTES: Final = 256 << 10
 MAX_CHUNK_BYTES: Final = 1 << 20
 
@@ -46,6 +47,7 @@ def hello_frame(
             plan_digest=plan_digest,
             environment=environment,
             about=about,
+            inline_bytes=INLINE_BYTES,
         )
     )
 

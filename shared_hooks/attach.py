@@ -4,6 +4,9 @@ A pre-hook can replace a module's inputs but cannot skip its forward, and hooks 
 so Isthmus stands in the instance's ``forward`` attribute, where ``Module.__call__`` and direct calls both look. The
 shim is shared by all `WrappedModel`s of one module and finds the running session through a context variable: installed
 once, safe with many threads, and free of cost to everybody who runs the model outside a session (one look-up).
+
+A module that is compiled in place (`Module.compile`) is called past its ``forward``: there the shim stands in front of
+the compiled code. While torch.compile reads a module, a shim is not there, so that what it compiles stays the same.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 _ABSENT = object()
+COMPILED = "_compiled_call_impl"
 _lock = threading.RLock()
 
 
@@ -43,18 +48,20 @@ running: ContextVar[Runner | None] = ContextVar("isthmus_session", default=None)
 
 
 class Shim:
-    """The callable in ``module.__dict__["forward"]``."""
+    """The callable in ``module.__dict__[slot]``: "forward", or `COMPILED`."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, slot: str) -> None:
         self.module = module
         self.users = 0
         self.watching: Watching | None = None
-        self.before = module.__dict__.get("forward", _ABSENT)
-        self.forward: Callable[..., Any] = module.forward
+        self.before = module.__dict__.get(slot, _ABSENT)
+        self.forward: Callable[..., Any] = getattr(module, slot)
         # transformers reads inspect.signature(model.forward); __wrapped__ keeps it the model's own
         functools.update_wrapper(self, self.forward, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return self.forward(*args, **kwargs)
         session = running.get()
         watching = self.watching
         if watching is not None:
@@ -75,13 +82,23 @@ class Shim:
         return functools.partial, (type(self.module).forward, self.module)
 
 
+def _slot(module: nn.Module) -> str:
+    """Where the module's shim is, or would be."""
+    for slot in ("forward", COMPILED):
+        shim = module.__dict__.get(slot)
+        if isinstance(shim, Shim) and shim.module is module:
+            return slot
+    return COMPILED if module.__dict__.get(COMPILED) is not None else "forward"
+
+
 def attach(module: nn.Module) -> Shim:
     """Install the shim, or count one more user of the one that is there."""
     with _lock:
-        shim = module.__dict__.get("forward")
+        slot = _slot(module)
+        shim = module.__dict__.get(slot)
         if not isinstance(shim, Shim) or shim.module is not module:
-            shim = Shim(module)
-            module.__dict__["forward"] = shim
+            shim = Shim(module, slot)
+            module.__dict__[slot] = shim
         shim.users += 1
         return shim
 
@@ -89,12 +106,13 @@ def attach(module: nn.Module) -> Shim:
 def detach(module: nn.Module) -> None:
     """Count one user less; the last one restores what was there. Leaves alone what others put over the shim since."""
     with _lock:
-        shim = module.__dict__.get("forward")
+        slot = _slot(module)
+        shim = module.__dict__.get(slot)
         if not isinstance(shim, Shim) or shim.module is not module:
             return
         shim.users -= 1
         if shim.users == 0:
             if shim.before is _ABSENT:
-                del module.__dict__["forward"]
+                del module.__dict__[slot]
             else:
-                module.__dict__["forward"] = shim.before
+                module.__dict__[slot] = shim.before

@@ -180,7 +180,8 @@ class Sampler:
         # samples from before a pause say nothing about the pause
         self._host = self._host_channels()
         self._host[1].prime()  # its first answer says nothing, the next ones the time since
-        self._devices = dict.fromkeys(self._devices)
+        for gpu in list(self._devices):  # in place: a forward may add another one meanwhile
+            self._devices[gpu] = None
         self._sample()
         if self._meters is None:
             self._meters = self._search()

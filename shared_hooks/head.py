@@ -116,6 +116,8 @@ class HeadSession(Session):
         recipe = self.recipe
         if self.other_values:
             recipe = self.plan.cutting(recipe.layer_id, wide=True)[1]
+            if len(recipe.slots) != len(self.cutting.captures):  # a path became known meanwhile that reads more
+                raise Diverged
         for number, (slot, capture) in enumerate(zip(recipe.slots, self.cutting.captures, strict=True)):
             if not slot.pieces:
                 continue

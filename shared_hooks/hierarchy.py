@@ -23,7 +23,11 @@ class ModuleInfo:
 
 def is_opaque(module: nn.Module) -> bool:
     """Scripted and compiled modules run outside Python's sight: one layer, nothing inside."""
-    return isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
+    return (
+        isinstance(module, torch.jit.ScriptModule)
+        or type(module).__name__ == "OptimizedModule"
+        or module.__dict__.get("_compiled_call_impl") is not None  # compiled in place
+    )
 
 
 def walk(model: nn.Module, depth: int | None) -> dict[nn.Module, ModuleInfo]:

@@ -34,6 +34,16 @@ class LayerInfo:
     reason: str = ""
 
 
+class Known:
+    """What a plan has worked out of the paths that are known. Where another one is added the whole of it is replaced,
+    so that a thread that is at work meanwhile keeps nothing of fewer paths.
+    """
+
+    def __init__(self) -> None:
+        self.cuttings: dict[tuple[int, bool], tuple[Cutting, Recipe] | CutRefused] = {}
+        self.layers: tuple[LayerInfo, ...] | None = None
+
+
 @dataclass(eq=False)
 class Plan:
     """One path through the model. ``siblings`` are the plans of other paths that inputs of this signature take."""
@@ -47,9 +57,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         self._frontiers = self._compute_frontiers()
-        self._cuttings: dict[tuple[int, bool], tuple[Cutting, Recipe] | CutRefused] = {}
+        self._known = Known()
         self._refused: dict[int, str] = {}
-        self._layers: tuple[LayerInfo, ...] | None = None
         self.names = [op.name for op in self.trace.ops]
         self.calls = {(call.path, call.number): call for call in self.trace.calls}
         self.forms = [[footprint(value) for value in (*op.args, *op.results)] for op in self.trace.ops]
@@ -113,12 +122,14 @@ class Plan:
         number = self.layer_id(cut)
         if number in self._refused:
             raise self._refusal(number, self._refused[number])
-        if (number, wide) not in self._cuttings:
+        known = self._known
+        found = known.cuttings.get((number, wide))
+        if found is None:
             try:
-                self._cuttings[number, wide] = self._cut(number, wide)
+                found = self._cut(number, wide)
             except CutRefused as error:
-                self._cuttings[number, wide] = self._refusal(number, str(error))
-        found = self._cuttings[number, wide]
+                found = self._refusal(number, str(error))
+            known.cuttings[number, wide] = found
         if isinstance(found, CutRefused):
             raise found
         return found
@@ -130,12 +141,11 @@ class Plan:
     def refuse(self, cut: Cut, reason: str) -> None:
         """Mark a cut as one that must not be used: ``verify`` found it wrong."""
         self._refused[self.layer_id(cut)] = reason
-        self._layers = None
+        self._known = Known()
 
     def forget_cuts(self) -> None:
         """Another path became known: what must cross may have grown."""
-        self._cuttings.clear()
-        self._layers = None
+        self._known = Known()
 
     def _cut(self, number: int, wide: bool) -> tuple[Cutting, Recipe]:
         layer = None if number < 0 else self.trace.layers[number]
@@ -207,9 +217,11 @@ class Plan:
     @property
     def layers(self) -> tuple[LayerInfo, ...]:
         """Every layer call in execution order."""
-        if self._layers is None:
-            self._layers = tuple(self._info(number, call) for number, call in enumerate(self.trace.layers))
-        return self._layers
+        known = self._known
+        layers = known.layers
+        if layers is None:
+            layers = known.layers = tuple(self._info(number, call) for number, call in enumerate(self.trace.layers))
+        return layers
 
     def _info(self, number: int, call: Call) -> LayerInfo:
         reason = ""

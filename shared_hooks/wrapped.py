@@ -277,6 +277,14 @@ class WrappedModel:
         session: Session | None = getattr(self._own, "session", None)
         return None if session is None or session.measurement is None else session.measurement.forward_metrics()
 
+    def last_records(self) -> Callable[[], tuple[list[LayerMetrics], ForwardMetrics | None]]:
+        """What makes both of this thread's last forward, some microseconds a layer: now, or when there is time."""
+        session: Session | None = getattr(self._own, "session", None)
+        measurement = None if session is None else session.measurement
+        return lambda: (
+            ([], None) if measurement is None else (measurement.layer_metrics(), measurement.forward_metrics())
+        )
+
     def durations(self) -> dict[str, int]:
         """Nanoseconds of this thread's last forward: ``head``, or ``inject`` and ``compute``, or ``whole``."""
         return dict(getattr(self._own, "durations", {}))

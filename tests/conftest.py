@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -10,11 +11,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
-settings.register_profile("repeatable", database=None, deadline=None)
+# No clock decides: a busy machine runs examples slowly, and draws them slowly.
+settings.register_profile("repeatable", database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or the processes of tests would not hear of it
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Literal
 
 from edge_client.adaptive.decisions import Decisions
-from edge_client.adaptive.hedge import Hedge
+from edge_client.adaptive.hedge import Hedge, expected_ns, is_late
 from edge_client.adaptive.watch import Connect, Watch
 from edge_client.answer import Answer, Call, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
@@ -37,9 +37,6 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.02
 HEDGED_SECONDS: Final = 0.005
-SLACK: Final = 1.5
-SLACK_NS: Final = 50_000_000
-"""A request is hedged when it has taken so many times what was predicted of network and server, and so much more."""
 FALL_BACK: Final = (*CONNECTION_ERRORS, RemoteError)
 """What is answered here instead: no input's fault."""
 
@@ -210,12 +207,12 @@ class AutoClient:
                 self._start_hedge(flight, "the server is gone")
             return
         elapsed = self._waited(exchange)
-        name, stages = flight.choice.candidate.name, flight.choice.candidate.stages_ns
-        expected = sum(stages.get(stage, 0.0) for stage in ("network", "queue", "tail"))
+        candidate = flight.choice.candidate
         with self.lock:
-            self.controller.observe_slow(now_ns(), name, exchange.bytes_up, elapsed)
-        if self._local and elapsed > SLACK * expected + SLACK_NS:
-            self._start_hedge(flight, f"late: {elapsed / 1e6:.0f} ms, where {expected / 1e6:.0f} were expected")
+            self.controller.observe_slow(now_ns(), candidate.name, exchange.bytes_up, elapsed)
+        if self._local and is_late(candidate, elapsed):
+            expected = expected_ns(candidate) / 1e6
+            self._start_hedge(flight, f"late: {elapsed / 1e6:.0f} ms, where {expected:.0f} were expected")
 
     def _waited(self, exchange: Exchange) -> int:
         """Nanoseconds for which this request alone was waited for: until then those before it were in its way."""

@@ -26,10 +26,16 @@ class Decisions:
     """
 
     def __init__(self, on_decision: Callable[[dict[str, Any]], None] | None = None) -> None:
-        self.all: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._began = time.monotonic()
         self._on_decision = on_decision
         self._lock = threading.RLock()  # a listener may itself lead to an event
+
+    @property
+    def all(self) -> list[dict[str, Any]]:
+        """Those of until now, the oldest first: a list of its own, for other threads go on adding."""
+        with self._lock:
+            return list(self._kept)
 
     def choice(self, choice: Choice) -> None:
         """Where the next request runs."""
@@ -45,7 +51,7 @@ class Decisions:
         finite = {name: None if value in (math.inf, -math.inf) else value for name, value in known.items()}
         with self._lock:
             entry = {"seconds": round(time.monotonic() - self._began, 4), "kind": kind, **finite}
-            self.all.append(entry)
+            self._kept.append(entry)
             log.log(level, "%s: %s", kind, ", ".join(f"{name}={_shown(value)}" for name, value in known.items()))
             if self._on_decision is not None:
                 self._on_decision(entry)

@@ -9,11 +9,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Final
 
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from edge_client.answer import Answer
+from edge_client.planning.candidate import Candidate
 from shared_hooks.errors import Cancelled
+
+SLACK: Final = 1.5
+SLACK_NS: Final = 50_000_000
+"""A request is hedged when it has taken so many times what was predicted of network and server, and so much more."""
+
+
+def expected_ns(candidate: Candidate) -> float:
+    """What a request should take from here to its answer, once its head has run."""
+    return sum(candidate.stages_ns.get(stage, 0.0) for stage in ("network", "queue", "tail"))
+
+
+def is_late(candidate: Candidate, waited_ns: float) -> bool:
+    """Whether the whole model had better run here, too."""
+    return waited_ns > SLACK * expected_ns(candidate) + SLACK_NS
 
 
 class _Abandoned(BaseException):
@@ -26,11 +42,17 @@ class Hedge:
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="edge-hedge")
         self._unwanted: set[Future[Answer]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
 
     def run(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """``work()``, as soon as what ran before is done or left."""
+        """``work()``, as soon as what ran before is done or left; Cancelled after `close`."""
         future: Future[Answer] = Future()
-        queued = self._worker.submit(self._run, work, future)
+        with self._lock:
+            if self._closed:  # while a request was under way in another thread
+                future.set_exception(Cancelled("closed"))
+                return future
+            queued = self._worker.submit(self._run, work, future)
         queued.add_done_callback(lambda one: future.set_exception(Cancelled("closed")) if one.cancelled() else None)
         return future
 
@@ -42,6 +64,8 @@ class Hedge:
 
     def close(self) -> None:
         """Returns when nothing runs any more; what has not begun ends with Cancelled."""
+        with self._lock:
+            self._closed = True
         self._worker.shutdown(cancel_futures=True)
 
     def _run(self, work: Callable[[], Answer], future: Future[Answer]) -> None:

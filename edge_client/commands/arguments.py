@@ -54,6 +54,7 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     for command in (run, watch):
         _add_config(command)
         _add_hooks(command, required=command is watch)
+    run.add_argument("--heat-maps", metavar="DIR", help="with --hooks attention: pictures of it, as PNG files")
     watch.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
     watch.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input|...", help="as of run, without auto")
     watch.add_argument("--input", action="append", required=True, metavar="PATH", help="as of run")
@@ -96,13 +97,14 @@ def _add_profile(commands: Commands, parents: list[argparse.ArgumentParser]) -> 
     profile.add_argument("--codec", choices=("raw", "lz4"), default="raw", help="of the frontier (default: raw)")
 
 
-def _add_hooks(command: argparse.ArgumentParser, *, required: bool) -> None:
+def _add_hooks(command: argparse.ArgumentParser, *, required: bool, text: str = "observe both sides: ") -> None:
     command.add_argument(
         "--hooks",
         type=lambda text: [name.strip() for name in text.split(",")],
         default=["activation", "debug"] if required else [],
         metavar="NAME,NAME",
-        help="observe both sides: activation, attention, memory, debug, tokens; the server must allow them"
+        help=text
+        + "activation, attention, memory, debug, tokens; the server must allow them"
         + (" (default: activation,debug)" if required else ""),
     )
 
@@ -183,6 +185,7 @@ def _add_sweep(commands: Commands, model: argparse.ArgumentParser) -> None:
     sweep.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     sweep.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="without a server (default: 15)")
     sweep.add_argument("--fresh", action="store_true", help="start over in a folder that holds a sweep")
+    _add_hooks(sweep, required=False, text="one more request an input, observed on both sides: ")
     compare = commands.add_parser("compare", help="two sweeps side by side, the noise taken into account")
     compare.add_argument("a", metavar="A", help="a folder of edge-client sweep")
     compare.add_argument("b", metavar="B", help="another")

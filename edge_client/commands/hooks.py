@@ -60,8 +60,8 @@ def _run(options: argparse.Namespace, lifecycle: Lifecycle) -> int:
     from edge_client.answer import Failure
     from edge_client.client import EdgeClient
     from edge_client.commands import exits
-    from edge_client.commands.loading import cut_of, find, spec_of
-    from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+    from edge_client.commands.loading import cut_for, find, spec_of
+    from edge_client.planning.candidate import EDGE_ONLY
 
     here = options.split == EDGE_ONLY
     if not options.server and not here:
@@ -72,8 +72,7 @@ def _run(options: argparse.Namespace, lifecycle: Lifecycle) -> int:
     client = EdgeClient(None if here else options.server, spec, metrics=False, lifecycle=lifecycle, **known)
     try:
         client.prepare()
-        by_name = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE)
-        client.split = options.split if options.split in by_name else cut_of(options.split, client.wrapped)
+        client.split = cut_for(client, options.split, items)
         for item, answer in zip(
             items, client.infer_many(items, prepare=spec.preprocess, failures="return"), strict=True
         ):

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLayer
 from shared_hooks.hierarchy import near, walk
 
 if TYPE_CHECKING:
+    from edge_client.client import EdgeClient
     from shared_hooks import WrappedModel
     from shared_hooks.models import InputItem, ModelSpec
 
@@ -38,12 +40,14 @@ def load(options: argparse.Namespace) -> Loaded:
     from shared_hooks import WrappedModel
     from shared_hooks.models import pick_device, set_threads
     from shared_hooks.models.example import to_device
+    from shared_hooks.models.targets import resolve
 
     spec = spec_of(options)
     set_threads(options.threads)
     device = pick_device(options.device)
     inputs = spec.preprocess(find(options.input)[0]) if options.input else spec.example(device)
     if inputs is None:
+        resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # a wrong name is to be told first
         raise SpecError(f"{spec.origin}: the spec has no example input to plan on; give one with --input")
     args, kwargs = to_device(inputs[0], device), to_device(inputs[1], device)
     wrapped = WrappedModel(spec.load_model(device), depth=options.depth)
@@ -71,6 +75,29 @@ def first_readable(spec: ModelSpec, items: Sequence[InputItem]) -> InputItem:
     return items[0]
 
 
+def cut_for(client: EdgeClient, split: str, items: Sequence[InputItem]) -> int | str:
+    """--split for a prepared client, before anything is sent: on the example's plan, else on the first that an input
+    gives.
+
+    Raises UnknownLayer, CutRefused. Words that are no cut, such as "edge-only", are returned as they are.
+    """
+    from shared_hooks.models.example import to_device
+
+    if split in (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE):
+        return split
+    if client.spec is not None and client.spec.example() is None:
+        for item in items:
+            try:
+                args, kwargs = client.spec.preprocess(item)
+                client.wrapped.plan(*to_device(args, client.device), **to_device(kwargs, client.device))
+            except Exception:  # whatever preprocessing or the model raises is reported at the input's place
+                continue
+            break
+        else:
+            return split
+    return cut_of(split, client.wrapped)
+
+
 def cut_of(text: str, wrapped: WrappedModel) -> int | str:
     """--split as the engine takes it: "input", a layer's name, or its id. Raises UnknownLayer, CutRefused.
 
@@ -87,6 +114,10 @@ def cut_of(text: str, wrapped: WrappedModel) -> int | str:
             return text
         if text.lstrip("-").isdigit():
             raise UnknownLayer(f"--split {text}: layer ids are 0 to {len(layers) - 1}")
+        inside = [name for name in by_name if name.startswith(f"{text}.")]
+        if inside:
+            more = ", ..." if len(inside) > 4 else ""
+            raise UnknownLayer(f"--split {text}: a block; its layers are {', '.join(inside[:4])}{more}")
         raise UnknownLayer(f'--split {text}: no such layer, and not "input".{near(text, by_name)}')
     if not layer.can_split:
         raise CutRefused(f"--split {text}: the model cannot be cut after layer {layer.layer_id}: {layer.reason}")

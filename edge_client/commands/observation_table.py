@@ -25,10 +25,14 @@ class ObservationTable:
     notes: list[str]
 
 
-def tables(observations: Mapping[str, Mapping[str, Any]]) -> Iterator[ObservationTable]:
-    """One table for each hook; ``observations``: side -> hook -> found (`shared_hooks.observers.named`)."""
+def tables(
+    observations: Mapping[str, Mapping[str, Any]], most: int = ROWS, rest: str = "--json has them"
+) -> Iterator[ObservationTable]:
+    """One table for each hook, of ``most`` rows; ``rest`` says where more are. ``observations``: side -> hook -> found
+    (`shared_hooks.observers.named`).
+    """
     for hook, (headers, cells) in _COLUMNS.items():
-        rows: list[tuple[str, ...]] = []
+        sides: list[list[tuple[str, ...]]] = []
         notes: list[str] = []
         asked = False
         for side, by_hook in observations.items():
@@ -36,6 +40,7 @@ def tables(observations: Mapping[str, Mapping[str, Any]]) -> Iterator[Observatio
             if found is None:
                 continue
             asked = True
+            sides.append(rows := [])
             for record in found["records"]:
                 part = _text(record, "part")
                 name = f"{_text(record, 'name')}[{part}]" if part not in ("", "0") else _text(record, "name")
@@ -45,13 +50,24 @@ def tables(observations: Mapping[str, Mapping[str, Any]]) -> Iterator[Observatio
                 notes.append(f"{side}: failed {found['failures']} times, last at {printable(found['last_failure'])}")
             if found["left_out"]:
                 notes.append(f"{side}: {found['left_out']} more were left out")
+            if found.get("pictures_left_out"):
+                notes.append(f"{side}: {found['pictures_left_out']} pictures were left out")
         if not asked:
             continue
-        if not rows and hook == "debug":
+        count = sum(map(len, sides))
+        if not count and hook == "debug":
             notes.append("no NaN and no Inf")
-        if len(rows) > ROWS:
-            notes.append(f"{len(rows) - ROWS} more rows; --json has them")
-        yield ObservationTable(hook, ("side", "module", *headers), rows[:ROWS], notes)
+        if count > most:
+            notes.append(f"{count - most} more rows; {rest}")
+        yield ObservationTable(hook, ("side", "module", *headers), _first(sides, most), notes)
+
+
+def _first(sides: list[list[tuple[str, ...]]], most: int) -> list[tuple[str, ...]]:
+    """So many rows, of each side as many as of the others where there are."""
+    limits: dict[int, int] = {}
+    for number, side in enumerate(sorted(sides, key=len)):
+        limits[id(side)] = min(len(side), (most - sum(limits.values())) // (len(sides) - number))
+    return [row for side in sides for row in side[: limits[id(side)]]]
 
 
 def _text(record: Record, key: str) -> str:
@@ -95,7 +111,7 @@ def _debug(record: Record) -> list[str]:
 
 
 def _tokens(record: Record) -> list[str]:
-    names = _list(record, "text") or _list(record, "ids")
+    names = [f'"{one}"' for one in _list(record, "text")] or _list(record, "ids")
     shares = [f"{one} {share:.3f}" for one, share in zip(names, _list(record, "probabilities"), strict=False)]
     return [_text(record, "row"), ", ".join(shares)]
 

@@ -209,6 +209,9 @@ class Report:
             up = sum(one.answer.bytes_up for one in answered if one.answer) / len(answered)
             down = sum(one.answer.bytes_down for one in answered if one.answer) / len(answered)
             lines.append(f"cut {where}; per input {size(round(up))} up, {size(round(down))} down")
+        changed = dict.fromkeys(name for one in answered if one.answer for name in one.answer.transforms)
+        if changed:
+            lines.append(f"not the model's own answers: transforms change {', '.join(map(printable, changed))}")
         return "\n".join(lines)
 
     def _times_table(self) -> str:

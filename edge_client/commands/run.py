@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import auto, exits
+from edge_client.commands.heat_maps import HeatMaps
 from edge_client.commands.hooks import as_dicts, configured
-from edge_client.commands.loading import cut_of, find, spec_of
+from edge_client.commands.loading import cut_for, find, spec_of
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.progress import progress
 from edge_client.commands.report import Outcome, Report
 from edge_client.commands.text import one_line, printable
 from edge_client.options import check_address
-from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.times import now_ns
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle.listing import is_default, lines
-from shared_hooks.models.example import to_device
 
 if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
@@ -46,6 +46,7 @@ def main(options: argparse.Namespace) -> int:
     items = find(options.input)
     spec = spec_of(options)
     lifecycle = configured(options)
+    maps = _heat_maps(options)
     client = EdgeClient(
         server,
         spec,
@@ -63,17 +64,18 @@ def main(options: argparse.Namespace) -> int:
     )
     decisions: list[dict[str, Any]] | None = None
     try:
-        client.split = _resolve(client, options.split, items)
+        client.prepare()
+        client.split = "input" if chooses else cut_for(client, options.split, items)
         report = Report(spec.model_id, server, options.split, options.codec, str(client.device))
         try:
             if chooses:
                 with auto.auto_client(options, client, items) as chooser:
                     report.start()
-                    _send(chooser, spec, items, report, options)
-                decisions = list(chooser.decisions.all)  # once nobody decides any more
+                    _send(chooser, spec, items, report, options, maps)
+                decisions = chooser.decisions.all  # once nobody decides any more
             else:
                 client.open()
-                _send(client, spec, items, report, options)
+                _send(client, spec, items, report, options, maps)
         except CONNECTION_ERRORS as error:
             if options.debug:
                 raise
@@ -91,27 +93,9 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         known = report.as_dict() if decisions is None else {**report.as_dict(), "decisions": decisions}
         write_json({**known, "lifecycle": as_dicts(lifecycle), "exit_status": status}, options.json, options.stdout)
+    if maps is not None:
+        print(printable(maps.told()), flush=True)
     return status
-
-
-def _resolve(client: EdgeClient, split: str, items: Sequence[InputItem]) -> int | str:
-    """--split checked before anything is sent: on the example's plan, else on that of the first input that has one."""
-    client.prepare()
-    if split in (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE):
-        return split
-    if split == AUTO:
-        return "input"
-    if client.spec is not None and client.spec.example() is None:
-        for item in items:
-            try:
-                args, kwargs = client.spec.preprocess(item)
-                client.wrapped.plan(*to_device(args, client.device), **to_device(kwargs, client.device))
-            except Exception:  # whatever preprocessing or the model raises is reported at the input's place
-                continue
-            break
-        else:
-            return split
-    return cut_of(split, client.wrapped)
 
 
 def _send(
@@ -120,20 +104,32 @@ def _send(
     items: Sequence[InputItem],
     report: Report,
     options: argparse.Namespace,
+    maps: HeatMaps | None,
 ) -> None:
     width = max(len(printable(item.name)) for item in items)
     with progress("inputs", len(items), not options.no_progress) as advance:
         answers = client.infer_many(items, prepare=spec.preprocess, failures="return")
-        for item, answer in zip(items, answers, strict=True):
+        for number, (item, answer) in enumerate(zip(items, answers, strict=True), 1):
             outcome = _outcome(spec, item, answer)
             report.add(outcome)
             advance(printable(item.name))
             if outcome.error is None:
                 print(report.line(outcome, width), flush=True)
+                if maps is not None and outcome.answer is not None:
+                    maps.write(number, item.name, outcome.answer.observations)
             else:
                 print(
                     f"edge-client: {printable(str(item.path))}: {_one_line(outcome.error)}", file=sys.stderr, flush=True
                 )
+
+
+def _heat_maps(options: argparse.Namespace) -> HeatMaps | None:
+    """Where --heat-maps go. SpecError before any work is done."""
+    if options.heat_maps is None:
+        return None
+    if "attention" not in options.hooks:
+        raise SpecError("--heat-maps needs --hooks attention")
+    return HeatMaps(options.heat_maps)
 
 
 def _outcome(spec: ModelSpec, item: InputItem, answer: Answer | Failure) -> Outcome:

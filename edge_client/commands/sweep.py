@@ -13,7 +13,7 @@ from edge_client.commands.output import check_json_target, milliseconds, size, t
 from edge_client.commands.progress import progress
 from edge_client.commands.text import one_line, printable
 from edge_client.sweep import extras
-from shared_hooks.errors import IsthmusError
+from shared_hooks.errors import HookRefused, IsthmusError
 
 if TYPE_CHECKING:
     from edge_client.commands.loading import Loaded
@@ -34,11 +34,15 @@ def main(options: argparse.Namespace) -> int:
     from edge_client.sweep.journal import open_journal
     from edge_client.sweep.settings import settings_of
     from edge_client.sweep.ways import choose, ways_of
+    from shared_hooks.observers import named
 
     if options.server:
         check_address(options.server)
     objective = Objective.parse(options.objective)
+    options.hooks = named.check(options.hooks)
     spec = spec_of(options)
+    if "tokens" in options.hooks:
+        spec.load_tokenizer()  # a wrong one is told before hours of work
     feeds = feeds_of(spec, options.input)
     with open_journal(options.out) as journal, ExitStack() as stack:
         loaded = _load(options, feeds)
@@ -108,7 +112,8 @@ def _measure(
     )
     stack.callback(client.close)
     rounds = options.repetitions + min(options.repetitions, options.layer_repetitions)
-    steps = len(ways) * (1 + (len(feeds) - len(done)) * rounds)
+    left = len(feeds) - len(done)
+    steps = len(ways) * (1 + left * rounds) + (1 + left if options.hooks else 0)
     try:
         client.open()
         with progress("sweep", steps, not options.no_progress) as on_step:
@@ -122,8 +127,13 @@ def _measure(
                 on_step,
                 options.seconds,
                 layer_repetitions=options.layer_repetitions,
+                hooks=options.hooks,
             )
             run.run(done)
+    except HookRefused as error:
+        if options.debug:
+            raise
+        return f"--hooks: {one_line(str(error))}", exits.USAGE
     except CONNECTION_ERRORS as error:
         if options.debug:
             raise
@@ -163,6 +173,7 @@ def _server(
             depth=options.depth,
             device=options.device,
             threads=options.threads,
+            hooks=options.hooks,
         )
         try:
             gathered = stack.enter_context(gather(loaded, wanted, _say, not options.no_progress))
@@ -182,6 +193,7 @@ def _server(
         depth=options.depth,
         device=options.device,
         threads=options.threads,
+        hooks=options.hooks,
     )
     return stack.enter_context(own)
 

@@ -17,11 +17,10 @@ from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import exits
 from edge_client.commands.hooks import configured
-from edge_client.commands.loading import cut_of, find, spec_of
+from edge_client.commands.loading import cut_for, find, spec_of
 from edge_client.commands.observation_table import tables
 from edge_client.commands.text import one_line, printable
 from edge_client.options import check_address
-from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.observers import named
 
@@ -48,8 +47,7 @@ def main(options: argparse.Namespace) -> int:
     )
     try:
         client.prepare()
-        ways = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE)
-        client.split = options.split if options.split in ways else cut_of(options.split, client.wrapped)
+        client.split = cut_for(client, options.split, items)
         client.open()
         inputs = itertools.chain.from_iterable(itertools.repeat(items, options.repeat))
         names = itertools.chain.from_iterable(itertools.repeat(items, options.repeat))

@@ -254,14 +254,6 @@ class SplitController:
         self._estimate.bound(bytes_up, elapsed_ns - tail - self._queue.value)
         self._changed()
 
-    def give_up_on(self, now: int, name: str, elapsed_ns: int) -> bool:
-        """Whether a request handed over ``elapsed_ns`` ago is better started over here (EDGE_ONLY): it is late, and
-        here it would be done in half of the time it has waited already.
-        """
-        if name == EDGE_ONLY or not self._is_late(name, elapsed_ns):
-            return False
-        return self._all_edge.alone_ns.middle * self._edge_factor.value < elapsed_ns / 2
-
     def _is_late(self, name: str, elapsed_ns: int) -> bool:
         promised = self._promised.get(name)
         return promised is not None and elapsed_ns > self._steady.worse * promised + SECOND // 50

@@ -37,7 +37,7 @@ FILE_READINGS: Final = 5
 @dataclass(frozen=True)
 class Wanted:
     """Where to take it from; None = measured now (``server``: one of our own on loopback, for which ``model``,
-    ``weights``, ``depth``, ``device`` and ``threads`` are what this side has).
+    ``weights``, ``depth``, ``device`` and ``threads`` are what this side has, and which allows ``hooks``).
     """
 
     server: str | None = None
@@ -58,6 +58,7 @@ class Wanted:
     depth: int | None = None
     device: str = "auto"
     threads: int | None = None
+    hooks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,7 @@ def _own(local_server: Any, loaded: Loaded, wanted: Wanted) -> Any:
         depth=wanted.depth,
         device=wanted.device,
         threads=wanted.threads,
+        hooks=wanted.hooks,
     )
 
 

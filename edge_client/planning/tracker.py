@@ -32,11 +32,6 @@ class Tracker:
         return max(0.0, math.exp(self._mean) - self._offset)
 
     @property
-    def suspicious(self) -> bool:
-        """Whether the last observation was far off, and the next one decides."""
-        return self._suspect is not None
-
-    @property
     def stale(self) -> bool:
         """Whether the next observation replaces the belief."""
         return self._stale

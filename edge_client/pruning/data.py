@@ -41,12 +41,17 @@ def _inside(path: Path) -> list[InputItem]:
 
 
 def separate(data: str, calibration: str | None) -> tuple[list[InputItem], list[InputItem]]:
-    """(to choose by, to judge on). No file is in both, whatever it is called. Raises SpecError."""
+    """(to choose by, to judge on). No file is in both, whatever it is called. Raises SpecError.
+
+    Without ``calibration`` every other file of each class is to choose by, so that either half has all classes.
+    """
     judged = find(data, "--data")
     if calibration is None:
         if len(judged) < 4:
             raise SpecError(f"--data: {len(judged)} files are too few to calibrate and judge on; give --calibration")
-        return judged[0::2], judged[1::2]
+        by_truth = sorted(judged, key=lambda item: item.truth or "")
+        first = {item.path for item in by_truth[0::2]}
+        return [item for item in judged if item.path in first], [item for item in judged if item.path not in first]
     chosen = find(calibration, "--calibration")
     known = {_digest(item): item for item in chosen}
     for item in judged:
@@ -81,7 +86,7 @@ def samples(
         args, kwargs = spec.preprocess(item)
         sample = Sample(to_device(args, device), to_device(kwargs, device), (item.truth,))
         if boxes is not None:
-            made.append(dataclasses.replace(sample, boxes=boxes.get(item.name, [])))
+            made.append(dataclasses.replace(sample, boxes=boxes.get(item.name, []), name=item.name))
             continue
         if waiting and (len(waiting) == batch or _shapes(sample) != _shapes(waiting[0])):
             flush()

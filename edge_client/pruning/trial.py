@@ -11,7 +11,7 @@ from edge_client.pruning.data import Judged, answers, by_class, judge
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError
 from shared_hooks.models import ModelSpec
 from shared_hooks.selection import SCORINGS, Mask, Sample, best, capture, masked, score
-from shared_hooks.selection.capture import Captured, place_of
+from shared_hooks.selection.capture import Captured, hooked, place_of
 from shared_hooks.selection.mask import unmasked
 
 RANDOM = "random"
@@ -87,6 +87,7 @@ def try_all(
     captured = capture(model, layer, labelled if places is None else places)
     trial = Trial(captured, module, judge(whole, whole, data))
     numbers = keeps(captured.channels)
+    _check_reached(model, Mask(module, dim, tuple(range(captured.channels)), (0.0,) * captured.channels), labelled[0])
     plans = [(name, seed) for name in scorings for seed in range(seeds if name == RANDOM else 1)]
     done = 0
     for name, seed in plans:
@@ -110,3 +111,18 @@ def try_all(
             done += 1
             on_step(done, len(plans) * len(numbers))
     return trial
+
+
+def _check_reached(model: nn.Module, mask: Mask, sample: Sample) -> None:
+    """Raises CutRefused where the model calls the layer by a reference of its own, which no mask can stand behind."""
+    seen: list[int] = []
+    masked(model, mask)
+    try:
+        hooked(model, mask.split, lambda output: seen.append(output.dim()), sample)
+    finally:
+        unmasked(model)
+    if not seen:
+        raise CutRefused(
+            f"layer {mask.module}: a mask behind it is not reached: the model keeps the layer in a list or the like,"
+            " which is no nn.ModuleList, and calls it there"
+        )

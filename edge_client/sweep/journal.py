@@ -20,10 +20,20 @@ from shared_hooks.errors import SpecError
 
 NAME: Final = "journal.jsonl"
 FORMAT: Final = "isthmus sweep 1"
-RESULTS: Final = ("rows.csv", "rows.parquet", "requests.csv", "requests.parquet", "summary.json", "report.html")
+RESULTS: Final = (
+    "rows.csv",
+    "rows.parquet",
+    "requests.csv",
+    "requests.parquet",
+    "summary.json",
+    "report.html",
+    "observations.jsonl",
+)
 
 Entry = dict[str, Any]
-"""{"index", "input", "repetitions", "requests": columns, "rows": columns, "notes": [[column, status, note, count]]}."""
+"""{"index", "input", "repetitions", "requests": columns, "rows": columns, "notes": [[column, status, note, count]]},
+and "observed" where observers were asked for.
+"""
 
 
 _OURS: Final = b'{"format":"isthmus sweep '

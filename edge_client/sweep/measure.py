@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,17 @@ class Meter:
             raise
         if isinstance(answer, Failure):
             raise answer.error
+        return answer
+
+    def observe(self, way: Way, feed: Feed, hooks: Sequence[str]) -> Answer:
+        """One request with observers on both sides. Raises as `request`, and HookRefused."""
+        before, self._client.hooks = self._client.hooks, tuple(hooks)
+        self._client.wrapped.metrics_enabled = False
+        try:
+            answer = self.request(way, feed)
+        finally:
+            self._client.hooks = before
+        assert isinstance(answer, Answer)
         return answer
 
     def record(

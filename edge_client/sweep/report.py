@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from edge_client.commands.output import size
 from edge_client.planning.candidate import EDGE_ONLY
+from edge_client.sweep.observed import section
 from edge_client.sweep.summary import pareto
 
 HERE: Final = Path(__file__).parent
@@ -59,6 +60,7 @@ def render(known: Mapping[str, Any]) -> str:
         energy=_energy(choices),
         local=_local(ways, whole),
         table=[_row(way, winner) for way in ways],
+        observed=section(known),
         failures=[
             f"{one['count']} times, first with {one['input']} at {one['cut']} ({one['mode']}): {one['error']}"
             for one in known["failures"]

@@ -1,4 +1,4 @@
-"""From the journal to the files of results: tables, summary.json, report.html."""
+"""From the journal to the files of results: tables, summary.json, report.html, and what observers saw."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import datetime
 import json
 import platform
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from edge_client.commands.output import finite
 from edge_client.planning.objective import Objective
-from edge_client.sweep import report, summary, tables
+from edge_client.sweep import observed, report, summary, tables
 from edge_client.sweep.journal import Entry, Journal
 from edge_client.sweep.settings import installed
 from edge_client.sweep.ways import Way
@@ -27,10 +28,13 @@ def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: O
     prediction = contents.prediction
     predicted = {one["name"]: one for one in prediction["candidates"]} if prediction else {}
     seen: list[Entry] = []
+    watched: list[dict[str, Any]] = []
 
     def noted() -> Iterator[Entry]:
         for entry in journal.entries():
             seen.append({key: entry[key] for key in ("input", "repetitions", "notes")})
+            if "observed" in entry and len(watched) < observed.SHOWN:
+                watched.append({"input": entry["input"], **entry["observed"]})
             yield entry
 
     requests, rows = tables.frames(noted(), predicted)
@@ -56,9 +60,17 @@ def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: O
         "failures": summary.failures(requests),
         "readings": summary.readings(note for entry in seen for note in entry["notes"]),
     }
+    if watched:
+        known["observed"] = watched
+        tables.whole_file(journal.folder / observed.FILE, lambda path: _write_lines(path, journal))
     known = finite(known)
     text = json.dumps(known, indent=1, allow_nan=False)
     tables.whole_file(journal.folder / "summary.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
     page = report.render(known)
     tables.whole_file(journal.folder / "report.html", lambda path: path.write_text(page, encoding="utf-8"))
     return known
+
+
+def _write_lines(path: Path, journal: Journal) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(observed.lines(journal.entries()))

@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edge_client.answer import Answer
 from edge_client.client import CONNECTION_ERRORS
 from edge_client.commands.text import one_line
 from edge_client.planning.candidate import CLOUD_FILE
 from edge_client.sweep.feed import Feed
 from edge_client.sweep.journal import Journal
 from edge_client.sweep.measure import Meter, Whole
+from edge_client.sweep.observed import Observed, kept, way_of
 from edge_client.sweep.records import Records
 from edge_client.sweep.ways import Way, rotated
+from shared_hooks.errors import HookRefused
 
 
 @dataclass
@@ -33,14 +36,16 @@ class Run:
     seconds: float | None = None
     layer_repetitions: int = 1
     """In as many rounds of an input each way runs a second time, with its layers measured."""
+    hooks: Sequence[str] = ()
+    """Observers of one more request for each input."""
     clock: Callable[[], float] = time.monotonic
     over: bool = field(default=False, init=False)
     """Whether the budget ended it."""
     _sequence: int = field(default=0, init=False)
 
     def run(self, done: frozenset[int]) -> None:
-        """Measure the inputs that are not ``done``. Errors of the connection end it (`CONNECTION_ERRORS`); the input
-        under way is lost, those before it are in the journal.
+        """Measure the inputs that are not ``done``. Errors of the connection (`CONNECTION_ERRORS`) end it, and a server
+        that allows no such observers (HookRefused); the input under way is lost, those before it are in the journal.
         """
         left = [index for index in range(len(self.feeds)) if index not in done]
         self._warm_up(left)
@@ -57,6 +62,8 @@ class Run:
                 self.meter.whole(self.feeds[index])
             except Exception:  # told when its turn comes
                 continue
+            if self.hooks:
+                self._observed(self.feeds[index])
             for way in tuple(self.ways):
                 for _ in range(self.warmup):
                     try:
@@ -101,7 +108,7 @@ class Run:
             if self.seconds is not None and self.clock() - began >= self.seconds:
                 self.over = True
                 break
-        return {
+        entry = {
             "index": index,
             "input": feed.name,
             "repetitions": repetition + 1,
@@ -109,3 +116,17 @@ class Run:
             "rows": records.rows,
             "notes": [[*key, count] for key, count in records.notes.items()],
         }
+        if self.hooks:
+            entry["observed"] = self._observed(feed)
+        return entry
+
+    def _observed(self, feed: Feed) -> Observed:
+        way = way_of(self.ways)
+        try:
+            seen: Answer | Exception = self.meter.observe(way, feed, self.hooks)
+        except (*CONNECTION_ERRORS, HookRefused):
+            raise
+        except Exception as error:  # this request's own
+            seen = error
+        self.on_step(f"{feed.name}: observers")
+        return kept(way, seen)

@@ -27,6 +27,8 @@ def settings_of(options: argparse.Namespace, loaded: Loaded, feeds: Sequence[Fee
     """Of the command line and what it names; hashes weights and inputs."""
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)
+    # only where there are any: a sweep without them goes on in a folder of before
+    hooks = {"hooks": list(options.hooks)} if options.hooks else {}
     return {
         "model": loaded.spec.model_id,
         "weights": wrapped.weights_hash(),
@@ -45,6 +47,7 @@ def settings_of(options: argparse.Namespace, loaded: Loaded, feeds: Sequence[Fee
         "warm-up": options.warmup,
         "ways": [[way.name, way.mode] for way in ways],
         "inputs": [[feed.name, feed.digest()] for feed in feeds],
+        **hooks,
     }
 
 

@@ -22,6 +22,7 @@ from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_
 from shared_hooks.models.predictions import Prediction, TopK, read_labels
 from shared_hooks.models.table import Table, did_you_mean, kind_of
 from shared_hooks.models.targets import looks_like_target, resolve
+from shared_hooks.models.tokenizers import load_tokenizer
 from shared_hooks.models.weights import load_weights
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class ModelSpec:
     dtype: torch.dtype | None = None
     call_kwargs: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    """``module:callable``, or a folder relative to the spec: text for the ids that observers see."""
     description: str = ""
     _example: Example | None = None
     _keywords: frozenset[str] = frozenset()
@@ -163,6 +166,12 @@ class ModelSpec:
         keyword = self._images("").keyword
         return ((), {keyword: image}) if keyword else ((image,), {})
 
+    def load_tokenizer(self) -> Any:
+        """What the spec names to make text of token ids; None where it names nothing. Raises SpecError."""
+        if self.tokenizer is None:
+            return None
+        return load_tokenizer(self.tokenizer, self.folder, f"{self.origin}: tokenizer")
+
     def postprocess(self, output: object) -> list[Prediction]:
         """Predictions, best first, row after row; none when the spec is silent and the output holds no class scores."""
         if isinstance(self._postprocess, TopK):
@@ -262,6 +271,7 @@ def spec_from_table(
         seed=table.take("seed", int) or 0,
         dtype=dtype,
         call_kwargs=constants,
+        tokenizer=table.take("tokenizer", str, '"module:callable" or a folder'),
         labels=read_labels(table.take_any("labels"), folder, table),
         description=table.take("description", str) or "",
         _example=example,

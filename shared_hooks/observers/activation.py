@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,11 +66,11 @@ class ActivationStats(Observer):
 
 
 class Maker:
-    """Makes the record, without holding the tensor. ``kind``: `Activation` or a subclass."""
+    """Makes the record, without holding the tensor. ``kind`` makes an `Activation` of its fields."""
 
     __slots__ = ("device", "dtype", "kind", "name", "numel", "part", "shape", "step")
 
-    def __init__(self, kind: type[Activation], name: str, step: int, part: str, tensor: torch.Tensor) -> None:
+    def __init__(self, kind: Callable[..., Activation], name: str, step: int, part: str, tensor: torch.Tensor) -> None:
         self.kind = kind
         self.name, self.step, self.part = name, step, part
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device

@@ -25,6 +25,7 @@ from shared_hooks.errors import InputMismatch, UnknownLayer
 from shared_hooks.hierarchy import walk
 from shared_hooks.observers.base import Attachment, Observer, Record
 from shared_hooks.observers.deferred import Deferred
+from shared_hooks.observers.thumbnails import encoded, shrunk
 from shared_hooks.observers.values import is_real
 from shared_hooks.observers.watching import Call
 
@@ -38,6 +39,7 @@ class Attention(Record):
     ``shape``: (batch, heads, queries, keys). ``entropy`` in nats, mean over queries, and ``maximum``: one number a
     head. ``positions``: the most attended keys with their mean weight over batch, heads and queries. ``weights``:
     float32 of ``shape`` on the CPU, or None if they were not to be kept. ``source``: how they were come by.
+    ``picture``: a small heat map (`thumbnails`), empty if it was not wanted.
     """
 
     part: int
@@ -47,13 +49,15 @@ class Attention(Record):
     positions: tuple[tuple[int, float], ...]
     weights: torch.Tensor | None
     source: str
+    picture: str = ""
 
 
 class AttentionCapture(Observer):
     """One `Attention` for each attention in each call of a module.
 
     ``top``: how many of the most attended positions. ``keep_weights``: also the weights themselves, of at most 4
-    million elements a call. Looks at all attention modules, unless told.
+    million elements a call. ``picture``: also a small heat map, of the mean over heads and the first item of the batch.
+    Looks at all attention modules, unless told.
     """
 
     surrounds = True
@@ -65,6 +69,7 @@ class AttentionCapture(Observer):
         max_records: int = 1000,
         top: int = 5,
         keep_weights: bool = True,
+        picture: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(targets, every_n, max_records, **more)
@@ -72,6 +77,7 @@ class AttentionCapture(Observer):
             raise InputMismatch(f"top is a number from 1 up, not {top!r}")
         self.top = top
         self.keep_weights = keep_weights
+        self.picture = picture
         self._own = threading.local()
         self._asked: dict[nn.Module, tuple[int, str]] = {}
 
@@ -124,12 +130,13 @@ class AttentionCapture(Observer):
         entropy = torch.special.entr(weights).sum(-1).mean((0, 2))
         top = weights.mean((0, 1, 2)).topk(min(self.top, shape[-1]))
         keep = self.keep_weights and weights.numel() <= MAX_WEIGHTS
-        rows = [entropy, weights.amax((0, 2, 3)), top.indices.float(), top.values]
-        sizes = [len(row) for row in rows]
+        small = shrunk(weights) if self.picture else weights.new_empty(0, 0)
+        rows = [entropy, weights.amax((0, 2, 3)), top.indices.float(), top.values, small.reshape(-1)]
+        sizes, form = [len(row) for row in rows], small.shape
         values = torch.cat([*rows, weights.reshape(-1)] if keep else rows)
 
         def make(values: torch.Tensor) -> Attention:
-            entropy, maximum, places, means, kept = values.split([*sizes, len(values) - sum(sizes)])
+            entropy, maximum, places, means, grid, kept = values.split([*sizes, len(values) - sum(sizes)])
             return Attention(
                 name,
                 step,
@@ -140,6 +147,7 @@ class AttentionCapture(Observer):
                 tuple(zip(map(int, places.tolist()), means.tolist(), strict=True)),
                 kept.reshape(shape).clone() if keep else None,
                 source,
+                encoded(grid.reshape(form).numpy()) if self.picture else "",
             )
 
         return Deferred(values, make)

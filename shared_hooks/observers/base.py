@@ -181,8 +181,10 @@ class Observer:
 
     def spent(self, since_ns: int, calls: int = 0) -> None:
         """Account for time since ``since_ns``."""
-        self.cost_ns += time.perf_counter_ns() - since_ns
-        self.calls += calls
+        spent_ns = time.perf_counter_ns() - since_ns
+        with self._lock:
+            self.cost_ns += spent_ns
+            self.calls += calls
 
 
 class Attachment:
@@ -195,8 +197,9 @@ class Attachment:
         self.root = root
         self.modules = modules
         self.owner = owner
-        self._thread = thread
+        self.thread = thread
         self._next = 0
+        self._lock = threading.Lock()
         self._shims: list[Any] | None = watching.register(self)
 
     @property
@@ -211,17 +214,19 @@ class Attachment:
 
     def begin(self, whole: bool) -> Look | None:
         """See `watching.Watcher`."""
-        if self._thread is not None and self._thread != threading.get_ident():
+        if self.thread is not None and self.thread != threading.get_ident():
             return None
-        step = self._next
-        if whole:
-            self._next = step + 1
+        with self._lock:
+            step = self._next
+            if whole:
+                self._next = step + 1
         return None if step % self.observer.every_n else Look(self, step)
 
     def forget(self, step: int) -> None:
         """The forward of this step did not count: the next one is this step."""
-        if self._next == step + 1:
-            self._next = step
+        with self._lock:
+            if self._next == step + 1:
+                self._next = step
 
     def detach(self) -> None:
         """Take away what was attached; a second call does nothing."""

@@ -66,7 +66,7 @@ class MemoryUse(Observer):
     def observe(self, call: Call, name: str, step: int) -> Deferred:
         stop, resident, device = time.perf_counter_ns(), self._resident(), _device(call)
         start, resident_before, cuda_before = call.memo.get(self, (stop, None, None))
-        outputs = {tensor.untyped_storage()._cdata: _bytes(tensor) for _, tensor in parts(call.output)}
+        outputs = {_memory_of(tensor): _bytes(tensor) for _, tensor in parts(call.output)}
         own = sum(_bytes(tensor) for tensor in (*call.module.parameters(), *call.module.buffers()))
         cuda = _cuda(device)
 
@@ -106,6 +106,11 @@ def _device(call: Call) -> torch.device:
         for _, tensor in parts(value):
             return tensor.device
     return torch.device("cpu")
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """The same for tensors that share memory; sparse ones have no storage to tell by."""
+    return id(tensor) if tensor.layout is not torch.strided else tensor.untyped_storage()._cdata
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -1,7 +1,8 @@
 """Observers by the names that commands and requests use, for one forward, with what they found as plain data.
 
 `activation`, `attention`, `memory`, `debug` (NaN and Inf) and `tokens`. What comes back is bounded, since it travels
-with the answer: at most `MAX_RECORDS` records of each and `MAX_BYTES` of JSON in all; what is left out is counted.
+with the answer: at most `MAX_RECORDS` records of each and `MAX_BYTES` of JSON in all; what is left out is counted, and
+pictures go first.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ from shared_hooks.observers.attention import AttentionCapture
 from shared_hooks.observers.base import Observer
 from shared_hooks.observers.memory import MemoryUse
 from shared_hooks.observers.nonfinite import NonFiniteGuard
+from shared_hooks.observers.texts import Texts
+from shared_hooks.observers.thumbnails import is_thumbnail
 from shared_hooks.observers.tokens import TopTokens
 from shared_hooks.reading import Reading
 from shared_hooks.wrapped import WrappedModel
 
 MAX_RECORDS = 2000
 MAX_BYTES = 512 * 2**10
+MAX_IDS = 64
+"""Of one record, to be told as text."""
 
 Observations = dict[str, dict[str, Any]]
-"""Hook -> records (dictionaries), notes, left_out, failures, last_failure, cost_ns."""
+"""Hook -> records (dictionaries), notes, left_out, failures, last_failure, cost_ns; of attention pictures_left_out."""
 
 HOOKS: dict[str, Callable[[], Observer]] = {
     "activation": lambda: ActivationStats(max_records=MAX_RECORDS),
-    "attention": lambda: AttentionCapture(max_records=MAX_RECORDS, keep_weights=False),
+    "attention": lambda: AttentionCapture(max_records=MAX_RECORDS, keep_weights=False, picture=True),
     "memory": lambda: MemoryUse(max_records=MAX_RECORDS),
     "debug": lambda: NonFiniteGuard(max_records=MAX_RECORDS, action=lambda records: None),
     "tokens": lambda: TopTokens(max_records=MAX_RECORDS),
@@ -96,17 +101,50 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def to_bytes(found: Observations) -> bytes:
-    """JSON of at most `MAX_BYTES`; the later half of the longest list of records is left out until it fits."""
+def to_bytes(found: Observations, most: int = MAX_BYTES) -> bytes:
+    """JSON of at most ``most`` bytes: the last pictures are left out until it fits; then, if it must be, the later half
+    of the longest list of records.
+    """
     found = {name: dict(one) for name, one in found.items()}
-    while len(data := json.dumps(found).encode()) > MAX_BYTES:
-        most = max(found.values(), key=lambda one: len(json.dumps(one)))
-        keep = len(most["records"]) // 2
-        most["left_out"] += len(most["records"]) - keep
-        most["records"] = most["records"][:keep]
+    data = json.dumps(found).encode()
+    if len(data) > most and "attention" in found:
+        _leave_pictures_out(found["attention"], len(data) - most)
+    while len(data := json.dumps(found).encode()) > most:
+        longest = max(found.values(), key=lambda one: len(json.dumps(one)))
+        keep = len(longest["records"]) // 2
+        longest["left_out"] += len(longest["records"]) - keep
+        longest["records"] = longest["records"][:keep]
         if not keep:
-            most["notes"] = []
+            longest["notes"] = []
     return data
+
+
+def _leave_pictures_out(found: dict[str, Any], excess: int) -> None:
+    """The last ones, ``excess`` bytes of them if there are as many, and the count of them."""
+    records = found["records"] = [dict(record) for record in found["records"]]
+    gone = 0
+    excess += len('"pictures_left_out": , ') + len(str(len(records)))
+    for record in reversed(records):
+        if excess <= 0:
+            break
+        if record.get("picture"):
+            excess -= len(record["picture"])
+            record["picture"] = ""
+            gone += 1
+    found["pictures_left_out"] = found.get("pictures_left_out", 0) + gone
+
+
+def tell_tokens(found: Observations, texts: Texts) -> None:
+    """Put the text of their ids into the records of `tokens`, and into the notes why there is none."""
+    tokens = found.get("tokens", {"records": []})
+    for record in tokens["records"]:
+        ids = record.get("ids")
+        if not isinstance(ids, list) or len(ids) > MAX_IDS or not all(type(one) is int and one >= 0 for one in ids):
+            continue
+        text, why = texts.of(ids)
+        record["text"] = list(text)
+        if why and not any(note.startswith("the tokenizer") for note in tokens["notes"]):
+            tokens["notes"].append(why)
 
 
 def from_bytes(data: bytes) -> Observations:
@@ -119,6 +157,9 @@ def from_bytes(data: bytes) -> Observations:
         found = json.loads(data)
         if not isinstance(found, dict) or not all(name in HOOKS and _is_sound(one) for name, one in found.items()):
             raise ValueError("not what observers find")
+        for one in found.values():
+            if not all(record.get("picture", "") == "" or is_thumbnail(record["picture"]) for record in one["records"]):
+                raise ValueError("a picture that is no small greyscale PNG")
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"malformed observations: {error}") from error
     return found
@@ -132,5 +173,6 @@ def _is_sound(one: Any) -> bool:
         and isinstance(one.get("notes"), list)
         and all(isinstance(note, str) for note in one["notes"])
         and all(isinstance(one.get(key), int) for key in ("left_out", "failures", "cost_ns"))
+        and isinstance(one.get("pictures_left_out", 0), int)
         and isinstance(one.get("last_failure"), str)
     )

@@ -76,7 +76,7 @@ class NonFiniteGuard(Observer):
         for part, tensor in parts(call.output):
             if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided:
                 continue
-            if tensor.numel() == 0:
+            if tensor.is_nested or tensor.numel() == 0:
                 continue
             key = (NonFiniteGuard, part)
             values = call.memo.get(key)
@@ -118,6 +118,8 @@ class _Maker:
 def count(tensor: torch.Tensor) -> torch.Tensor:
     """[NaN, Inf, flat index of the first], int64, on the tensor's device. A complex element counts once."""
     x = tensor.detach()
+    if x.dtype.itemsize == 1:
+        x = x.float()  # nothing adds up numbers of eight bits
     # on the CPU the usual case, nothing there, is seen faster: sums of finite numbers of one sign may overflow, so it
     # is only a sieve
     if x.device.type == "cpu" and bool(torch.isfinite(x.sum())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -26,7 +27,12 @@ def heat_map(record: Attention, head: int | None = None, row: int = 0) -> Image.
     if not 0 <= row < batch or (head is not None and not 0 <= head < heads):
         raise InputMismatch(f"row {row}, head {head}: {record.name} has {batch} rows and {heads} heads")
     weights = record.weights[row].mean(0) if head is None else record.weights[row, head]
-    grid = np.nan_to_num(weights.numpy().astype(np.float64))
+    return coloured(weights.numpy())
+
+
+def coloured(grid: np.ndarray[Any, Any]) -> Image.Image:
+    """An RGB picture of (queries, keys), scaled to its maximum and enlarged by a whole factor."""
+    grid = np.nan_to_num(grid.astype(np.float64))
     grid = grid / max(grid.max(initial=0.0), 1e-12) * (len(STOPS) - 1)
     below = np.clip(grid.astype(int), 0, len(STOPS) - 2)
     colours = STOPS[below] + (STOPS[below + 1] - STOPS[below]) * (grid - below)[..., None]

@@ -32,7 +32,11 @@ def resolve(model: nn.Module, targets: Targets) -> dict[nn.Module, str]:
         if module in infos:
             names.setdefault(name or ROOT, module)
     found: set[nn.Module] = set()
-    for target in [targets] if isinstance(targets, (str, re.Pattern, type, nn.Module)) else targets:
+    several = isinstance(targets, Iterable) and not isinstance(targets, (str, bytes, type, nn.Module))
+    wanted: list[Any] = list(targets) if several else [targets]  # type: ignore[arg-type]
+    if not wanted:
+        raise UnknownLayer("no target was given; None is all that an observer looks at by itself")
+    for target in wanted:
         matching = _matching(model, names, target)
         if not matching:
             raise UnknownLayer(_nothing(target, names))

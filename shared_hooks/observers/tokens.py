@@ -13,6 +13,7 @@ from shared_hooks.errors import InputMismatch
 from shared_hooks.hierarchy import ROOT
 from shared_hooks.observers.base import Observer, Record
 from shared_hooks.observers.deferred import Deferred
+from shared_hooks.observers.texts import Texts
 from shared_hooks.observers.values import is_real
 from shared_hooks.observers.watching import Call
 
@@ -21,8 +22,8 @@ from shared_hooks.observers.watching import Call
 class Tokens(Record):
     """The k likeliest tokens after the last position of one row of a batch, the likeliest first.
 
-    ``text``: each decoded by itself; empty without a tokenizer. ``probabilities``: softmax of the logits as the model
-    gives them, before temperature and the like.
+    ``text``: each decoded by itself; empty without a tokenizer, or where it has none for one of them.
+    ``probabilities``: softmax of the logits as the model gives them, before temperature and the like.
     """
 
     row: int
@@ -33,7 +34,7 @@ class Tokens(Record):
 
 
 class TopTokens(Observer):
-    """One `Tokens` for each step and row. ``tokenizer``: anything with ``decode([id])``.
+    """One `Tokens` for each step and row. ``tokenizer``: has ``decode([id])`` or ``convert_ids_to_tokens([id])``.
 
     Looks at the model's own output (``.logits``, ``["logits"]``, or a tensor of shape (..., vocabulary)) unless
     ``targets`` names a module that gives logits. In a split model the logits are on the tail's side.
@@ -52,7 +53,7 @@ class TopTokens(Observer):
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise InputMismatch(f"k is a number from 1 up, not {k!r}")
         self.k = k
-        self.tokenizer = tokenizer
+        self._texts = None if tokenizer is None else Texts(tokenizer)
 
     def default_targets(self, model: nn.Module) -> dict[nn.Module, str]:
         return {model: ROOT}
@@ -82,7 +83,9 @@ class TopTokens(Observer):
         self, name: str, step: int, row: int, ids: list[float], logits: list[float], shares: list[float]
     ) -> Tokens:
         numbers = tuple(map(int, ids))
-        text = () if self.tokenizer is None else tuple(str(self.tokenizer.decode([one])) for one in numbers)
+        text, why = ((), "") if self._texts is None else self._texts.of(numbers)
+        if why and not any(note.startswith("the tokenizer") for note in self.notes):
+            self.notes = (*self.notes, why)
         return Tokens(name, step, row, numbers, tuple(logits), tuple(shares), text)
 
 

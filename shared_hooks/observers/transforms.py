@@ -6,7 +6,10 @@ transform is attached on the side where the module runs. `active` tells of a mod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +17,14 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import InputMismatch
-from shared_hooks.observers.base import Attachment, Observer, Record
+from shared_hooks.observers.base import Attachment, Look, Observer, Record
 from shared_hooks.observers.values import parts
 from shared_hooks.observers.watching import Call
 from shared_hooks.wrapped import WrappedModel
 
 _attached: list[Attachment] = []
+_begun: ContextVar[dict[str, None] | None] = ContextVar("isthmus_transforms", default=None)
+"""Names of the modules of transforms that took part in the forwards of a `during`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Transform(Observer):
         self.function = function
 
     def _attachment(self, root: nn.Module, modules: dict[nn.Module, str], owner: Any, thread: int | None) -> Attachment:
-        made = super()._attachment(root, modules, owner, thread)
+        made = _Attachment(self, root, modules, owner, thread)
         _attached.append(made)
         return made
 
@@ -70,18 +75,42 @@ class Transform(Observer):
         return Changed(name, step)
 
 
+class _Attachment(Attachment):
+    def begin(self, whole: bool) -> Look | None:
+        look = super().begin(whole)
+        if look is not None and (begun := _begun.get()) is not None:
+            begun.update(dict.fromkeys(self.modules.values()))
+        return look
+
+
 def _forms(value: Any) -> list[tuple[str, tuple[int, ...], str]]:
     return [(part, tuple(tensor.shape), str(tensor.dtype)) for part, tensor in parts(value)]
 
 
 def active(model: nn.Module | WrappedModel) -> tuple[str, ...]:
-    """Names of the modules whose output attached transforms may change now; none means that cuts are exact."""
+    """Names of the modules whose output attached transforms may change now, in this thread; none: cuts are exact."""
     if not _attached:  # asked for with every request
         return ()
     owner = model._modules if isinstance(model, WrappedModel) else None
     inside = set((model.model if isinstance(model, WrappedModel) else model).modules())
     found: dict[str, None] = {}
     for attachment in list(_attached):
+        if attachment.thread not in (None, threading.get_ident()):
+            continue
         if owner is None or attachment.owner is None or attachment.owner is owner:
             found.update((name, None) for module, name in attachment.modules.items() if module in inside)
     return tuple(found)
+
+
+@contextmanager
+def during(model: nn.Module | WrappedModel) -> Iterator[Callable[[], tuple[str, ...]]]:
+    """Around forwards of this thread: what is yielded gives `active` of them.
+
+    That is also of transforms which a hook within a forward attaches and takes away again.
+    """
+    begun: dict[str, None] = {}
+    token = _begun.set(begun)
+    try:
+        yield lambda: tuple(dict.fromkeys((*active(model), *begun))) if begun else active(model)
+    finally:
+        _begun.reset(token)

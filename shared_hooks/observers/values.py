@@ -45,7 +45,7 @@ def _items(value: Any, seen: set[int]) -> list[tuple[Any, Any]]:
 def copy_of(value: Any) -> Any:
     """A copy that may be changed and kept: tensors cloned, placeholders None, unknown holders a dictionary of parts."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone(memory_format=torch.preserve_format) if is_real(value) else None
+        return value.detach().clone() if is_real(value) else None
     return _copy_of_holder(value)
 
 
@@ -72,7 +72,10 @@ def size_of(value: Any, depth: int = 0) -> int:
     if type(value) in _PLAIN:
         return 32
     if isinstance(value, torch.Tensor):
-        return value.untyped_storage().nbytes() if is_real(value) else 0
+        if not is_real(value):
+            return 0
+        has_storage = value.layout is torch.strided and not value.is_nested
+        return value.untyped_storage().nbytes() if has_storage else value.numel() * value.element_size()
     nbytes = getattr(value, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes

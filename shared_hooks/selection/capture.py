@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from shared_hooks.copies import copied
+from shared_hooks.copies import Buffers, copied
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ROOT, call_name, walk
@@ -26,6 +27,8 @@ class Sample:
     labels: Sequence[str | None] = ()
     boxes: Sequence[Box] | None = None
     """None looks everywhere; an empty list nowhere."""
+    name: str = ""
+    """For messages."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +58,25 @@ def place_of(model: nn.Module, layer: str, sample: Sample) -> tuple[str, int]:
 
     ``layer`` is a module's path, "relu#2" for its second call. A module that runs several times cannot be masked at
     one of its calls; where the call is the last thing in a block that runs once, the block's output is the same tensor
-    and the block is taken. Channels are dimension 1; the last one in three dimensions (tokens, features), unless a
-    convolution or a normalisation of one dimension made them. Raises CutRefused, and SpecError for an unknown layer.
+    and the block is taken. For the dimension see `_Layout`. Raises CutRefused, and SpecError for an unknown layer.
     """
-    calls: dict[str, list[tuple[Any, tuple[str, ...]]]] = defaultdict(list)
+    calls: dict[str, list[tuple[Any, tuple[str, ...], int]]] = defaultdict(list)
     running: list[str] = []
     handles = []
+    layout = _Layout()
     for module, info in walk(model, None).items():
         path = info.path
         if isinstance(module, torch.jit.ScriptModule):
             continue  # takes no hooks
 
-        def before(_module: nn.Module, _args: Any, path: str = path) -> None:
+        def before(module: nn.Module, args: Any, path: str = path) -> None:
             running.append(path)
+            layout.reads(module, args[0] if args else None)
 
-        def after(_module: nn.Module, _args: Any, output: Any, path: str = path) -> None:
+        def after(module: nn.Module, _args: Any, output: Any, path: str = path) -> None:
             running.pop()
-            calls[path].append((output, tuple(running)))
+            layout.gives(module, output)
+            calls[path].append((output, tuple(running), layout.guess(output)))
 
         handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
     try:
@@ -83,16 +88,62 @@ def place_of(model: nn.Module, layer: str, sample: Sample) -> tuple[str, int]:
     which = int(number) if number.isdecimal() else 1
     if not 1 <= which <= len(calls[path]):
         raise SpecError(f"layer {layer}: it did not run, or not in sight of a hook")
-    output, around = calls[path][which - 1]
+    output, around, guess = calls[path][which - 1]
     if not isinstance(output, torch.Tensor) or output.dim() < 2:
         raise CutRefused(f"layer {layer}: its output is no tensor with channels")
     for candidate in (path, *reversed(around)):
         if candidate != ROOT and len(calls[candidate]) == 1 and calls[candidate][0][0] is output:
-            flat = isinstance(model.get_submodule(path), (nn.Conv1d, nn.BatchNorm1d))
-            return candidate, -1 if output.dim() == 3 and not flat else 1
+            return candidate, layout.dim(output, guess)
     raise CutRefused(
         f"layer {call_name(path, which)} runs {len(calls[path])} times, and no block that runs once ends with this call"
     )
+
+
+class _Layout:
+    """Which dimension of an output holds the channels, 1 or the last one, told by the layers around it.
+
+    Convolutions, batch and group normalisations have them in dimension 1; linear layers, embeddings and layer
+    normalisations in the last one. For what other modules give, the next such layer tells that reads this very tensor.
+    Else it has as many channels as the last such layer before it gave; where both dimensions fit or neither does, they
+    are where that layer had them. Before any, dimension 1, and the last one of three.
+    """
+
+    _FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+    _LAST = (nn.Linear, nn.Embedding, nn.LayerNorm)
+
+    def __init__(self) -> None:
+        self._channels = self._dim = 0
+        self._told: dict[int, int] = {}
+
+    def reads(self, module: nn.Module, value: Any) -> None:
+        """``module`` is about to run."""
+        if known := self._of(module):
+            self._told.setdefault(id(value), known)
+
+    def gives(self, module: nn.Module, output: Any) -> None:
+        """``module`` has run; outputs are kept alive by the caller, so that an id means one tensor."""
+        if not isinstance(output, torch.Tensor) or output.dim() < 2:
+            return
+        known = self._of(module)
+        if known:
+            self._dim, self._channels = known, output.shape[known]
+            self._told[id(output)] = known
+
+    def guess(self, output: Any) -> int:
+        """By the layers before."""
+        if not isinstance(output, torch.Tensor) or output.dim() < 3:
+            return 1
+        if not self._dim:
+            return -1 if output.dim() == 3 else 1
+        fits = [dim for dim in (1, -1) if output.shape[dim] == self._channels]
+        return fits[0] if len(fits) == 1 else self._dim
+
+    def dim(self, output: torch.Tensor, guess: int) -> int:
+        """When the model has run."""
+        return 1 if output.dim() == 2 else self._told.get(id(output), guess)
+
+    def _of(self, module: nn.Module) -> int:
+        return 1 if isinstance(module, self._FIRST) else -1 if isinstance(module, self._LAST) else 0
 
 
 def capture(model: nn.Module, layer: str, samples: Iterable[Sample]) -> Captured:
@@ -147,8 +198,19 @@ def hooked(model: nn.Module, module: str, look: Callable[[torch.Tensor], None], 
 def run(model: nn.Module, sample: Sample) -> Any:
     """The model's output, computed as Isthmus serves it; on copies, as a model may write into its inputs."""
     args, kwargs = copied(sample.args, dict(sample.kwargs))
-    with torch.no_grad(), fast_path_off():
+    with torch.no_grad(), fast_path_off(), same_buffers(model):
         return model(*args, **kwargs)
+
+
+@contextmanager
+def same_buffers(model: nn.Module) -> Iterator[None]:
+    """Puts back what a model in training mode writes into its buffers (batch statistics)."""
+    buffers = Buffers(model) if any(module.training for module in model.modules()) else None
+    try:
+        yield
+    finally:
+        if buffers is not None:
+            buffers.restore()
 
 
 class _Moments:
@@ -186,7 +248,10 @@ class _Sums:
         if features.dim() != 4 or len(features) != 1 or size is None:
             raise InputMismatch("boxes need an image (1, C, H, W) as input and a layer that gives (1, C, H, W)")
         for box in sample.boxes:
-            rows, columns = cells(box, (size[0], size[1]), (features.shape[2], features.shape[3]))
+            try:
+                rows, columns = cells(box, (size[0], size[1]), (features.shape[2], features.shape[3]))
+            except SpecError as error:
+                raise SpecError(f"{sample.name}: {error}" if sample.name else str(error)) from error
             self._look(features[0, :, rows, columns].flatten(1), box.label)
 
     def _look(self, values: torch.Tensor, label: str | None) -> None:

@@ -21,10 +21,10 @@ from shared_hooks.copies import copied
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ROOT, near
-from shared_hooks.selection.capture import Sample
+from shared_hooks.selection.capture import Sample, same_buffers
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS: Final = tuple(
     getattr(nn, f"{kind}Pool{n}d") for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg") for n in (1, 2, 3)
 )
@@ -105,6 +105,8 @@ class Graph:
         path, _, number = layer.partition("#")
         calls = [node for node in self._nodes if node.op == "call_module" and node.target == path]
         which = int(number) if number.isdecimal() else 1
+        if not calls and path in self._modules:
+            raise CutRefused(f"layer {layer}: torch.fx does not see it by itself, but only what it is part of or holds")
         if not calls:
             raise SpecError(f"layer {layer}: no module of this name in the graph.{near(path, self._modules)}")
         if not 1 <= which <= len(calls):
@@ -143,9 +145,9 @@ class Graph:
             self._pin(node, _called(node))
         elif node.target in _PASSING_FUNCTIONS and len(inputs) == 1:
             self._pass(node, inputs[0])
-        elif node.target in _JOINING and _in_step(node):
+        elif node.target in _JOINING and _in_step(node) and len({self._cells.get(one.name, 1) for one in inputs}) == 1:
             self._join(node.name, *(one.name for one in inputs))
-            self._cells[node.name] = max(self._cells.get(one.name, 1) for one in inputs)
+            self._cells[node.name] = self._cells.get(inputs[0].name, 1)
         elif node.target in _FLATTENING and len(inputs) == 1 and _from_one(node, inputs[0]):
             self._flatten(node, inputs[0])
         elif node.target in (torch.mean, "mean") and _over_positions(node, inputs):
@@ -163,7 +165,7 @@ class Graph:
             self._carry(node, inputs[0], path)
         elif isinstance(module, nn.Linear) and len(_shape(inputs[0])) == 2:
             self._weighted(node, inputs[0], path, self._cells.get(inputs[0].name, 1))
-        elif isinstance(module, _NORMS) and self._cells.get(inputs[0].name, 1) == 1:
+        elif isinstance(module, NORMS) and self._cells.get(inputs[0].name, 1) == 1:
             self._carry(node, inputs[0], path)
         elif isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
             self._flatten(node, inputs[0])
@@ -201,7 +203,7 @@ def trace(model: nn.Module, sample: Sample) -> Graph:
         traced = fx.symbolic_trace(model)
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
         bound.apply_defaults()
-        with torch.no_grad(), fast_path_off():
+        with torch.no_grad(), fast_path_off(), same_buffers(model):
             _Shapes(traced).run(*bound.args, *bound.kwargs.values())
     except Exception as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -101,5 +101,5 @@ def _box(entry: object, where: str) -> Box:
     try:
         left, top, right, bottom = map(float, entry[:4])
         return Box(left, top, right, bottom, str(entry[4]), float(entry[5]) if len(entry) == 6 else 1.0)
-    except SpecError as error:
+    except (SpecError, OverflowError) as error:
         raise SpecError(f"{where}: {error}") from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.selection.capture import Sample, run
 from shared_hooks.selection.channels import CONVOLUTIONS, Space, trace
+from shared_hooks.trees import tensors_in
 
 
 def pruned(model: nn.Module, layer: str, keep: Sequence[int], calibration: Sequence[Sample]) -> nn.Module:
@@ -21,18 +23,15 @@ def pruned(model: nn.Module, layer: str, keep: Sequence[int], calibration: Seque
     Everything in the channels' space is cut: the convolutions (or linear layers) that make them, all terms of a
     residual sum, normalisations, and the layers that read them. What a dropped channel gave its readers on average over
     ``calibration`` goes into their bias, so that it is missed less (exact but for padding at the border). Raises
-    CutRefused, which names what stands in the way, and SpecError for an unknown layer or channel.
+    CutRefused, which names what stands in the way, also where the smaller model turns out to give something else than
+    the whole one does without these channels, and SpecError for an unknown layer or channel.
     """
     if not calibration:
         raise SpecError("pruning needs a calibration input")
-    space = trace(model, calibration[0]).space(layer)
+    space = space_of(model, layer, calibration[0])
     keep = list(keep)
     if not keep or keep != sorted(set(keep)) or keep[0] < 0 or keep[-1] >= space.channels:
         raise SpecError(f"layer {layer}: keep names channels 0 to {space.channels - 1}, each once, in ascending order")
-    if space.pinned:
-        raise CutRefused(f"layer {layer}: its channels are bound to {', '.join(dict.fromkeys(space.pinned))}")
-    if not space.readers:
-        raise CutRefused(f"layer {layer}: nothing that could be pruned reads its channels")
     means = _means(model, space, calibration)
     made = copy.deepcopy(model)
     index = torch.tensor(keep)
@@ -43,11 +42,87 @@ def pruned(model: nn.Module, layer: str, keep: Sequence[int], calibration: Seque
             _cut_carrier(made.get_submodule(path), index)
         for path, cells in space.readers.items():
             _cut_input(made.get_submodule(path), index, space.channels, cells, means[path])
+    _check(model, made, layer, index, space, means, calibration[0])
+    return made
+
+
+def space_of(model: nn.Module, layer: str, sample: Sample) -> Space:
+    """What is cut with ``layer``'s channels. Raises CutRefused, which names what binds them, and SpecError."""
+    space = trace(model, sample).space(layer)
+    if space.pinned:
+        raise CutRefused(f"layer {layer}: its channels are bound to {', '.join(dict.fromkeys(space.pinned))}")
+    if not space.readers:
+        raise CutRefused(f"layer {layer}: nothing that could be pruned reads its channels")
+    return space
+
+
+def _check(
+    model: nn.Module,
+    made: nn.Module,
+    layer: str,
+    index: torch.Tensor,
+    space: Space,
+    means: Mapping[str, torch.Tensor],
+    sample: Sample,
+) -> None:
+    """Raises CutRefused unless ``made`` gives what ``model`` gives when every reader gets zeros for the dropped
+    channels, and what their means would have given is added to its output.
+
+    The graph does not show everything: code may use a layer's weights or the number of its channels for itself.
+    """
+    handles = []
+    for path, cells in space.readers.items():
+        module = model.get_submodule(path)
+        lost = _lost(index, space.channels, cells)
+        given = _given(_weight(module), lost, means[path])
+
+        def before(_module: nn.Module, args: Any, kwargs: Any, lost: torch.Tensor = lost) -> Any:
+            value = _input_of(args, kwargs)
+            return (value.index_fill(1, lost.nonzero().flatten().to(value.device), 0),), {}
+
+        def after(_module: nn.Module, _args: Any, output: torch.Tensor, given: torch.Tensor = given) -> torch.Tensor:
+            return output + given.to(output).view(-1, *[1] * (output.dim() - 2))
+
+        handles += [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
     try:
-        run(made, calibration[0])
+        with _evaluating(model), _evaluating(made):
+            wanted = list(tensors_in(run(model, sample)))
+            found = list(tensors_in(run(made, sample)))
     except Exception as error:
         raise CutRefused(f"layer {layer}: the pruned model fails: {type(error).__name__}: {error}") from error
-    return made
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(wanted) != len(found) or not all(map(_alike, wanted, found)):
+        raise CutRefused(
+            f"layer {layer}: without these channels the model computes something else: its code uses their number, or"
+            f" the weights of their layers, in a way that the graph does not show"
+        )
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal but for rounding, in units of the largest magnitude. Whole numbers may hang on the rounding: the shape."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    allowed = 1e-3 if a.dtype.itemsize >= 4 else 5e-2
+    a, b = a.cpu(), b.cpu()
+    same = (a == b) | (a.isnan() & b.isnan())
+    if not a.is_floating_point() or same.all():
+        return True
+    a, b = a.double()[~same], b.double()[~same]
+    return bool((a - b).abs().max() <= allowed * max(a.abs().max().item(), 1e-6))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode in the block: dropout would differ."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
 
 
 def sizes_of(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -147,11 +222,7 @@ def _cut_carrier(module: nn.Module, index: torch.Tensor) -> None:
 def _cut_input(module: nn.Module, index: torch.Tensor, channels: int, cells: int, mean: torch.Tensor) -> None:
     """``mean``: of each input feature, (channels,) or (channels * cells,)."""
     weight = _weight(module)
-    dropped = torch.ones(channels, dtype=torch.bool)
-    dropped[index] = False
-    gone = (weight.detach().double().flatten(2).sum(2) if weight.dim() > 2 else weight.detach().double()).cpu()
-    lost = dropped.repeat_interleave(cells)
-    given = gone[:, lost] @ mean[lost]
+    given = _given(weight, _lost(index, channels, cells), mean)
     features = (index[:, None] * cells + torch.arange(cells)).flatten().to(weight.device)
     bias: Any = module.bias
     before = torch.zeros(len(weight), dtype=torch.float64) if bias is None else bias.detach().double().cpu()
@@ -160,18 +231,37 @@ def _cut_input(module: nn.Module, index: torch.Tensor, channels: int, cells: int
     setattr(module, "in_features" if isinstance(module, nn.Linear) else "in_channels", len(features))
 
 
+def _lost(index: torch.Tensor, channels: int, cells: int) -> torch.Tensor:
+    """Of each input feature, whether it goes."""
+    dropped = torch.ones(channels, dtype=torch.bool)
+    dropped[index] = False
+    return dropped.repeat_interleave(cells)
+
+
+def _given(weight: torch.Tensor, lost: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    """What the lost features give each output, on average: (outputs,) float64 on the CPU."""
+    whole = (weight.detach().double().flatten(2).sum(2) if weight.dim() > 2 else weight.detach().double()).cpu()
+    return whole[:, lost] @ mean[lost]
+
+
+def _input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """The one tensor that a layer was called with, by place or by name."""
+    value: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
+    return value
+
+
 def _means(model: nn.Module, space: Space, calibration: Iterable[Sample]) -> dict[str, torch.Tensor]:
     """Of each input channel (of a linear layer: feature) of the readers, float64 on the CPU."""
     sums: dict[str, list[Any]] = defaultdict(lambda: [0, 0.0])
     handles = []
     for path in space.readers:
 
-        def hook(_module: nn.Module, args: tuple[Any, ...], path: str = path) -> None:
-            values = args[0].detach().double().cpu().transpose(0, 1).flatten(1)
+        def hook(_module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+            values = _input_of(args, kwargs).detach().double().cpu().transpose(0, 1).flatten(1)
             sums[path][0] += values.shape[1]
             sums[path][1] = sums[path][1] + values.sum(1)
 
-        handles.append(model.get_submodule(path).register_forward_pre_hook(hook))
+        handles.append(model.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True))
     try:
         for sample in calibration:
             run(model, sample)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from shared_hooks.errors import InputMismatch, SpecError
+from shared_hooks.errors import CutRefused, InputMismatch, SpecError
 from shared_hooks.models.table import did_you_mean
 from shared_hooks.selection.capture import Captured, Sample
-from shared_hooks.selection.channels import trace
+from shared_hooks.selection.channels import CONVOLUTIONS, NORMS, trace
 from shared_hooks.selection.clusters import by_silhouette, needs_scikit
 
 Scoring = Callable[[Captured, nn.Module, Sample, int], torch.Tensor]
@@ -103,16 +103,15 @@ def clusters(captured: Captured, _model: nn.Module, _sample: Sample, _seed: int)
 
 def weight(captured: Captured, model: nn.Module, sample: Sample, _seed: int) -> torch.Tensor:
     """The L1 norm of each channel's filter (Li et al. 2017), summed over the layers that add up to the channel."""
-    found = trace(model, sample).before(captured.layer)
-    norms = [model.get_submodule(name).weight.detach().abs().flatten(1).sum(1) for name in found.makers]  # type: ignore[operator]
+    found = _before(captured, model, sample, "makers", (*CONVOLUTIONS, nn.Linear))
+    norms = [module.weight.detach().abs().flatten(1).sum(1) for module in found]  # type: ignore[operator]
     return _sum(norms, captured, "convolution or linear layer")
 
 
 def gamma(captured: Captured, model: nn.Module, sample: Sample, _seed: int) -> torch.Tensor:
     """The absolute scale of the batch normalisation (Liu et al. 2017), summed as `weight` is."""
-    found = trace(model, sample).before(captured.layer)
-    norms = [model.get_submodule(name) for name in found.carriers]
-    scales = [module.weight.detach().abs() for module in norms if _scales(module)]  # type: ignore[operator]
+    found = _before(captured, model, sample, "carriers", NORMS)
+    scales = [module.weight.detach().abs() for module in found if _scales(module)]  # type: ignore[operator]
     return _sum(scales, captured, "batch normalisation")
 
 
@@ -133,8 +132,26 @@ SCORINGS: Final[Mapping[str, Scoring]] = {
 }
 
 
+def _before(
+    captured: Captured, model: nn.Module, sample: Sample, role: str, kinds: tuple[type[nn.Module], ...]
+) -> list[nn.Module]:
+    """The modules of the layer's space in a role that have run when it has. The layer itself, if it is of ``kinds``,
+    where the graph shows none: in tokens, and in models that torch.fx cannot follow.
+    """
+    own = dict(model.named_modules()).get(captured.layer.partition("#")[0])
+    mine = [own] if isinstance(own, kinds) else []
+    try:
+        return [
+            model.get_submodule(name) for name in getattr(trace(model, sample).before(captured.layer), role)
+        ] or mine
+    except CutRefused:
+        if mine:
+            return mine
+        raise
+
+
 def _scales(module: nn.Module) -> bool:
-    return isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)) and module.affine
+    return isinstance(module, NORMS) and bool(module.affine)
 
 
 def _sum(scores: list[torch.Tensor], captured: Captured, what: str) -> torch.Tensor:

@@ -20,6 +20,7 @@ ROWS = {
     "layers": ("layer_sum", "layers and the whole forward"),
     "metrics": ("metrics_cost", "metrics on against off"),
     "observers": ("observer_cost", "100 observers"),
+    "lifecycle": ("lifecycle_cost", "a stage of the life cycle"),
     "naive": ("naive", "baseline: naive resume"),
 }
 

@@ -62,6 +62,20 @@ def test_no_process_is_left_behind(demo: subprocess.Popen[str], number: signal.S
     assert psutil.wait_procs(children, timeout=30)[1] == []
 
 
+@pytest.mark.parametrize("module", ["deploy.demo", "edge_client.local_server"])
+def test_a_process_whose_parent_is_gone_before_it_begins_does_not_begin(module: str) -> None:
+    lines = [
+        "import os, subprocess, sys",
+        f"from {module} import _end_with_parent",
+        "begun = [sys.executable, '-c', 'print(1)']",
+        "sys.exit(subprocess.Popen(begun, preexec_fn=lambda: _end_with_parent(os.getpid())).wait())",  # nobody's parent
+    ]
+    found = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert (found.returncode, found.stdout) == (128 + signal.SIGTERM, ""), found.stderr
+
+
 def test_a_failing_demo_says_so() -> None:
     command = [sys.executable, "-m", "deploy.demo", "--split", "stage9", "--device", "cpu"]
     failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)

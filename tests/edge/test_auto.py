@@ -18,6 +18,7 @@ from edge_client import Answer, EdgeClient, Failure
 from edge_client.__main__ import main
 from edge_client.adaptive import AutoClient
 from edge_client.adaptive.client import Flight
+from edge_client.adaptive.decisions import Decisions
 from edge_client.adaptive.hedge import Hedge
 from edge_client.answer import Call
 from edge_client.local_server import local_server
@@ -34,6 +35,7 @@ from tests.edge.fake_server import FakeServer
 from tests.edge.test_client import built, image
 from tests.edge.test_processes import cloud
 from tests.experiments.relay import Relay
+from tests.ports import free_port
 
 PATIENCE = 30.0
 IMAGES = Path(__file__).parents[2] / "shared_hooks" / "models" / "digits" / "images"
@@ -263,6 +265,20 @@ class TestHedge:
         assert not ran
         hedge.close()
 
+    def test_a_request_that_is_late_when_it_is_closed_is_cancelled(self) -> None:
+        hedge = Hedge()
+        hedge.close()
+        with pytest.raises(Cancelled):
+            hedge.run(lambda: 1).result(PATIENCE)  # type: ignore[arg-type,return-value]
+
+
+def test_decisions_may_be_read_while_others_are_made() -> None:
+    decisions = Decisions()
+    decisions.event("gone")
+    for _ in decisions.all:
+        decisions.event("back")
+    assert [entry["kind"] for entry in decisions.all] == ["gone", "back"]
+
 
 class TestProcesses:
     def test_a_server_that_dies_and_comes_back(self) -> None:
@@ -273,7 +289,7 @@ class TestProcesses:
             output = whole(value)
         told = Told("stem.0", network_ms=1e6, sizes=(0, 1000, 2000))
         with (
-            cloud("--model", "digits") as first,
+            cloud("--model", "digits", port=free_port()) as first,
             EdgeClient(first.address, spec, device="cpu") as client,
             AutoClient(client, told) as one,  # type: ignore[arg-type]
         ):
@@ -282,10 +298,11 @@ class TestProcesses:
             link, load = told.links[-1]
             assert [size for size, _ in link.up.points] == [0, 1000, 2000] and load.workers == 1
             first.end()
+            heard = len(told.heard)
             answers = [one.infer(value) for _ in range(5)]
             assert all(right(answer, output) for answer in answers) and answers[-1].split == "edge-only"
             with cloud("--model", "digits", port=first.port):
-                eventually(lambda: "back" in told.heard)
+                eventually(lambda: "back" in told.heard[heard:])
                 answer = one.infer(value)
                 assert right(answer, output) and answer.split == "stem.0"
             assert kinds(one).count("gone") >= 1
@@ -295,7 +312,7 @@ class TestProcesses:
         told = Told("stem.0", network_ms=100.0, sizes=(0, 1000, 2000))
         with (
             cloud("--model", "digits") as process,
-            Relay(("127.0.0.1", process.port)) as relay,
+            Relay(("127.0.0.1", process.port), ("127.0.0.1", free_port())) as relay,
             EdgeClient(f"127.0.0.1:{relay.address[1]}", "digits", device="cpu") as client,
             AutoClient(client, told) as one,  # type: ignore[arg-type]
         ):

@@ -205,9 +205,6 @@ class TestProbing:
             with pytest.raises(TooLarge):
                 prober.round(1, 1 << 40)
             assert prober.round(5).total_ns > 0
-            with pytest.raises(ServerUnavailable, match="did not answer"):
-                prober.round(64 << 20, 0, timeout=1e-6)
-            assert prober.round(5).total_ns > 0
         with pytest.raises(ServerUnavailable, match="closed"):
             prober.round(5)
 

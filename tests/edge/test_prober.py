@@ -10,15 +10,17 @@ import pytest
 
 from edge_client.prober import LinkProber
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import RemoteError
+from shared_hooks.errors import RemoteError, ServerUnavailable
 
 
-def answering(reply: split_pb2.ProbeReply) -> tuple[grpc.Server, str]:
-    """A server that answers every round with ``reply``."""
+def answering(reply: split_pb2.ProbeReply, silent_streams: int = 0) -> tuple[grpc.Server, str]:
+    """A server that answers every round with ``reply``; on its first ``silent_streams`` streams, none."""
+    silent = iter(range(silent_streams))
 
     def probe(frames: Iterator[split_pb2.ProbeFrame], context: grpc.ServicerContext) -> Iterator[split_pb2.ProbeReply]:
+        answers = next(silent, None) is None
         for frame in frames:
-            if frame.last:
+            if frame.last and answers:
                 yield reply
 
     method = grpc.stream_stream_rpc_method_handler(
@@ -43,5 +45,16 @@ def test_what_cannot_be_is_no_measurement(reply: split_pb2.ProbeReply, says: str
     try:
         with LinkProber(address) as prober, pytest.raises(RemoteError, match=says):
             prober.round(10)
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_server_that_stays_silent_is_given_up_and_may_answer_later() -> None:
+    server, address = answering(split_pb2.ProbeReply(last=True, received_bytes=5, server_ns=1), silent_streams=1)
+    try:
+        with LinkProber(address) as prober:
+            with pytest.raises(ServerUnavailable, match="did not answer"):
+                prober.round(5, timeout=0.05)
+            assert prober.round(5).total_ns > 0
     finally:
         server.stop(None).wait()

@@ -20,6 +20,7 @@ from edge_client import Answer, EdgeClient, State
 from shared_hooks.errors import Disagreement, ModelFailed, ServerUnavailable, TooLarge, UnknownModel
 from shared_hooks.models import load_spec
 from tests.edge.small_models import Moody
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SMALL = "tests.edge.small_models"
@@ -115,7 +116,7 @@ def test_several_clients_at_once(server: CloudProcess, whole: torch.nn.Module) -
 
 def test_a_killed_server_loses_nothing(whole: torch.nn.Module) -> None:
     """Killed with requests on it, twice, and started again on its port: every input is answered, in order, exactly."""
-    processes = [CloudProcess("--model", "digits")]
+    processes = [CloudProcess("--model", "digits", port=free_port())]
     address, port = processes[0].address, processes[0].port
     restarts: list[threading.Thread] = []
     try:
@@ -125,6 +126,8 @@ def test_a_killed_server_loses_nothing(whole: torch.nn.Module) -> None:
                     assert torch.equal(answer.output, whole(image(seed)))
                 assert answer.times.end_to_end == answer.measured_ns
                 if seed in (10, 25):
+                    for restart in restarts:  # who answers may not be in the list yet
+                        restart.join()
                     processes[-1].send(signal.SIGKILL)
                     processes[-1].wait()
                     restart = threading.Thread(
@@ -141,7 +144,7 @@ def test_a_killed_server_loses_nothing(whole: torch.nn.Module) -> None:
 
 
 def test_a_drained_server_answers_what_it_has_and_its_successor_the_rest(whole: torch.nn.Module) -> None:
-    first = CloudProcess("--model", "digits")
+    first = CloudProcess("--model", "digits", port=free_port())
     second: CloudProcess | None = None
     try:
         with EdgeClient(first.address, "digits", CUT, patience=60, deadline=120) as client:
@@ -170,10 +173,10 @@ def test_a_stopped_server_is_noticed_within_seconds() -> None:
         with EdgeClient(process.address, "digits", CUT, keep_alive=keep_alive, patience=60) as client:
             client.infer(image(0))
             process.send(signal.SIGSTOP)
-            began = time.monotonic()
-            while client.state is State.READY and time.monotonic() - began < 20:
+            end = time.monotonic() + 30  # without the options of `KeepAlive` it takes a minute
+            while client.state is State.READY:
+                assert time.monotonic() < end, "nothing was noticed"
                 time.sleep(0.05)
-            assert time.monotonic() - began < 12
             process.send(signal.SIGCONT)
             assert client.infer(image(0)).output.shape == (1, 10)
 
@@ -199,7 +202,8 @@ def test_who_holds_something_else_is_told_what(server: CloudProcess) -> None:
 
 
 def test_a_server_that_is_gone_is_named() -> None:
-    with cloud("--model", "digits") as process, EdgeClient(process.address, "digits", CUT, patience=0.5) as client:
+    # The patience is also what the first connection has, on a busy machine.
+    with cloud("--model", "digits") as process, EdgeClient(process.address, "digits", CUT, patience=5.0) as client:
         client.infer(image(0))
         process.end()
         with pytest.raises(ServerUnavailable, match=process.address):

@@ -119,7 +119,7 @@ def test_stopping_waits_for_the_thread(made: list[Sampler]) -> None:
 
 def test_many_threads_start_one(made: list[Sampler]) -> None:
     one = sampling(made, FakeMeter())
-    before = {thread.ident for thread in threading.enumerate() if thread.name == "isthmus-sampler"}
+    before = set(threading.enumerate())  # not their numbers, which are given again
     gate = threading.Barrier(8)
 
     def forward() -> None:
@@ -131,7 +131,7 @@ def test_many_threads_start_one(made: list[Sampler]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    started = {thread.ident for thread in threading.enumerate() if thread.name == "isthmus-sampler"} - before
+    started = {thread for thread in threading.enumerate() if thread.name == "isthmus-sampler"} - before
     assert len(started) == 1
 
 

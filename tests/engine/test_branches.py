@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import IsthmusError
@@ -57,3 +61,46 @@ def test_the_planned_path_works_at_the_first_try(name: str) -> None:
         edge.plan(*args, **kwargs)
         for cut in cuts_of(edge):
             assert not list(differences(tail(cloud, case, cut, head(edge, case, cut, make())), expected)), cut
+
+
+class LateInput(nn.Module):
+    """Below 0 the input itself is read after the cut: more crosses when both paths are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Identity()
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        below = x.sum().item() < 0
+        hidden = self.first(x * 2)
+        if below:
+            return x + torch.tanh(self.last(hidden))
+        out: Tensor = self.last(hidden)
+        return out
+
+
+PLUS, MINUS = torch.ones(1, 4), -torch.ones(1, 4)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_path_that_another_thread_adds_while_a_cut_is_made(monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
+    """What was made of fewer paths is not kept, and what does not fit together is made again."""
+    edge, cloud = WrappedModel(LateInput()), WrappedModel(LateInput())
+    cloud.model.load_state_dict(edge.model.state_dict())
+    plan = edge.plan(PLUS)
+    cut = plan._cut
+
+    def added_meanwhile(number: int, is_wide: bool) -> Any:
+        made = cut(number, is_wide)
+        if is_wide is wide and len(plan.siblings) == 1:
+            edge.plan(MINUS)
+            return cut(number, is_wide) if wide else made
+        return made
+
+    monkeypatch.setattr(plan, "_cut", added_meanwhile)
+    for x in (PLUS * 3, PLUS * 3, MINUS * 3):  # other values than the plan has: storages cross whole
+        early = edge.forward(x, end="first")
+        assert torch.equal(cloud.forward(early, start="first"), edge.forward(x))
+    assert len(plan.siblings) == 2
+    assert plan.cutting("first")[1].payload_bytes == 2 * 16 and edge.layers[0].frontier_bytes == 2 * 16

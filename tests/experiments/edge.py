@@ -116,7 +116,7 @@ class Edge:
                     problem = f"{type(error).__name__}: {error}"
                 chosen = next(one["candidate"] for one in reversed(auto.decisions.all) if one["kind"] == "choice")
                 found.append([start, time.monotonic(), chosen, split, problem, same])
-            return {"began": began, "requests": found, "decisions": list(auto.decisions.all)}
+            return {"began": began, "requests": found, "decisions": auto.decisions.all}
 
     def request(self, item: InputItem, candidate: str) -> Any:
         """One request, from the file to the answer."""

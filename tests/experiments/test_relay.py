@@ -20,7 +20,7 @@ def echo() -> Iterator[tuple[str, int]]:
     """The address of a server that sends everything back."""
 
     def serve(connection: socket.socket) -> None:
-        with connection, contextlib.suppress(ConnectionResetError):
+        with connection, contextlib.suppress(ConnectionError):
             while data := connection.recv(1 << 16):
                 connection.sendall(data)
 

@@ -61,10 +61,10 @@ class TestWhatHooksRaise:
             both.paired()
             both.server.drain()
         for spy in spies:
-            listed = {one.stage: one for one in spy.listing()}
-            for stage in {one.stage for one in spy.emitted} - {Stage.BEFORE_REQUEST}:
-                one = listed[stage]
-                assert one.failures <= one.calls and (one.failures or kind is KeyboardInterrupt), stage
+            came = {one.stage for one in list(spy.emitted)} - {Stage.BEFORE_REQUEST}
+            assert all(one.failures <= one.calls for one in spy.listing())
+            if kind is not KeyboardInterrupt:
+                eventually(lambda spy=spy, came=came: came <= {one.stage for one in spy.listing() if one.failures})  # type: ignore[misc]
 
 
 AROUND_LAYERS = [
@@ -238,7 +238,7 @@ def locks_of(both: Service, client: EdgeClient) -> dict[str, Any]:
     }
     connection = client._connection
     if connection is not None:
-        found["connection"] = connection._changed
+        found["connection"] = connection._waiting.changed
         if connection._outbox is not None:
             found["outbox"] = connection._outbox._changed
     for number, session in enumerate(list(both.server.core._sessions)):

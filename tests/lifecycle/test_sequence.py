@@ -195,7 +195,7 @@ class TestPairs:
             assert both.edge.count(Stage.BEFORE_RUN) == both.edge.count(Stage.AFTER_RUN) == 1
             ends = [one.facts["error"] for one in both.edge.of(Stage.AFTER_REQUEST)]
             assert any(isinstance(error, Cancelled) for error in ends) and both.edge.count(Stage.ON_ERROR) == 0
-            assert both.edge.stages()[-1] == "after_run"
+            assert without(both.edge.stages(), *THREADS)[-1] == "after_run"
 
     def test_the_client_is_closed_meanwhile(self) -> None:
         go = threading.Event()
@@ -382,7 +382,8 @@ class TestRuns:
             both.server.stop(grace=1)
         for spy in (both.edge, both.cloud):
             assert spy.count(Stage.BEFORE_SHUTDOWN) == spy.count(Stage.AFTER_SHUTDOWN) == 1
-            assert spy.stages()[-1] == "after_shutdown"
+            own = spy.stages()
+            assert own.index("before_shutdown") < own.index("after_shutdown")
         assert both.cloud.count(Stage.BEFORE_DRAIN) == both.cloud.count(Stage.AFTER_DRAIN) == 1
 
     def test_a_change_of_the_cut(self) -> None:

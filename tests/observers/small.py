@@ -50,6 +50,11 @@ def gpt2(**config: Any) -> Any:
     return _hub("GPT2LMHeadModel", vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=32, **config)
 
 
+def reader() -> Any:
+    """The GPT-2 without a cache in its output: (n, tokens) -> logits (n, tokens, 40)."""
+    return gpt2(use_cache=False)
+
+
 def bert(**config: Any) -> Any:
     """A BERT with random weights and two layers, in eval mode."""
     return _hub(

@@ -74,11 +74,12 @@ def test_one_that_returns_a_value_writes_to_tensors_and_draws_changes_nothing(ti
 
 
 def test_one_that_blocks_is_given_up() -> None:
-    release = threading.Event()
+    entered, release = threading.Event(), threading.Event()
     called: list[str] = []
 
     def stuck(module: nn.Module, inputs: Any, output: Any, name: str) -> None:
         called.append(name)
+        entered.set()
         release.wait(60)
 
     with WrappedModel(Residual()) as wrapped, Custom(stuck, timeout=0.05).attach(wrapped) as custom:
@@ -86,6 +87,7 @@ def test_one_that_blocks_is_given_up() -> None:
             assert torch.equal(wrapped.forward(image()), Residual()(image()))
         finally:
             release.set()
+    assert entered.wait(60)  # on a busy machine its thread may begin after it was given up
     assert custom.switched_off and called == ["stem"] and custom.failures == 1
     assert custom.notes == ("switched off: the function took longer than 0.05 s",)
 
@@ -207,6 +209,25 @@ def test_threads_see_each_their_own_forward() -> None:
             thread.join(30)
     assert stats.failures == 0 and len(stats.records) == 20
     assert sorted(record.step for record in stats.records) == sorted([0, 1, 2, 3] * 5)
+
+
+def test_two_forwards_that_begin_at_once_are_two_steps() -> None:
+    class Interrupted(int):
+        """Another thread's forward begins between the look at this number and the next."""
+
+        def __add__(self, other: int) -> int:
+            second.start()
+            second.join(0.2)  # with or without it: whoever waits for the lock gets the next number
+            return int(self) + other
+
+    model = Residual()
+    with ActivationStats("stem").attach(model) as stats:
+        (attached,) = model.forward.watching.watchers  # type: ignore[attr-defined]
+        second = threading.Thread(target=model, args=(image(),))
+        attached._next = Interrupted(0)
+        model(image())
+        second.join(30)
+    assert sorted(record.step for record in stats.records) == [0, 1]
 
 
 def test_observers_come_and_go_while_the_model_runs() -> None:

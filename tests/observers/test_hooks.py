@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -192,3 +193,15 @@ def test_watch_shows_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
         assert text.count(f"cut after {CUT}") == 4 and text.count("tokens") == 4 and "answer 4" in text
         assert main(["watch", "--server", address, "--split", "nowhere", *inputs]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_watch_plans_on_the_first_input_where_the_spec_has_no_example(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "image.npy", image(batch=1).numpy())
+    with server(RESIDUAL, "activation") as address:
+        words = ["watch", "--server", address, "--model", RESIDUAL, "--input", str(tmp_path), "--hooks", "activation"]
+        assert main([*words, "--split", "body.0"]) == 0
+        assert "cut after body.0" in capsys.readouterr().out
+        assert main([*words, "--split", "body.7"]) == 2
+        assert "Did you mean body." in capsys.readouterr().err

@@ -55,6 +55,9 @@ def test_what_matches(targets: Any, expected: list[str]) -> None:
         (nn.ReLU(), "is not part of the model"),
         (["stem", "stam"], "stam"),
         ([3], "not int"),
+        (3, "not int"),
+        (b"stem", "not bytes"),
+        ([], "no target was given"),
     ],
 )
 def test_what_matches_nothing_is_an_error_that_lists_near_names(targets: Any, says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from shared_hooks.errors import InputMismatch
 from shared_hooks.observers import (
     ActivationStats,
+    Custom,
     GradientStats,
     MemoryUse,
     NonFiniteFound,
@@ -116,6 +118,32 @@ def test_statistics_of_unusual_tensors(tensor: Tensor) -> None:
     x = tensor.abs() if tensor.is_complex() else tensor
     assert nonfinite == 0 and sum(counts) == x.numel()
     assert (mean, least, most) == (x.double().mean().item(), float(x.min()), float(x.max()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: x.to_sparse_csr(),
+        lambda x: x.to(torch.float8_e4m3fn),
+        lambda x: torch.fft.fft(x).conj().contiguous().imag,
+        lambda x: x[:0],
+        lambda x: "no tensor",
+    ],
+    ids=["sparse", "rows", "eight bits", "negated", "nothing", "text"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_unusual_outputs_fail_no_observer(make: Any) -> None:
+    class Giving(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return make(x)
+
+    model, observers = Giving(), [ActivationStats(), NonFiniteGuard(), MemoryUse(), Custom(lambda *seen: seen[2])]
+    with ExitStack() as stack:
+        for observer in observers:
+            stack.enter_context(observer.attach(model))
+        model(torch.ones(2, 3))
+    assert [(observer.failures, observer.last_failure) for observer in observers] == [(0, "")] * 4
 
 
 class Nested(nn.Module):

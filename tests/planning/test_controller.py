@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edge_client.adaptive.hedge import is_late
 from edge_client.planning.candidate import CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.controller import SplitController, Steady, undominated
 from edge_client.planning.link import Curve, Link, Load
@@ -124,15 +125,14 @@ def test_a_request_that_is_late_moves_the_next_one() -> None:
     choice = one.choose(now)
     assert choice.moved and choice.candidate.bytes_up < sent.bytes_up
     assert choice.numbers["up_bytes_per_second"] < 200_000  # type: ignore[operator]
-    assert one.give_up_on(now, sent.name, now)
-    assert not one.give_up_on(now, EDGE_ONLY, now)
+    assert is_late(sent, now)
 
 
 def test_what_is_early_means_nothing() -> None:
     one = SplitController(EDGE, CLOUD, link(100))
     sent = one.choose(0).candidate
     one.observe_slow(50, sent.name, sent.bytes_up, int(sent.latency_ns))
-    assert not one.give_up_on(50, sent.name, int(sent.latency_ns))
+    assert not is_late(sent, sent.latency_ns)
     assert not one.choose(60).moved
 
 

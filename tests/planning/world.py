@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from edge_client.adaptive.client import POLL_SECONDS
+from edge_client.adaptive.hedge import is_late
 from edge_client.planning.candidate import EDGE_ONLY, Candidate
 from edge_client.planning.controller import SplitController
 from edge_client.planning.link import Curve, Link
@@ -131,14 +133,16 @@ def _run(
                 there = rate is not None
                 (controller.server_back if there else controller.server_gone)(int(now))
             choice = controller.choose(int(now))
-            name = choice.candidate.name
+            candidate = choice.candidate
+            name = candidate.name
             if choice.moved:
                 run.moves.append((now, name, choice.reason))
             _probe(world, controller, now, run)
         else:
             assert pick is not None
-            name = pick(now).name
-        end = _request(world, controller, truth, name, now, run)
+            candidate = pick(now)
+            name = candidate.name
+        end = _request(world, controller, truth, candidate, now)
         run.began.append(now)
         run.latencies.append(end - now)
         run.names.append(name)
@@ -164,8 +168,10 @@ def _probe(world: World, controller: SplitController, now: float, run: Run) -> N
 
 
 def _request(
-    world: World, controller: SplitController | None, truth: dict[str, Candidate], name: str, now: float, run: Run
+    world: World, controller: SplitController | None, truth: dict[str, Candidate], chosen: Candidate, now: float
 ) -> float:
+    """When it is answered. ``chosen``: with what was predicted of it."""
+    name = chosen.name
     true = truth[name]
     work = world.shaken(true.stages_ns["edge"])
     if controller:
@@ -183,12 +189,16 @@ def _request(
         end = max(sent, gone) + 0.05 * SECOND  # noticed
     alone = world.shaken(truth[EDGE_ONLY].stages_ns["edge"])
     if controller:
-        at = sent + 0.05 * SECOND
+        at = sent + POLL_SECONDS * SECOND
         while at < end:
             controller.observe_slow(int(at), name, true.bytes_up, int(at - sent))
-            if controller.give_up_on(int(at), name, int(at - sent)):
-                return at + alone
-            at += 0.05 * SECOND
+            if is_late(chosen, at - sent):
+                if at + alone < end:
+                    waited = int(at + alone - sent)
+                    controller.observe_slow(int(at + alone), name, true.bytes_up, waited, given_up=True)
+                    return at + alone
+                break
+            at += POLL_SECONDS * SECOND
     if arrived is None:
         return end + alone
     if controller:

@@ -109,3 +109,107 @@ class Branching(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         return x if x.sum().item() > 0 else -x
+
+
+class TiedWeights(nn.Module):
+    """A decoder that reads the encoder's weights: (n, 6) -> (n, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(6, 8)
+        self.encoder = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(torch.relu(self.encoder(torch.relu(self.before(x)))), self.encoder.weight.t())
+
+
+class Counting(nn.Module):
+    """Scales by the number of channels, which it asks a tensor or (``own``) a layer for; calls its reader by name."""
+
+    def __init__(self, own: bool = False) -> None:
+        super().__init__()
+        self.own = own
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        count = self.stem.out_channels if self.own else x.size(1)
+        out: Tensor = self.head(input=x * count**-0.5)
+        return out
+
+
+class ByName(nn.Module):
+    """Its layers are called with keywords."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(input=torch.relu(self.stem(input=x)))
+        return out
+
+
+class FlatSum(nn.Module):
+    """Flattened channels and a linear layer's outputs added: (n, 3, 2, 2), (n, 5) -> (n, 4)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.side = nn.Linear(5, 32)
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.flatten(self.stem(x), 1) + self.side(other))
+        return out
+
+
+class Sequence1d(nn.Module):
+    """Channels before time: (n, 3, 20) -> (n, 4, 20)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv1d(3, 8, 3, padding=1)
+        self.relu = nn.ReLU()
+        self.head = nn.Conv1d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.relu(self.stem(x)))
+        return out
+
+
+class ChannelsLast(nn.Module):
+    """As ConvNeXt's block: linear layers on (n, H, W, C) between convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.LayerNorm(8)
+        self.wide = nn.Linear(8, 24)
+        self.gelu = nn.GELU()
+        self.narrow = nn.Linear(24, 8)
+        self.after = nn.ReLU()
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        inner = self.narrow(self.gelu(self.wide(self.norm(x.permute(0, 2, 3, 1)))))
+        out: Tensor = self.head(self.after(x + inner.permute(0, 3, 1, 2)))
+        return out
+
+
+class OwnList(nn.Module):
+    """Calls its layers by references that PyTorch does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.head = nn.Conv2d(8, 4, 16)
+        self.order = [self.stem, self.head]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.order:
+            x = layer(x)
+        return x.flatten(1)

@@ -11,7 +11,7 @@ from shared_hooks.models import load_spec
 from shared_hooks.selection import Sample, capture
 from shared_hooks.selection.capture import place_of
 from shared_hooks.selection.places import Box
-from tests.selection.networks import Chain, Residual, Tokens, image, samples, seeded
+from tests.selection.networks import Chain, ChannelsLast, Residual, Sequence1d, Tokens, image, samples, seeded
 
 
 def hooks(model: nn.Module) -> int:
@@ -61,6 +61,24 @@ def test_channels_come_last_in_tokens() -> None:
     captured = capture(model, "embed", [Sample((x,), {}, ("a", "b"))])
     torch.testing.assert_close(captured.mean, model.embed(x).detach().double().mean((0, 1)))  # type: ignore[operator]
     assert captured.dim == -1 and captured.channels == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "shape", "dim", "channels"),
+    [
+        (Sequence1d, "relu", (2, 3, 20), 1, 8),
+        (ChannelsLast, "gelu", (1, 3, 8, 8), -1, 24),
+        (ChannelsLast, "norm", (1, 3, 8, 8), -1, 8),
+        (ChannelsLast, "after", (1, 3, 8, 8), 1, 8),
+        (ChannelsLast, "after", (1, 3, 6, 7), 1, 8),
+        (Tokens, "embed", (2, 8, 6), -1, 8),
+    ],
+)
+def test_channels_are_where_the_layers_before_have_them(
+    model: type[nn.Module], layer: str, shape: tuple[int, ...], dim: int, channels: int
+) -> None:
+    captured = capture(seeded(model()), layer, [Sample((torch.randn(shape),))])
+    assert (captured.dim, captured.channels) == (dim, channels)
 
 
 def test_a_call_that_ends_a_block_stands_for_the_block() -> None:

@@ -13,10 +13,22 @@ from torch import Tensor, nn
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.models import Table, spec_from_table
-from shared_hooks.selection import Mask, capture, masked, pruned, read_selection, write_mask, write_pruned
+from shared_hooks.selection import Mask, Sample, capture, masked, pruned, read_selection, write_mask, write_pruned
 from shared_hooks.selection.channels import trace
 from shared_hooks.selection.mask import unmasked
-from tests.selection.networks import Branching, Chain, Grouped, Residual, image, samples, seeded
+from tests.selection.networks import (
+    Branching,
+    ByName,
+    Chain,
+    Counting,
+    FlatSum,
+    Grouped,
+    Residual,
+    TiedWeights,
+    image,
+    samples,
+    seeded,
+)
 
 KEEP = [1, 2, 6]
 
@@ -94,6 +106,50 @@ def test_the_model_given_is_left_alone() -> None:
 def test_what_binds_channels_is_named(model: type[nn.Module], layer: str, why: str) -> None:
     with pytest.raises(CutRefused, match=why):
         pruned(seeded(model()), layer, [0], samples())
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "args"),
+    [
+        (TiedWeights(), "before", (torch.randn(2, 6),)),
+        (Counting(), "stem", (image(),)),
+        (Counting(own=True), "stem", (image(),)),
+    ],
+    ids=["tied weights", "the number of channels", "the number of channels, a layer's"],
+)
+def test_what_the_graph_does_not_show_is_found_and_refused(
+    model: nn.Module, layer: str, args: tuple[Tensor, ...]
+) -> None:
+    with pytest.raises(CutRefused, match="computes something else"):
+        pruned(seeded(model), layer, [0, 1, 2], [Sample(args)])
+
+
+@pytest.mark.parametrize("keep", [[3], [0, 1]])
+def test_channels_are_not_in_step_with_what_they_are_after_flattening(keep: list[int]) -> None:
+    sample = Sample((torch.randn(2, 3, 2, 2), torch.randn(2, 5)))
+    with pytest.raises(CutRefused, match="bound to add"):
+        pruned(seeded(FlatSum()), "stem", keep, [sample])
+
+
+def test_a_reader_called_by_keyword() -> None:
+    model = seeded(ByName())
+    smaller = pruned(model, "stem", KEEP, samples())
+    with torch.no_grad():
+        silent = torch.relu(model.stem(image()))  # type: ignore[operator]
+        mean = torch.stack([torch.relu(model.stem(image(seed))).mean((0, 2, 3)) for seed in range(8)]).mean(0)  # type: ignore[operator]
+        for channel in set(range(8)) - set(KEEP):
+            silent[:, channel] = mean[channel]
+        close(smaller(image()), model.head(silent))  # type: ignore[operator]
+
+
+def test_training_mode_is_left_as_it_was() -> None:
+    """Batch statistics and modes; dropout does not make the smaller model look wrong."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Dropout(0.5), nn.Conv2d(8, 4, 1)).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    smaller = pruned(model, "0", KEEP, samples())
+    capture(model, "1", samples())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(module.training for module in (*model.modules(), *smaller.modules()))
 
 
 def test_wrong_words() -> None:

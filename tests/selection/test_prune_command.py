@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,11 +15,12 @@ from PIL import Image
 from edge_client import EdgeClient
 from edge_client.__main__ import main
 from edge_client.local_server import local_server
-from edge_client.pruning import data, page
+from edge_client.pruning import data, page, trial
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.models import load_spec
 from shared_hooks.models.digits import data as digits
 from shared_hooks.models.digits import export, train
+from tests.selection.networks import image
 
 IMAGES = Path(train.__file__).parent / "images"
 LAYER = "stage2.0.relu#2"
@@ -167,6 +169,43 @@ def test_no_file_is_judged_that_was_chosen_by(tmp_path: Path) -> None:
     assert len(chosen) == len(judged) == 2 and not {one.path for one in chosen} & {one.path for one in judged}
 
 
+def test_either_half_of_the_data_has_all_classes(tmp_path: Path) -> None:
+    """Also where the classes take turns in the names."""
+    for index in range(12):
+        np.save(tmp_path / f"{index:02}_label{index % 2}.npy", image(index).numpy())
+    for half in data.separate(str(tmp_path), None):
+        assert sorted(item.truth or "" for item in half) == ["0"] * 3 + ["1"] * 3
+
+
+def test_boxes_that_cannot_be_looked_into_name_their_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("data", "calibration"):
+        (tmp_path / folder).mkdir()
+        for index in range(2):
+            np.save(tmp_path / folder / f"{index}.npy", image(index + len(folder)).numpy())
+    words = ["--data", str(tmp_path / "data"), "--calibration", str(tmp_path / "calibration"), "--split", "relu"]
+    words += ["--model", "tests.selection.networks:Chain", "--boxes", str(tmp_path / "boxes.json"), "--no-serve"]
+    for boxes, says in (
+        ({"1.npy": [[20, 0, 30, 5, "cat"]]}, "1.npy: the box (20.0, 0.0, 30.0, 5.0) lies outside"),
+        ({"one.npy": [[0, 0, 3, 5, "cat"]]}, "names one.npy, and no calibration input such as 0.npy"),
+        ({"1.npy": [[0, 0, 10**400, 5, "cat"]]}, "boxes.json: 1.npy: "),
+    ):
+        (tmp_path / "boxes.json").write_text(json.dumps(boxes))
+        assert main(["prune", *words, "--no-progress", "--threads", "1"]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and says in error
+
+
+def test_a_structure_that_cannot_be_cut_is_refused_before_anything_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index in range(4):
+        np.save(tmp_path / f"{index}.npy", image(index).numpy())
+    monkeypatch.setattr(trial, "try_all", lambda *args: pytest.fail("it was tried"))
+    words = ["--data", str(tmp_path), "--model", "tests.selection.networks:Grouped", "--split", "left", "--structural"]
+    assert main(["prune", *words, "--no-serve", "--no-progress", "--threads", "1"]) == 2
+    assert "cat (node cat)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -207,3 +246,12 @@ def test_the_digits_can_be_written_as_files(
     assert export.main([str(tmp_path)]) == 0
     assert len(list((tmp_path / "training").iterdir())) == 3
     assert {path.name for path in (tmp_path / "held_out").iterdir()} == {one.file_name for one in held_out[:2]}
+
+
+def test_a_layer_that_no_mask_can_stand_behind_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model calls it by a reference of its own."""
+    for index in range(4):
+        np.save(tmp_path / f"{index}.npy", image(index).numpy())
+    words = ["--data", str(tmp_path), "--model", "tests.selection.networks:OwnList", "--split", "stem", "--no-serve"]
+    assert main(["prune", *words, "--no-progress", "--threads", "1"]) == 2
+    assert "not reached" in capsys.readouterr().err

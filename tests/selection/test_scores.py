@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError
-from shared_hooks.selection import SCORINGS, Captured, best, capture, score
+from shared_hooks.selection import SCORINGS, Captured, Sample, best, capture, score
 from shared_hooks.selection.clusters import by_silhouette, k_medoids
-from tests.selection.networks import Branching, Chain, Residual, samples, seeded
+from tests.selection.networks import Branching, Chain, Residual, Tokens, samples, seeded
 
 
 def made(rows: torch.Tensor, labels: list[str | None]) -> Captured:
@@ -100,9 +101,22 @@ def test_weights_and_gammas_are_those_before_the_layer() -> None:
     torch.testing.assert_close(score("weight", stream, residual, sample), expected)  # not `outer`, which comes later
     with pytest.raises(InputMismatch, match="no batch normalisation"):
         score("gamma", stream, residual, sample)
-    with pytest.raises(CutRefused, match=r"torch\.fx cannot follow"):
-        branching = seeded(Branching())
-        score("weight", capture(branching, "first", samples()), branching, sample)
+
+
+def test_a_layers_own_weights_do_where_the_graph_does_not_show_it() -> None:
+    """Python that looks at data, tokens, and what runs inside a module that torch.fx takes as one."""
+    branching, tokens = seeded(Branching()), seeded(Tokens())
+    encoder = seeded(nn.Sequential(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)))
+    sequence = Sample((torch.randn(2, 5, 6),))
+    cases = [(branching, "first", samples(1)[0]), (tokens, "embed", sequence), (encoder, "0.linear1", sequence)]
+    for model, layer, sample in cases:
+        captured = capture(model, layer, [sample])
+        expected = model.get_submodule(layer).weight.detach().abs().flatten(1).sum(1).double()  # type: ignore[operator]
+        torch.testing.assert_close(score("weight", captured, model, sample), expected)
+        with pytest.raises((CutRefused, InputMismatch)):
+            score("gamma", captured, model, sample)
+    with pytest.raises(CutRefused, match=r"torch\.fx does not see it by itself"):
+        score("weight", capture(encoder, "0.norm1", [sequence]), encoder, sequence)
 
 
 def test_random_is_the_seeds_own() -> None:

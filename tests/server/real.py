@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ from shared_hooks import EarlyOutput, Parcel, WrappedModel
 from tests.server.fakes import PATIENCE, Client
 
 STARTUP = 120.0  # seconds; importing torch on a busy machine takes most of them
+HELD = "ISTHMUS_TEST_HELD"
+"""The environment's folder in which a tail of 14 says that it was entered, and waits until it is opened."""
 
 
 class Residual(nn.Module):
-    """A small model with a skip connection. A first input of 13 makes its tail raise, of 14 take half a second."""
+    """A small model with a skip connection. A first input of 13 makes its tail raise, of 14 wait (`HELD`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,8 +45,10 @@ class Mood(nn.Module):
         first = float(x.flatten()[0])
         if first == 13:
             raise ValueError("thirteen")
-        if first == 14:
-            threading.Event().wait(0.5)
+        if first == 14 and (folder := os.environ.get(HELD)):
+            Path(folder, "entered").touch()
+            while not Path(folder, "opened").exists():
+                time.sleep(0.01)
         return hidden
 
 
@@ -84,15 +90,16 @@ def value(client: Client, id: int) -> Any:
 
 
 class Process:
-    """A ``cloud-server`` process; ``port`` is where it listens."""
+    """A ``cloud-server`` process; ``port`` is where it listens. ``held``: see `HELD`."""
 
-    def __init__(self, *arguments: str, cwd: Path | None = None) -> None:
+    def __init__(self, *arguments: str, cwd: Path | None = None, held: Path | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cloud_server", "--listen", "127.0.0.1:0", "--threads", "1", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=cwd,
+            env=os.environ if held is None else {**os.environ, HELD: str(held)},
         )
         # A child that prints much must not wait for a reader.
         self._log: list[str] = []

@@ -12,6 +12,7 @@ import pytest
 from cloud_server.core import Core
 from cloud_server.limits import Limits
 from shared_hooks import errors
+from shared_hooks.lifecycle import Event, Stage
 from tests.server.fakes import (
     PATIENCE,
     CoreClient,
@@ -33,8 +34,8 @@ SMALL = Limits(
     max_pending=6,
     chunk_bytes=1000,
     max_recipes=8,
-    deadline_seconds=60,
-    hello_seconds=0.2,
+    deadline_seconds=600,
+    hello_seconds=600,
 )
 
 
@@ -79,6 +80,23 @@ class TestAnswers:
         assert result.reply is not None and result.reply.header == b"head" and result.reply.durations.compute_ns == 2
         assert bytes(result.data) == data[:size][::-1]
 
+    @pytest.mark.parametrize(("takes", "inline"), [(0, False), (999, False), (1000, True), (1 << 31, True)])
+    def test_a_small_one_comes_in_its_header_to_who_takes_it(self, core: Core, takes: int, inline: bool) -> None:
+        client, data = CoreClient(core, greet=False), bytes(range(250)) * 4
+        client.send(hello(inline_bytes=takes))
+        client.ask(7, data)
+        result = client.answer(7)
+        assert result.reply is not None and result.reply.payload_bytes == 1000
+        assert (result.reply.payload if inline else bytes(result.data)) == data[::-1]
+        assert bool(result.reply.payload) is inline
+
+    def test_a_large_one_never_does(self, core: Core) -> None:
+        client, data = CoreClient(core, greet=False), bytes(100_000)
+        client.send(hello(inline_bytes=1 << 31))
+        client.ask(7, data)
+        result = client.answer(7)
+        assert result.reply is not None and not result.reply.payload and len(result.data) == len(data)
+
     def test_many_in_flight_interleaved(self, core: Core) -> None:
         client, recipe = CoreClient(core), make_recipe(4000)
         data = {id: bytes([id]) * 3999 + b"x" for id in range(1, 5)}
@@ -89,13 +107,21 @@ class TestAnswers:
             assert bytes(client.answer(id).data) == data[id][::-1]
 
     def test_durations_are_nanoseconds_of_this_request(self) -> None:
-        with Core([FakeEngine(lambda _: time.sleep(0.05))], SMALL) as core:
+        gate = Gate()
+        with Core([FakeEngine(gate)], SMALL) as core:
             client = CoreClient(core)
             client.ask(1, b"a")
+            gate.wait_entered()
+            before = time.perf_counter_ns()
             client.ask(2, b"b")
+            asked = time.perf_counter_ns()
+            time.sleep(0.001)
+            opened = time.perf_counter_ns()
+            gate.opened.set()
             reply = client.answer(2).reply
-            assert reply is not None and 20e6 < reply.durations.queue_ns < 5e9
-            assert reply.durations.receive_ns < 1e9
+            answered = time.perf_counter_ns()
+            assert reply is not None and opened - asked <= reply.durations.queue_ns <= answered - before
+            assert 0 <= reply.durations.receive_ns <= asked - before
 
     def test_two_workers_compute_at_a_time(self) -> None:
         gate = Gate()
@@ -185,8 +211,9 @@ class TestHandshake:
     def test_client_id_of_absurd_length(self, core: Core, client_id: str) -> None:
         assert isinstance(self.refusal(core, client_id=client_id), errors.BadFrame)
 
-    def test_silence(self, core: Core) -> None:
-        assert isinstance(CoreClient(core, greet=False).ended(), errors.DeadlineExceeded)
+    def test_silence(self) -> None:
+        with Core([FakeEngine()], dataclasses.replace(SMALL, hello_seconds=0.2)) as core:
+            assert isinstance(CoreClient(core, greet=False).ended(), errors.DeadlineExceeded)
 
     @pytest.mark.parametrize("frame", [header(1, make_recipe(1)), chunk(1, 0, b"x"), cancel(1), acknowledge(1)])
     def test_anything_before_hello(self, core: Core, frame: object) -> None:
@@ -396,7 +423,8 @@ class TestRepeatedIds:
             client.ask(1, b"abc")
             client.answer(1)
             time.sleep(0.02)
-            core.books._answers.sweep()
+            with core.books.changed:
+                core.books._answers.sweep()
             assert len(core.books._answers) == 0
 
     @pytest.mark.parametrize("limits", [{"max_answers": 2}, {"max_answer_bytes": 7}])
@@ -559,11 +587,42 @@ class TestDrain:
             client.leave()
             assert core.wait_gone(PATIENCE)
 
+    def test_hooks_hear_of_a_request_that_ends_for_one_that_is_refused(self, core: Core) -> None:
+        heard: list[tuple[int, str]] = []
+
+        @core.lifecycle.on(Stage.AFTER_REQUEST)
+        def note(event: Event) -> None:
+            heard.append((event.request.id, str(event.error)))  # type: ignore[union-attr]
+
+        old, new, recipe = CoreClient(core), CoreClient(core), make_recipe(3)
+        old.send(upload(recipe), header(1, recipe), chunk(1, 0, b"a"))
+        core.drain()
+        new.send(header(1, recipe))
+        assert failure(new, 1)[0] == "ServerUnavailable"
+        assert heard == [(1, "it was announced again on another stream")]
+
     def test_hello_while_draining(self, core: Core) -> None:
         client = CoreClient(core, greet=False)
         core.drain()
         client.send(hello())
         assert isinstance(client.ended(), errors.ServerUnavailable)
+        assert client.others == []  # nothing comes before Welcome: the client would take it for another service
+
+    def test_draining_begins_between_a_hello_and_its_welcome(
+        self, core: Core, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain = core.check_open
+
+        def passes_then_drains() -> None:
+            plain()
+            core.drain()
+
+        client = CoreClient(core, greet=False)
+        monkeypatch.setattr(core, "check_open", passes_then_drains)
+        client.send(hello())
+        core.dismiss()
+        assert isinstance(client.ended(), errors.ServerUnavailable)
+        assert [frame.WhichOneof("frame") for frame in client.others] == ["welcome", "draining"]
 
 
 def test_two_models_of_one_name() -> None:

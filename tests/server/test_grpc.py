@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks.errors import SpecError
 from tests.server.fakes import PATIENCE, FakeEngine, GrpcClient, chunk, header, hello, make_recipe, upload
 
-SMALL = Limits(max_request_bytes=8 * MIB, max_message_bytes=2 * MIB, max_clients=4, max_in_flight=16, hello_seconds=0.5)
+SMALL = Limits(max_request_bytes=8 * MIB, max_message_bytes=2 * MIB, max_clients=4, max_in_flight=16, hello_seconds=600)
 
 
 @pytest.fixture
@@ -136,8 +137,12 @@ class TestHandshake:
         assert code == status and says in details
         still_serves(channel)
 
-    def test_silence(self, channel: grpc.Channel) -> None:
-        assert GrpcClient(channel).refusal()[0] == "DEADLINE_EXCEEDED"
+    def test_silence(self, engine: FakeEngine) -> None:
+        server = CloudServer(Core([engine], dataclasses.replace(SMALL, hello_seconds=0.5)), "127.0.0.1:0")
+        server.start()
+        with connect(server.port) as channel:
+            assert GrpcClient(channel).refusal()[0] == "DEADLINE_EXCEEDED"
+        server.stop(grace=1)
 
     def test_too_many_clients(self, server: CloudServer, channel: grpc.Channel) -> None:
         clients = [GrpcClient(channel, hello(str(number))) for number in range(4)]

@@ -194,10 +194,13 @@ class TestProfile:
         with Core([engine], LIMITS) as core:
             asked = split_pb2.ProfileRequest(model_id="fake", fresh=True)
             list(core.profiles.stream(asked))
-            core.profiles._rests_until = until = time.monotonic() + 0.3
-            replies = list(core.profiles.stream(asked))
-            assert any("have their turn" in reply.progress.what for reply in replies)
-            assert time.monotonic() >= until
+            assert core.profiles._rests_until > 0
+            core.profiles._rests_until = time.monotonic() + 1e6
+            replies = core.profiles.stream(asked)
+            assert "have their turn" in next(replies).progress.what
+            assert "have their turn" in next(replies).progress.what and engine.profiles == 1
+            core.profiles._rests_until = 0.0
+            assert json.loads(list(replies)[-1].profile)["number"] == 2
 
     @pytest.mark.parametrize(
         ("settings", "code", "words"),

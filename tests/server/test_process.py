@@ -18,7 +18,7 @@ import torch
 from cloud_server.cli import main
 from shared_hooks import WrappedModel
 from shared_hooks.models import load_spec
-from tests.server.fakes import GrpcClient
+from tests.server.fakes import PATIENCE, GrpcClient
 from tests.server.real import Process, Residual, ask, greet, value
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +31,8 @@ Start = Callable[..., Process]
 def start() -> Iterator[Start]:
     started: list[Process] = []
 
-    def start(*arguments: str) -> Process:
-        started.append(Process(*arguments, cwd=ROOT))
+    def start(*arguments: str, held: Path | None = None) -> Process:
+        started.append(Process(*arguments, cwd=ROOT, held=held))
         return started[-1]
 
     yield start
@@ -57,9 +57,16 @@ def test_serves_digits_with_nothing_given(start: Start) -> None:
     assert process.wait() == 0 and "drained" in process.log
 
 
+def wait_for(file: Path) -> None:
+    limit = time.monotonic() + PATIENCE
+    while not file.exists():
+        assert time.monotonic() < limit, f"no {file.name}"
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains(start: Start, edge: WrappedModel, number: int) -> None:
-    process = start(*RESIDUAL)
+def test_a_signal_drains(start: Start, edge: WrappedModel, number: int, tmp_path: Path) -> None:
+    process = start(*RESIDUAL, held=tmp_path)
     with grpc.insecure_channel(f"127.0.0.1:{process.port}") as channel:
         client = GrpcClient(channel, greet(edge, "residual"))
         slow = torch.full((2, 8), 14.0)
@@ -67,7 +74,9 @@ def test_a_signal_drains(start: Start, edge: WrappedModel, number: int) -> None:
         ask(client, 1, early)
         client.other("welcome")
         ask(client, 2, early)  # waits in the queue
-        time.sleep(0.2)
+        ask(client, 9, early, payload_bytes=1)  # refused when it comes, and those before it have come, too
+        assert client.answer(9).failed
+        wait_for(tmp_path / "entered")
         process.signal(number)
         client.other("draining")
         ask(client, 3, early)
@@ -75,6 +84,7 @@ def test_a_signal_drains(start: Start, edge: WrappedModel, number: int) -> None:
         assert failed is not None and failed.error == "ServerUnavailable" and failed.retry
         late = GrpcClient(channel, greet(edge, "residual", client_id="late"))
         assert late.refusal()[0] == "UNAVAILABLE"
+        (tmp_path / "opened").touch()
         expected = edge.forward(slow)["logits"]
         assert torch.equal(value(client, 1)["logits"], expected) and torch.equal(value(client, 2)["logits"], expected)
         assert client.refusal()[0] == "UNAVAILABLE"
@@ -82,22 +92,19 @@ def test_a_signal_drains(start: Start, edge: WrappedModel, number: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["second signal", "time limit"])
-def test_the_end_does_not_wait_forever(start: Start, edge: WrappedModel, how: str) -> None:
-    process = start(*RESIDUAL, *(["--drain-seconds", "0.3"] if how == "time limit" else []))
+def test_the_end_does_not_wait_forever(start: Start, edge: WrappedModel, how: str, tmp_path: Path) -> None:
+    process = start(*RESIDUAL, *(["--drain-seconds", "0.3"] if how == "time limit" else []), held=tmp_path)
     with grpc.insecure_channel(f"127.0.0.1:{process.port}") as channel:
         client = GrpcClient(channel, greet(edge, "residual"))
         early = edge.forward(torch.full((2, 8), 14.0), end="second")
         for id in range(1, 20):
             ask(client, id, early)
-        client.other("welcome")
-        time.sleep(0.2)
+        wait_for(tmp_path / "entered")  # and never opened
         process.signal(signal.SIGTERM)
-        client.other("draining")
         if how == "second signal":
+            client.other("draining")  # two signals at once would be one
             process.signal(signal.SIGTERM)
-        began = time.monotonic()
         assert process.wait() == 3, process.log
-        assert time.monotonic() - began < 5
         client.ended()
 
 

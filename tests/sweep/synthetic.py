@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from edge_client.planning.objective import Objective, decide
 from edge_client.sweep import summary, tables
 from edge_client.sweep.columns import REQUESTS, TIMES
@@ -15,6 +17,7 @@ from edge_client.sweep.records import Records
 from edge_client.sweep.ways import Way, ways_of
 from edge_client.times import Times
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics, TensorShape
+from shared_hooks.observers.thumbnails import encoded
 from shared_hooks.reading import Reading
 
 NO_METER = Reading.unavailable("no energy meter here")
@@ -140,6 +143,28 @@ def prediction(measured: Sequence[dict[str, Any]], off: float = 1.05) -> dict[st
     }
 
 
+def saw(name: str, module: str, picture: str = "") -> dict[str, Any]:
+    """Of one input (``name``): two attentions of ``module`` on either side, one of them long and thin."""
+    dice = np.random.default_rng(1)
+    maps = [picture or encoded(dice.random(form)) for form in ((24, 24), (64, 1))]
+    records = [
+        {
+            "name": module,
+            "step": 0,
+            "shape": [1, 2, 3, 3],
+            "entropy": [0.5] * 12,
+            "positions": [[1, 0.5]],
+            "picture": one,
+        }
+        for one in maps
+    ]
+    found = {
+        "records": records, "notes": [module], "left_out": 0, "failures": 1, "last_failure": module, "cost_ns": 1,
+        "pictures_left_out": 2,
+    }  # fmt: skip
+    return {"input": name, "way": module, "observations": {side: {"attention": found} for side in ("edge", "cloud")}}
+
+
 def known(
     count: int = 6,
     *,
@@ -149,9 +174,10 @@ def known(
     predicted: bool = True,
     objective: str = "latency",
     ended: str | None = None,
+    observers: str | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """What `results.write` gives to the page, without files."""
+    """What `results.write` gives to the page, without files. ``observers``: saw a module of this name in all inputs."""
     all_ways = ways(count, name)
     entries = [entry(index, all_ways, name=one, **more) for index, one in enumerate(inputs)]
     requests, rows = tables.frames(entries, {})
@@ -159,7 +185,9 @@ def known(
     said = {one["name"]: one for one in plan["candidates"]} if plan else {}
     requests, rows = tables.frames(entries, said)
     measured = summary.ways_measured(requests, all_ways, said)
+    observed = [] if observers is None else [saw(one, observers) for one in inputs]
     return {
+        **({"observed": observed} if observed else {}),
         "format": "isthmus sweep summary 1",
         "created": "2026-01-01T00:00:00+00:00",
         "settings": {
@@ -168,6 +196,7 @@ def known(
             "repetitions": entries[0]["repetitions"],
             "ways": [[way.name, way.mode] for way in all_ways],
             "inputs": [[one, ""] for one in inputs],
+            **({"hooks": ["attention"]} if observed else {}),
         },
         "measured_inputs": list(inputs),
         "repetitions": [one["repetitions"] for one in entries],

@@ -161,6 +161,21 @@ def test_hostile_names_run_nothing(opened: Any) -> None:
     assert shown.page.evaluate("window.hacked") is None and shown.count("img") == 0 and shown.count("script") == 2
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_what_observers_saw_is_shown(opened: Any, width: int) -> None:
+    shown = opened(width, count=3, observers=LONG, inputs=["a.png", "b" * 200 + ".png"])
+    assert shown.count("#observed details") == 2 and shown.count("#observed details[open]") == 1
+    shown.page.locator("#observed summary").nth(1).click()
+    images = shown.page.locator("#observed img")
+    assert images.count() == 8
+    assert shown.page.evaluate("[...document.images].every((one) => one.complete && one.naturalWidth > 0)")
+    boxes = [one.bounding_box() for one in images.all()]
+    assert all(100 < box["width"] <= 320 and abs(box["width"] - box["height"]) < 1 for box in boxes)
+    wide, screen = shown.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert wide <= screen == width
+    assert "2 pictures were left out" in shown.page.locator("#observed").inner_text()
+
+
 def test_what_there_is_not_is_said(opened: Any) -> None:
     shown = opened(count=2, predicted=False)
     assert "no prediction" in shown.page.locator("#agreement .chart").inner_text()

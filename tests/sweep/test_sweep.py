@@ -19,6 +19,7 @@ import pytest
 from edge_client.__main__ import main
 from edge_client.local_server import local_server
 from edge_client.sweep import extras
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
@@ -279,8 +280,8 @@ def test_an_interrupted_sweep_loses_at_most_one_input(
 
 def test_a_lost_server_leaves_what_there_was_and_says_so(many: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with local_server("digits", threads=1) as address:
-        argv = words(out, "--server", address, "--input", str(many), "--repetitions", "15", "--patience", "0.5")
+    with local_server("digits", threads=1, listen=f"127.0.0.1:{free_port()}") as address:
+        argv = words(out, "--server", address, "--input", str(many), "--repetitions", "15", "--patience", "5")
         process = spawn(argv)
         try:
             wait_for(lambda: len(inputs_in(out)) >= 1, process)

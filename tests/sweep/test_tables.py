@@ -32,7 +32,7 @@ def read_back(folder: Path, name: str, columns: Any) -> tuple[pl.DataFrame, pl.D
     return csv, pl.read_parquet(folder / f"{name}.parquet")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(suppress_health_check=list(HealthCheck), max_examples=25)
 @given(
     name=st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1, max_size=12),
     error=st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1, max_size=20),

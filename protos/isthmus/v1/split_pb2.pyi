@@ -38,7 +38,7 @@ class ServerFrame(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reply: _Optional[_Union[ReplyHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "client_id", "model_id", "weights_hash", "structure_digest", "plan_digest", "environment", "about")
+    __slots__ = ("protocol_version", "client_id", "model_id", "weights_hash", "structure_digest", "plan_digest", "environment", "about", "inline_bytes")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class Hello(_message.Message):
     PLAN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     ABOUT_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     client_id: str
     model_id: str
@@ -69,7 +70,8 @@ class Hello(_message.Message):
     plan_digest: str
     environment: _containers.ScalarMap[str, str]
     about: _containers.ScalarMap[str, str]
-    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., structure_digest: _Optional[str] = ..., plan_digest: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., about: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    inline_bytes: int
+    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., structure_digest: _Optional[str] = ..., plan_digest: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., about: _Optional[_Mapping[str, str]] = ..., inline_bytes: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "max_request_bytes", "max_in_flight", "chunk_bytes", "about")
@@ -257,7 +259,7 @@ class Load(_message.Message):
     def __init__(self, pending: _Optional[int] = ..., workers: _Optional[int] = ..., queue_ns: _Optional[int] = ...) -> None: ...
 
 class ReplyHeader(_message.Message):
-    __slots__ = ("id", "header", "payload_bytes", "durations", "layers", "forward", "notes", "load", "readings", "observations")
+    __slots__ = ("id", "header", "payload_bytes", "durations", "layers", "forward", "notes", "load", "readings", "observations", "transforms", "payload")
     ID_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +270,8 @@ class ReplyHeader(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     READINGS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORMS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     id: int
     header: bytes
     payload_bytes: int
@@ -278,7 +282,9 @@ class ReplyHeader(_message.Message):
     load: Load
     readings: _containers.RepeatedCompositeFieldContainer[Reading]
     observations: bytes
-    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ...) -> None: ...
+    transforms: _containers.RepeatedScalarFieldContainer[str]
+    payload: bytes
+    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("id", "code", "error", "message", "retry")
