@@ -167,6 +167,9 @@ class AutoClient:
     def _finish(self, flight: Flight) -> Answer:
         try:
             answer = self._answer(flight)
+        except BaseException:
+            self._give_up(flight, "the caller was interrupted")
+            raise
         finally:
             self._flying.remove(flight)
             self._last_finished = now_ns()
@@ -219,12 +222,14 @@ class AutoClient:
     def _start_hedge(self, flight: Flight, why: str) -> None:
         self.decisions.event("hedge", candidate=flight.choice.candidate.name, reason=why)
         old = flight.stamps
+        assert isinstance(flight.running, Running)
+        about = flight.running.about
 
         def run() -> Answer:
             stamps = Stamps(called=old.called, prepared=old.prepared)
             call = flight.call or self._read(flight.item)
             stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared)
-            return self.client.requests.local(call, stamps)
+            return self.client.requests.local(call, stamps, Place(about.index, about.total))
 
         flight.hedged = self._hedge.run(run)
 
@@ -242,10 +247,14 @@ class AutoClient:
         return answer
 
     def _leave(self, flight: Flight, why: str) -> None:
+        self._give_up(flight, why)
+        self._flying.remove(flight)
+
+    def _give_up(self, flight: Flight, why: str) -> None:
+        """No effect on what is over."""
         if flight.hedged is not None:
             self._hedge.abandon(flight.hedged)
         self.client.requests.cancel(flight.running, why)
-        self._flying.remove(flight)
 
     # What it tells
 

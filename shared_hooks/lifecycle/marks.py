@@ -57,7 +57,10 @@ def on(
     mark = Mark(tuple(dict.fromkeys(Stage.of(stage) for stage in stages)), priority, name, when)
 
     def put(function: Function) -> Function:
-        setattr(function, MARK, mark)
+        try:
+            setattr(function, MARK, mark)
+        except AttributeError:  # a method of an object, something built in
+            raise SpecError(f"{name_of(function)} cannot be marked: write a function that calls it") from None
         return function
 
     return put
