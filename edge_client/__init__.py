@@ -19,6 +19,9 @@ inbox.py        what comes on it
 outbox.py       what a stream has still to send; back-pressure
 exchange.py     one request and its answer
 backoff.py      delays between attempts
+loaded.py       a model with an input to plan on
+progress.py     how far it is, on standard error
+text.py         text from elsewhere, made fit for a terminal
 wire.py         protobuf messages <-> frontiers
 measured.py     layer metrics out of a reply
 adaptive/       `AutoClient`: the cut chosen anew for every request

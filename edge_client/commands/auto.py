@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_client.commands.loading import Loaded, first_readable
-from edge_client.commands.text import one_line
+from edge_client.commands.loading import first_readable
+from edge_client.loaded import Loaded
 from edge_client.options import KeepAlive
 from edge_client.planning.gather import Gathered, Wanted, edge_profile, gather
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.partitioners import find_partitioner
 from edge_client.prober import LinkProber
+from edge_client.text import one_line
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models.example import to_device
 

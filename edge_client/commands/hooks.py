@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.commands.text import one_line, printable
+from edge_client.text import one_line, printable
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.listing import lines

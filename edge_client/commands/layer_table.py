@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from edge_client.commands.output import milliseconds, size, table
-from edge_client.commands.text import printable
+from edge_client.text import printable
 
 if TYPE_CHECKING:
     from shared_hooks import ForwardMetrics, LayerMetrics

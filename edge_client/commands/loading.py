@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from edge_client.loaded import Loaded
 from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLayer
 from shared_hooks.hierarchy import near, walk
@@ -15,17 +15,6 @@ if TYPE_CHECKING:
     from edge_client.client import EdgeClient
     from shared_hooks import WrappedModel
     from shared_hooks.models import InputItem, ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A wrapped model that is planned on one input."""
-
-    spec: ModelSpec
-    wrapped: WrappedModel
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    plan_digest: str
 
 
 def spec_of(options: argparse.Namespace) -> ModelSpec:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_client.commands.output import size
-from edge_client.commands.text import printable
+from edge_client.text import printable
 
 ROWS: Final = 60
 """Of a table; JSON has them all."""

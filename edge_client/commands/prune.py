@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from edge_client.commands import exits
 from edge_client.commands.loading import cut_of, load
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.commands.progress import progress
-from edge_client.commands.text import one_line, printable
+from edge_client.progress import progress
+from edge_client.text import one_line, printable
 from shared_hooks.errors import CutRefused, SpecError
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from edge_client.commands import exits
 from edge_client.commands.output import check_json_target, milliseconds, size, table, write_json
-from edge_client.commands.progress import progress
-from edge_client.commands.text import one_line, printable
+from edge_client.progress import progress
 from edge_client.sweep import extras
+from edge_client.text import one_line, printable
 from shared_hooks.errors import HookRefused, IsthmusError
 
 if TYPE_CHECKING:
-    from edge_client.commands.loading import Loaded
+    from edge_client.loaded import Loaded
     from edge_client.planning.objective import Objective
     from edge_client.sweep.feed import Feed
     from edge_client.sweep.journal import Journal

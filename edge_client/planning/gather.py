@@ -20,7 +20,7 @@ from shared_hooks.profiling.profile import FileInput, ModelIdentity, Profile
 from shared_hooks.profiling.quartiles import Quartiles
 
 if TYPE_CHECKING:
-    from edge_client.commands.loading import Loaded
+    from edge_client.loaded import Loaded
 
 Say = Callable[[str], None]
 PROBED_SIZES: Final = 6
@@ -247,7 +247,7 @@ def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress:
 
 
 def _bar(what: str, show: bool) -> Any:
-    from edge_client.commands.progress import progress
+    from edge_client.progress import progress
 
     return progress(what, None, show)
 

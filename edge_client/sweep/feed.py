@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from edge_client.answer import Call
-from edge_client.commands.text import printable
+from edge_client.text import printable
 from shared_hooks.copies import copied
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import BUILT_IN, find_inputs

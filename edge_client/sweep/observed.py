@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.commands.observation_table import tables
-from edge_client.commands.text import one_line
 from edge_client.planning.candidate import CLOUD_ONLY
 from edge_client.sweep.journal import Entry
 from edge_client.sweep.ways import Way
+from edge_client.text import one_line
 from shared_hooks.observers import named
 from shared_hooks.observers.thumbnails import is_thumbnail
 

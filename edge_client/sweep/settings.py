@@ -13,7 +13,7 @@ from shared_hooks.profiling.machine import describe
 if TYPE_CHECKING:
     import argparse
 
-    from edge_client.commands.loading import Loaded
+    from edge_client.loaded import Loaded
     from edge_client.sweep.feed import Feed
     from edge_client.sweep.ways import Way
 

@@ -20,7 +20,7 @@ import torch
 
 from edge_client.__main__ import main
 from edge_client.commands import output
-from edge_client.commands.progress import progress
+from edge_client.progress import progress
 from shared_hooks.errors import Disagreement, ServerUnavailable, SpecError
 from shared_hooks.models import load_spec
 from tests.edge import fake_server as fake
@@ -455,7 +455,7 @@ def test_help_needs_no_torch() -> None:
 
 def test_progress_is_one_printable_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes next may be a server's word."""
-    monkeypatch.setattr("edge_client.commands.progress.PLAIN_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("edge_client.progress.PLAIN_EVERY_SECONDS", 0.0)
     with progress("server's profile", None) as advance:
         advance("\x1b[31mred\nand more")
     assert capsys.readouterr().err == "server's profile: 1 \\x1b[31mred and more\n"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_client.commands.loading import Loaded, load
+from edge_client.commands.loading import load
+from edge_client.loaded import Loaded
 from edge_client.local_server import local_server
 from edge_client.planning.gather import (
     LEAST_PROBED,

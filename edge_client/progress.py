@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from edge_client.commands.text import one_line
+from edge_client.text import one_line
 
 PLAIN_EVERY_SECONDS: Final = 5.0
 
