@@ -220,6 +220,11 @@ class Lifecycle:
                 raise SpecError(f'no hook called "{name[:80]}" is registered.{near(name, known)} There is: {listed}')
             self._set(left)
 
+    @property
+    def hooks(self) -> tuple[Any, ...]:
+        """What is mounted, in the order of registration."""
+        return tuple(one.hook for one in sorted(self._hooks, key=lambda one: one.number))
+
     def listing(self) -> list[Listed]:
         """Stage after stage, the hooks in the order in which they are called, with what they have cost so far."""
         return [

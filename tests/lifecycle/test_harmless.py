@@ -299,26 +299,6 @@ def test_events_keep_nothing_alive() -> None:
             gc.enable()
 
 
-def test_a_slow_hook_at_a_lost_stream_holds_up_nobody_else() -> None:
-    """gRPC tells of lost streams in the one thread that serves every stream."""
-    go, entered = threading.Event(), threading.Event()
-    with service() as both:
-
-        @both.cloud.on("on_disconnect")
-        def slow(event: Event) -> None:
-            entered.set()
-            assert go.wait(PATIENCE)
-
-        try:
-            first = both.client().open()
-            first.close()
-            assert entered.wait(PATIENCE)
-            with both.client() as second:
-                assert torch.equal(second.infer(image(), deadline=PATIENCE).output, whole())
-        finally:
-            go.set()
-
-
 @pytest.mark.parametrize("stage", ["on_disconnect", "after_request", "on_error", "after_connect", "before_send"])
 def test_a_hook_that_ends_its_thread_does_not_end_the_server(stage: str) -> None:
     with service() as both:

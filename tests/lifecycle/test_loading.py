@@ -11,7 +11,9 @@ import pytest
 from cloud_server.config import read_config
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle, loading
+from shared_hooks.lifecycle.listing import is_default
 from shared_hooks.lifecycle.loading import default, read
+from tests.lifecycle.left import Watchdog
 
 HERE = "tests.lifecycle.left"
 
@@ -41,6 +43,7 @@ def names(lifecycle: Lifecycle) -> set[str]:
 def test_without_a_file_there_is_the_log() -> None:
     for side in ("edge", "cloud"):
         assert names(read(side, None)) == names(default(side)) == {"log"}
+        assert is_default(read(side, None))
 
 
 def test_every_form(tmp_path: Path) -> None:
@@ -57,8 +60,7 @@ def test_every_form(tmp_path: Path) -> None:
     heads = [(one.name, one.priority) for one in lifecycle.listing() if one.stage.value == "after_head"]
     assert heads == [("strict", 0), ("Watchdog", 50), ("Watchdog#2", 50), ("Watchdog#3", 51)]
     assert [one.priority for one in lifecycle.listing() if one.name == "marked"] == [70]
-    hooks = {one.name: one.hook for one in lifecycle._hooks}
-    assert (hooks["strict"].limit, hooks["Watchdog"].limit, hooks["Watchdog#2"].limit) == (9, 3, 7)
+    assert [hook.limit for hook in lifecycle.hooks if isinstance(hook, Watchdog)] == [3, 7, 9, 3]
 
 
 def test_a_hook_has_the_stages_of_its_side(tmp_path: Path) -> None:
@@ -71,6 +73,7 @@ def test_the_default_is_replaced_or_removed(tmp_path: Path) -> None:
     assert not loaded(tmp_path, 'remove = ["log"]').listing()
     replaced = loaded(tmp_path, f'hooks = [{{ hook = "{HERE}:Quiet", name = "log", replace = true }}]')
     assert [(one.name, one.stage.value, one.priority) for one in replaced.listing()] == [("log", "on_error", 30)]
+    assert not is_default(replaced)  # a hook of the user's, whatever it is called
 
 
 def test_modules_beside_the_file(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_client import Answer, EdgeClient, Failure
+from edge_client.probing import fetch_profile
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel
 from shared_hooks.errors import (
@@ -492,6 +493,18 @@ def test_a_model_by_itself_has_the_stages_of_both() -> None:
         *("before_inject", "after_inject", "before_tail", "after_tail"),
     ]
     assert {(side, request) for _, side, request in heard} == {("local", None)}
+
+
+def test_a_profile_belongs_to_no_request() -> None:
+    """It runs tails in the worker, after a request."""
+    with service() as both, both.client() as client:
+        client.infer(image())
+        both.paired()
+        tails = both.cloud.count(Stage.BEFORE_TAIL)
+        fetch_profile(both.address, "m", 1, 2, 1.0)
+        told = both.cloud.of(Stage.BEFORE_TAIL)[tails:]
+        assert told and {one.request for one in told} == {None}
+        assert both.cloud.count(Stage.BEFORE_REQUEST) == 1
 
 
 def test_a_file_that_is_not_there() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from cloud_server.core import Core
 from cloud_server.limits import Limits
+from cloud_server.servicer import SplitServicer
 from shared_hooks.errors import BadFrame, Cancelled, ServerUnavailable
 from shared_hooks.lifecycle import Event, Stage
 from shared_hooks.lifecycle.log import Log
@@ -141,6 +143,42 @@ def test_a_worker_outlives_its_hooks(spy: Spy) -> None:
         for id in range(1, 4):
             client.ask(id, b"abc")
             assert bytes(client.answer(id).data) == b"cba"
+
+
+def test_grpcs_own_thread_calls_no_hook(core: Core, spy: Spy) -> None:
+    """It tells of lost streams in the one thread that serves every stream: a slow hook would hold up all of them."""
+
+    class Context:
+        def __init__(self) -> None:
+            self.callbacks: list[Callable[[], None]] = []
+
+        def peer(self) -> str:
+            return "test"
+
+        def add_callback(self, callback: Callable[[], None]) -> bool:
+            self.callbacks.append(callback)
+            return True
+
+    silent = threading.Event()
+    incoming = iter(lambda: silent.wait(PATIENCE) and None, None)  # says nothing until the test is over
+    context, ended = Context(), threading.Event()
+    stream: Any = SplitServicer(core).session(incoming, context)  # type: ignore[arg-type]
+
+    def serve() -> None:
+        for _ in stream:
+            pass
+        ended.set()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    eventually(lambda: len(context.callbacks) == 1)
+    mine = threading.current_thread().name
+    context.callbacks[0]()
+    assert ended.wait(PATIENCE)
+    thread.join(PATIENCE)
+    silent.set()
+    (told,) = spy.of(Stage.ON_DISCONNECT)
+    assert told.thread != mine and core.wait_gone(PATIENCE)
 
 
 def test_streams_are_told(core: Core, spy: Spy) -> None:
