@@ -15,7 +15,7 @@ from shared_hooks.errors import HookRefused, SpecError
 from shared_hooks.hierarchy import near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import About, Event
-from shared_hooks.lifecycle.marks import Call, Function, Mark, calls_of, mark_of, name_of, on, priority_of
+from shared_hooks.lifecycle.marks import Call, Function, Mark, calls_of, mark_of, name_of, priority_of
 from shared_hooks.lifecycle.stages import Stage
 
 log = logging.getLogger(__name__)
@@ -171,10 +171,22 @@ class Lifecycle:
         function's name and NORMAL. ``replace`` puts it in the place of the one of that name, among those of its own
         priority. Raises SpecError: no such stage, none that comes on this side, a priority or name that cannot be.
         """
-        calls = self.calls(hook)
+        mark = mark_of(hook) or Mark((), getattr(hook, "priority", None))
+        return self._mount(hook, calls_of(hook), mark, name, priority, when, replace)
+
+    def _mount(
+        self,
+        hook: Any,
+        calls: Mapping[Stage, Call],
+        mark: Mark,
+        name: str | None = None,
+        priority: int | str | None = None,
+        when: Condition | None = None,
+        replace: bool = False,
+    ) -> str:
+        calls = self._here(calls)
         if not calls:
             raise SpecError(f"{name_of(hook)}: none of its stages comes on this side ({self.side})")
-        mark = mark_of(hook) or Mark((), getattr(hook, "priority", None))
         place = priority_of(mark.priority if priority is None else priority)
         with self._lock:
             name = self._free_name(hook, name, replace)
@@ -188,7 +200,10 @@ class Lifecycle:
 
     def calls(self, hook: Any) -> Mapping[Stage, Call]:
         """What of a hook would be called here: at the stages that come on this side. Raises SpecError."""
-        return {stage: call for stage, call in calls_of(hook).items() if stage.comes(self.side)}
+        return self._here(calls_of(hook))
+
+    def _here(self, calls: Mapping[Stage, Call]) -> Mapping[Stage, Call]:
+        return {stage: call for stage, call in calls.items() if stage.comes(self.side)}
 
     def on(
         self,
@@ -198,10 +213,10 @@ class Lifecycle:
         when: Condition | None = None,
     ) -> Callable[[Function], Function]:
         """A decorator that registers the function below it at once."""
-        mark = on(*stages, priority=priority, name=name, when=when)
+        mark = Mark.of(stages, priority, None, when)
 
         def put(function: Function) -> Function:
-            self.register(mark(function))
+            self._mount(function, dict.fromkeys(mark.stages, function), mark, name)
             return function
 
         return put

@@ -128,7 +128,33 @@ class TestWhatCanBeMounted:
 
     def test_what_cannot_be_marked(self) -> None:
         with pytest.raises(SpecError, match="append cannot be marked: write a function that calls it"):
-            Lifecycle("edge").on("after_head")([].append)
+            on("after_head")([].append)
+
+    def test_what_need_not_be_marked_is_mounted_as_it_is(self) -> None:
+        heard: list[Event] = []
+        edge, cloud = Lifecycle("edge"), Lifecycle("cloud")
+        for lifecycle in (edge, cloud):
+            assert lifecycle.on("before_request", priority=3)(heard.append) == heard.append
+            lifecycle.emit(Stage.BEFORE_REQUEST)
+            lifecycle.remove("append")
+            lifecycle.emit(Stage.BEFORE_REQUEST)
+        assert [event.side for event in heard] == ["edge", "cloud"]
+
+    def test_marks_that_would_be_lost(self) -> None:
+        @on("after_head")
+        def once(event: Event) -> None: ...
+
+        with pytest.raises(SpecError, match="once is marked already: one on"):
+            on("before_head")(once)
+
+        class Marked:
+            @on("before_head")
+            def look(self, event: Event) -> None: ...
+
+            def after_head(self, event: Event) -> None: ...
+
+        with pytest.raises(SpecError, match="Marked.look: methods are called as stages are, and not marked"):
+            Lifecycle("edge").register(Marked())
 
     def test_attributes_that_are_no_methods_are_left_alone(self) -> None:
         class Settings(Noting):
