@@ -93,9 +93,7 @@ def calls_of(hook: Any) -> Mapping[Stage, Call]:
     names = [stage.value for stage in Stage]
     for name in dir(type(hook)):
         if mark_of(getattr(type(hook), name, None)) is not None:
-            raise SpecError(
-                f"{type(hook).__name__}.{name}: a method listens by being called as a stage is, not by on()"
-            )
+            raise SpecError(f"{type(hook).__name__}.{name}: methods are called as stages are, and not marked")
     for name in sorted(name for name in dir(hook) if name.startswith(PREFIXES)):
         method = getattr(hook, name)
         if not callable(method):
