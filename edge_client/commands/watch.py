@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -18,13 +19,19 @@ from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import exits
 from edge_client.commands.hooks import configured
 from edge_client.commands.loading import cut_for, find, spec_of
-from edge_client.commands.observation_table import tables
+from edge_client.commands.observation_table import ObservationTable, tables
 from edge_client.options import check_address
 from edge_client.text import one_line, printable
 from shared_hooks.errors import SpecError
 from shared_hooks.observers import named
 
 Show = Callable[[Group], None]
+
+MODULE = 12
+"""Columns of a module's name at least."""
+
+WIDE = 200
+"""Columns where there is no terminal, so that names are whole and can be searched."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -51,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
         client.open()
         inputs = itertools.chain.from_iterable(itertools.repeat(items, options.repeat))
         names = itertools.chain.from_iterable(itertools.repeat(items, options.repeat))
-        with _screen() as show:
+        with _screen() as (show, width):
             for item, answer in zip(
                 names, client.infer_many(inputs, prepare=spec.preprocess, failures="return"), strict=True
             ):
@@ -60,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
                     print(f"edge-client: {printable(item.name)}: {one_line(str(answer.error))}", file=sys.stderr)
                     continue
                 answered += 1
-                show(_picture(f"{printable(item.name)}, answer {answered}", answer))
+                show(_picture(f"{printable(item.name)}, answer {answered}", answer, width))
     except CONNECTION_ERRORS as error:
         if options.debug:
             raise
@@ -72,27 +79,38 @@ def main(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _screen() -> Iterator[Show]:
+def _screen() -> Iterator[tuple[Show, int]]:
     """In place on a terminal, one below the other elsewhere."""
     console = Console(file=sys.stdout, soft_wrap=False)
     if not console.is_terminal:
-        yield console.print
+        console.width = WIDE
+        yield console.print, WIDE
         return
     with Live(console=console, vertical_overflow="crop") as live:
-        yield lambda group: live.update(group, refresh=True)
+        yield lambda group: live.update(group, refresh=True), console.width
 
 
-def _picture(title: str, answer: Answer) -> Group:
+def _picture(title: str, answer: Answer, width: int) -> Group:
     parts: list[Table | Text] = [Text(f"{title}, cut after {printable(answer.split)}")]
     for found in tables(answer.observations):
-        shown = Table(title=found.title, title_justify="left")
+        shown = Table(
+            title=found.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+        )
         for header in found.headers:
-            shown.add_column(header)
-        for row in found.rows:
-            shown.add_row(*(Text(cell) for cell in row))  # a name may hold [brackets]
+            shown.add_column(header, overflow="fold")  # cut off, -4.6e-10 would read as -4.6
+        room = _room(found, width)
+        for side, module, *cells in found.rows:
+            name = module if len(module) <= room else f"…{module[-room + 1 :]}"  # its end tells more
+            shown.add_row(*(Text(cell) for cell in (side, name, *cells)))  # a name may hold [brackets]
         if found.rows:
             parts.append(shown)
         else:
             parts.append(Text(f"{found.title}: nothing"))
         parts += [Text(note) for note in found.notes]
     return Group(*parts)
+
+
+def _room(found: ObservationTable, width: int) -> int:
+    """Columns that the other cells leave for a module's name, two between each."""
+    others = [max(map(len, column)) for column in zip(found.headers, *found.rows, strict=True)]
+    return max(MODULE, width - sum(others) + others[1] - 2 * len(others))

@@ -51,7 +51,9 @@ def check(names: Iterable[str]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(names))
     for name in found:
         if name not in HOOKS:
-            raise SpecError(f'no hook is called "{name[:80]}".{near(name, HOOKS)} There are {", ".join(HOOKS)}')
+            more = " Hooks of your own at the life cycle's stages go into the file of --config." if ":" in name else ""
+            known = f"There are {', '.join(HOOKS)}."
+            raise SpecError(f'no observer is called "{name[:80]}".{near(name, HOOKS)} {known}{more}')
     return found
 
 

@@ -23,6 +23,8 @@ from cloud_server.served_model import ServedModel
 from cloud_server.server import CloudServer
 from edge_client import EdgeClient
 from edge_client.__main__ import main
+from edge_client.commands.observation_table import ObservationTable
+from edge_client.commands.watch import MODULE, _room
 from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, HookRefused, SpecError
 from shared_hooks.models import load_spec
@@ -91,7 +93,7 @@ def test_a_hook_that_the_server_does_not_allow_is_permission_denied() -> None:
             assert client.infer(image(), split="edge-only").observations["edge"]["memory"]["records"]
         with EdgeClient(address, RESIDUAL, "stem") as client:
             client.infer(image())
-    with pytest.raises(SpecError, match='no hook is called "memroy". Did you mean memory?'):
+    with pytest.raises(SpecError, match='no observer is called "memroy". Did you mean memory?'):
         EdgeClient("127.0.0.1:1", RESIDUAL, hooks=["memroy"])
 
 
@@ -193,6 +195,19 @@ def test_watch_shows_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
         assert text.count(f"cut after {CUT}") == 4 and text.count("tokens") == 4 and "answer 4" in text
         assert main(["watch", "--server", address, "--split", "nowhere", *inputs]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_watch_shows_names_and_numbers_whole_or_their_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is no terminal nothing is cut; in a narrow one a number is still all of it, a name its end."""
+    monkeypatch.setenv("COLUMNS", "60")
+    image = str(min(IMAGES.glob("*.png")))
+    with server("digits", "activation") as address:
+        assert main(["watch", "--server", address, "--split", CUT, "--input", image, "--hooks", "activation"]) == 0
+    assert "stage3.0.shortcut.1" in capsys.readouterr().out
+    found = ObservationTable("activation", ("side", "module", "mean"), [("edge", "a.long.name.of.one", "-4.6e-10")], [])
+    assert _room(found, 30) == 30 - 4 - 8 - 6 and _room(found, 5) == MODULE
 
 
 def test_watch_plans_on_the_first_input_where_the_spec_has_no_example(
