@@ -23,6 +23,7 @@ from cloud_server.server import CloudServer
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
 from shared_hooks.lifecycle.listing import is_default, lines
+from shared_hooks.lifecycle.log import show
 from shared_hooks.models import pick_device, set_threads
 
 log = logging.getLogger("cloud_server")
@@ -36,8 +37,7 @@ GRACE_SECONDS = 2.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     options = parser().parse_args(argv)
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format=form)
+    show(options.log_level)
     try:
         config = configure(options)
         if options.hooks:

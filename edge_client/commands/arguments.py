@@ -115,7 +115,7 @@ def _add_lifecycle(commands: Commands, model: argparse.ArgumentParser) -> None:
     hooks.add_argument("--stages", action="store_true", help="list the stages and end")
     hooks.add_argument("--input", action="append", metavar="PATH", help="run these first, and show what hooks cost")
     hooks.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
-    hooks.add_argument("--split", default="edge-only", metavar="LAYER_ID|NAME|...", help="(default: edge-only)")
+    hooks.add_argument("--split", metavar="LAYER_ID|NAME|...", help="(default: edge-only, without a server)")
 
 
 def _add_config(command: argparse.ArgumentParser) -> None:

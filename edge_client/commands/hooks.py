@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ def main(options: argparse.Namespace) -> int:
     status = _run(options, lifecycle) if options.input else 0
     print("\n".join(lines(lifecycle)))
     silent = [stage.value for stage in Stage if stage.edge and stage not in {one.stage for one in lifecycle.listing()}]
-    print(f"\nnobody listens at {', '.join(silent)}")
+    width = shutil.get_terminal_size().columns
+    print("\n" + textwrap.fill(f"nobody listens at {', '.join(silent)}", width, break_long_words=False))
     if options.json:
         write_json({"hooks": as_dicts(lifecycle)}, options.json, options.stdout)
     return status
@@ -34,9 +37,9 @@ def main(options: argparse.Namespace) -> int:
 def configured(options: argparse.Namespace) -> Lifecycle:
     """The hooks of ``--config``, of installed packages, and the default one, which logs as ``--log-level`` says."""
     if options.log_level:
-        import logging
+        from shared_hooks.lifecycle.log import show
 
-        logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        show(options.log_level)
     return read("edge", Path(options.config) if options.config else None)
 
 
@@ -63,7 +66,12 @@ def _run(options: argparse.Namespace, lifecycle: Lifecycle) -> int:
     from edge_client.commands.loading import cut_for, find, spec_of
     from edge_client.planning.candidate import EDGE_ONLY
 
-    here = options.split == EDGE_ONLY
+    if options.split is None and options.server:
+        raise SpecError(
+            "--server (or ISTHMUS_SERVER): say where to cut, too: --split LAYER, cloud-only, or edge-only without it"
+        )
+    split = options.split or EDGE_ONLY
+    here = split == EDGE_ONLY
     if not options.server and not here:
         raise SpecError('no server: give --server HOST:PORT, set ISTHMUS_SERVER, or say --split "edge-only"')
     items, spec = find(options.input), spec_of(options)
@@ -72,7 +80,7 @@ def _run(options: argparse.Namespace, lifecycle: Lifecycle) -> int:
     client = EdgeClient(None if here else options.server, spec, metrics=False, lifecycle=lifecycle, **known)
     try:
         client.prepare()
-        client.split = cut_for(client, options.split, items)
+        client.split = cut_for(client, split, items)
         for item, answer in zip(
             items, client.infer_many(items, prepare=spec.preprocess, failures="return"), strict=True
         ):
@@ -85,5 +93,14 @@ def _run(options: argparse.Namespace, lifecycle: Lifecycle) -> int:
 
 
 def _stages() -> str:
+    width = shutil.get_terminal_size().columns
     rows = [[stage.value, stage.edge or "-", stage.cloud or "-", " ".join(stage.facts)] for stage in Stage]
-    return table(["stage", "on the edge", "on the cloud", "the event has"], rows)
+    wide = table(["stage", "on the edge", "on the cloud", "the event has"], rows)
+    if not sys.stdout.isatty() or len(wide.partition("\n")[0]) <= width:
+        return wide
+    return "\n".join(_narrow(*row) for row in rows)
+
+
+def _narrow(stage: str, edge: str, cloud: str, facts: str) -> str:
+    """One stage below the other, for a terminal that the table does not fit into."""
+    return f"{stage}\n  edge:  {edge}\n  cloud: {cloud}\n  has:   {facts or '-'}"

@@ -7,6 +7,19 @@ import logging
 from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed
 from shared_hooks.lifecycle.events import Event
 
+OURS = ("edge_client", "cloud_server", "shared_hooks")
+
+
+def show(level: str) -> None:
+    """Log lines to standard error, from ``level`` ("debug" ... "error") up; below INFO only ours.
+
+    Other libraries' DEBUG lines, some for every image that is read, would bury what was asked for.
+    """
+    number = getattr(logging, level.upper())
+    logging.basicConfig(level=max(number, logging.INFO), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in OURS:
+        logging.getLogger(name).setLevel(number)
+
 
 class Log:
     """Writes to the logger of the side ("edge_client", "cloud_server"). Replace or remove it by its name, "log".

@@ -58,7 +58,7 @@ class TestHooks:
         assert rows(text)[0] == ["stage", "hook", "priority", "calls", "failures", "total", "ms", "us", "a", "call"]
         listed = [line.split()[0] for line in text.splitlines() if " log " in line]
         assert listed == [stage.value for stage in Stage if stage.value in listed] and "on_error" in listed
-        silent = text.rpartition("nobody listens at ")[2].strip().split(", ")
+        silent = " ".join(text.rpartition("nobody listens at ")[2].split()).split(", ")
         assert sorted([*silent, *listed]) == sorted(stage.value for stage in Stage if stage.edge)
 
     def test_in_their_order(self, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +74,18 @@ class TestHooks:
         assert [line.split()[0] for line in lines] == [stage.value for stage in Stage]
         for line, stage in zip(lines, Stage, strict=True):
             assert stage.edge in line and stage.cloud in line and line.endswith(" ".join(stage.facts))
+
+    def test_nothing_is_wider_than_a_narrow_terminal(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        assert main(["hooks"]) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        assert main(["hooks", "--stages"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if line[0] != " "] == [stage.value for stage in Stage]
+        assert max(map(len, lines)) <= 80
 
     def test_with_what_they_cost(self, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
         files = [word for file in sorted(IMAGES.glob("*.png"))[:3] for word in ("--input", str(file))]
@@ -100,6 +112,8 @@ class TestHooks:
         one_line(capsys, "no server")
         assert main(["hooks", "--input", str(tmp_path / "nowhere.png"), "--split", "edge-only"]) == 2
         one_line(capsys, "nowhere.png")
+        assert main(["hooks", "--input", file, "--server", "127.0.0.1:1"]) == 2  # else it would go unused
+        one_line(capsys, "say where to cut, too: --split LAYER")
         assert main(["hooks", "--json", str(tmp_path / "no" / "where.json")]) == 2
         one_line(capsys, "cannot be written")
 
