@@ -45,12 +45,13 @@ def load(side: str, table: Table | None, folder: Path) -> Lifecycle:
     table.done()
     if packages is None or packages:
         for entry in entry_points(group=GROUP):
-            hook = _plugged(entry)
             try:
+                hook = _plugged(entry)
                 if made.calls(hook):  # it may be for the other side
                     made.register(hook, name=entry.name)
             except SpecError as error:
-                raise SpecError(f"{_where(entry)}: {error}") from error
+                where = f'hook "{entry.name}" of an installed package ({entry.value})'
+                raise SpecError(f"{where}: {error}; entry_points = false in [lifecycle] leaves packages out") from error
     for entry in hooks:
         _register(made, table, entry, folder)
     for name in remove:
@@ -99,17 +100,13 @@ def _made(hook: Any, options: dict[str, Any], where: str) -> Any:
         return hook
     try:
         return hook(**options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SpecError(f"{where}: making it raised {type(error).__name__}: {error}") from error
 
 
 def _plugged(entry: EntryPoint) -> Any:
     try:
         hook = entry.load()
-    except Exception as error:
-        raise SpecError(f"{_where(entry)}: loading it raised {type(error).__name__}: {error}") from error
-    return _made(hook, {}, _where(entry))
-
-
-def _where(entry: EntryPoint) -> str:
-    return f'hook "{entry.name}" of an installed package ({entry.value})'
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"loading it raised {type(error).__name__}: {error}") from error
+    return _made(hook, {}, entry.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -99,12 +100,28 @@ def calls_of(hook: Any) -> Mapping[Stage, Call]:
         if not callable(method):
             continue
         if name not in names:
-            raise SpecError(f"{type(hook).__name__}.{name}: no stage is called so.{near(name, names)}")
+            more = " A method that is no hook gets another name, or an underscore."
+            raise SpecError(f"{type(hook).__name__}.{name}: no stage is called so.{near(name, names)}{more}")
         found[Stage.of(name)] = method
     if not found:
         what = "is not marked by on(stage)" if callable(hook) else "has no method that is called as a stage is"
-        raise SpecError(f"{name_of(hook)} {what}; stages are {', '.join(names[:4])}, ...")
+        raise SpecError(f"{name_of(hook)} {what}; stages are {', '.join(names[:4])}, ... (edge-client hooks --stages)")
     return found
+
+
+def check_call(hook: Any, call: Call) -> None:
+    """Raises SpecError for what would do nothing or only fail when its stage comes, as far as can be seen."""
+    what = f"{name_of(hook)}: {getattr(call, '__qualname__', type(call).__name__)}"
+    if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
+        raise SpecError(f"{what} would not run: nobody awaits or iterates; a hook is a plain function")
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # something built in
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise SpecError(f"{what} is called with one argument, the event, and takes {signature}") from None
 
 
 def priority_of(value: int | str | None) -> int:

@@ -15,7 +15,7 @@ from shared_hooks.errors import HookRefused, SpecError
 from shared_hooks.hierarchy import near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import About, Event
-from shared_hooks.lifecycle.marks import Call, Function, Mark, calls_of, mark_of, name_of, priority_of
+from shared_hooks.lifecycle.marks import Call, Function, Mark, calls_of, check_call, mark_of, name_of, priority_of
 from shared_hooks.lifecycle.stages import Stage
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,8 @@ class Lifecycle:
 
         Without ``name`` and ``priority`` the hook's own attributes of these names count, else its class's or
         function's name and NORMAL. ``replace`` puts it in the place of the one of that name, among those of its own
-        priority. Raises SpecError: no such stage, none that comes on this side, a priority or name that cannot be.
+        priority. Raises SpecError: no such stage, none that comes on this side, a priority or name that cannot be, or
+        a function that is not called with one argument, or is `async` or a generator.
         """
         mark = mark_of(hook) or Mark((), getattr(hook, "priority", None))
         return self._mount(hook, calls_of(hook), mark, name, priority, when, replace)
@@ -187,6 +188,8 @@ class Lifecycle:
         calls = self._here(calls)
         if not calls:
             raise SpecError(f"{name_of(hook)}: none of its stages comes on this side ({self.side})")
+        for call in calls.values():
+            check_call(hook, call)
         place = priority_of(mark.priority if priority is None else priority)
         with self._lock:
             name = self._free_name(hook, name, replace)

@@ -63,7 +63,7 @@ def _import(name: str, folder: Path, where: str) -> ModuleType:
         sys.path.append(str(folder))
         _added.add(folder)
         return _import(name, folder, where)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself when it is imported
         raise SpecError(f'{where}: importing "{name}" raised {type(error).__name__}: {error}') from error
     # Two specs in two folders may both have a "net.py"; Python keeps the first one imported and would build the wrong
     # model without a word.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shared_hooks.lifecycle import Event, Stage, on
 
 
@@ -58,6 +60,26 @@ def breaks(event: Event) -> None:
 
 made = Watchdog(7)
 number = 3
+
+
+class Awaited:
+    async def after_request(self, event: Event) -> None: ...
+
+
+class Lonely:
+    def after_request(self) -> None: ...
+
+
+class Ends:
+    def __init__(self) -> None:
+        raise SystemExit(7)
+
+    def after_request(self, event: Event) -> None: ...
+
+
+@on("after_request")
+def yields(event: Event) -> Iterator[None]:
+    yield
 
 
 def unmarked(event: Event) -> None: ...

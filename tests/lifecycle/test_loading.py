@@ -82,6 +82,12 @@ def test_modules_beside_the_file(tmp_path: Path) -> None:
     assert "Beside" in names(loaded(tmp_path, 'hooks = ["hooks_that_lie_beside:Beside"]'))
 
 
+def test_a_script_that_ends_itself_when_imported(tmp_path: Path) -> None:
+    (tmp_path / "script_that_ends_itself.py").write_text("import sys\nsys.exit(7)\n")
+    with pytest.raises(SpecError, match='importing "script_that_ends_itself" raised SystemExit: 7'):
+        loaded(tmp_path, 'hooks = ["script_that_ends_itself:Hook"]')
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -93,6 +99,10 @@ def test_modules_beside_the_file(tmp_path: Path) -> None:
         (f'hooks = ["{HERE}:unmarked"]', "unmarked is not marked by on"),
         (f'hooks = ["{HERE}:number"]', "has no method that is called as a stage is"),
         (f'hooks = ["{HERE}:Misspelt"]', "Misspelt.on_eror: no stage is called so. Did you mean on_error"),
+        (f'hooks = ["{HERE}:Awaited"]', "Awaited.after_request would not run"),
+        (f'hooks = ["{HERE}:yields"]', "yields would not run"),
+        (f'hooks = ["{HERE}:Lonely"]', r"Lonely.after_request is called with one argument, the event, and takes \(\)"),
+        (f'hooks = ["{HERE}:Ends"]', "making it raised SystemExit: 7"),
         (f'hooks = ["{HERE}:Picky"]', "making it raised TypeError: .*needed"),
         (f'hooks = ["{HERE}:cloud_alone"]', "none of its stages comes on this side \\(edge\\)"),
         (f'hooks = [{{ hook = "{HERE}:Watchdog", options = {{ limit = -1 }} }}]', "raised ValueError: the limit"),
@@ -163,6 +173,7 @@ class TestPackages:
             ("no_such_module:Hook", "loading it raised ModuleNotFoundError"),
             (f"{HERE}:nothing", "loading it raised AttributeError"),
             (f"{HERE}:Picky", "making it raised TypeError"),
+            (f"{HERE}:Ends", "making it raised SystemExit"),
             (f"{HERE}:unmarked", "unmarked is not marked by on"),
             (f"{HERE}:Misspelt", "Did you mean on_error"),
         ],
@@ -172,6 +183,7 @@ class TestPackages:
         with pytest.raises(SpecError, match=says) as caught:
             read("edge", None)
         assert str(caught.value).startswith(f'hook "broken" of an installed package ({target}): ')
+        assert "entry_points = false" in str(caught.value)  # how to go on without it
 
     def test_two_of_one_name(self, no_packages: Callable[..., None]) -> None:
         no_packages(log=f"{HERE}:Watchdog")
