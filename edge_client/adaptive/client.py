@@ -51,6 +51,7 @@ class Flight:
     stamps: Stamps
     until: float
     running: Running | Done
+    place: Place | None = None
     bytes_ahead: int = 0
     hedged: Future[Answer] | None = None
 
@@ -160,13 +161,16 @@ class AutoClient:
         work: Call | Path = self._path(item) if call is None else call
         ahead = sum(_unsent(flight) for flight in self._flying)
         running = self.client.requests.begin(work, name, stamps, until, place)
-        flight = Flight(item, call, choice, stamps, until, running, ahead)
+        flight = Flight(item, call, choice, stamps, until, running, place, ahead)
         self._flying.append(flight)
         return flight
 
     def _finish(self, flight: Flight) -> Answer:
         try:
             answer = self._answer(flight)
+        except BaseException:  # Ctrl-C, too; nothing happens to what has ended
+            self._give_up(flight, "the caller was interrupted")
+            raise
         finally:
             self._flying.remove(flight)
             self._last_finished = now_ns()
@@ -224,7 +228,7 @@ class AutoClient:
             stamps = Stamps(called=old.called, prepared=old.prepared)
             call = flight.call or self._read(flight.item)
             stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared)
-            return self.client.requests.local(call, stamps)
+            return self.client.requests.local(call, stamps, flight.place)
 
         flight.hedged = self._hedge.run(run)
 
@@ -242,10 +246,14 @@ class AutoClient:
         return answer
 
     def _leave(self, flight: Flight, why: str) -> None:
+        self._give_up(flight, why)
+        self._flying.remove(flight)
+
+    def _give_up(self, flight: Flight, why: str) -> None:
+        """On both sides."""
         if flight.hedged is not None:
             self._hedge.abandon(flight.hedged)
         self.client.requests.cancel(flight.running, why)
-        self._flying.remove(flight)
 
     # What it tells
 
