@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # the builtin one only from Python 3.11 on
 from typing import Final
 
 import grpc
@@ -92,7 +93,7 @@ class Connection:
             self._demand(lambda: self._waiting.openers.append(opener))
         try:
             return opener.result(seconds)
-        except TimeoutError:
+        except FutureTimeout:
             raise self._unavailable(seconds) from None
         finally:
             with self._changed:
@@ -142,8 +143,9 @@ class Connection:
             raise Cancelled("the client is closed")
         enter()
         if self._keeper is None:
-            self._keeper = threading.Thread(target=self._keep, name=f"edge-connection {self.address}", daemon=True)
-            self._keeper.start()
+            keeper = threading.Thread(target=self._keep, name=f"edge-connection {self.address}", daemon=True)
+            keeper.start()
+            self._keeper = keeper
         self._changed.notify_all()
 
     def _keep(self) -> None:
