@@ -24,7 +24,8 @@ def main(options: argparse.Namespace) -> int:
     lifecycle = configured(options)
     status = _run(options, lifecycle) if options.input else 0
     print("\n".join(lines(lifecycle)))
-    silent = [stage.value for stage in Stage if stage.edge and stage not in {one.stage for one in lifecycle.listing()}]
+    heard = {one.stage for one in lifecycle.listing()}
+    silent = [stage.value for stage in Stage if stage.edge and stage not in heard]
     print(f"\nnobody listens at {', '.join(silent)}")
     if options.json:
         write_json({"hooks": as_dicts(lifecycle)}, options.json, options.stdout)
