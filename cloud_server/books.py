@@ -39,6 +39,7 @@ class Books:
         self._answers = AnswerStore(limits)
         self._numbers = itertools.count()
         self._ended: list[tuple[Request, IsthmusError | None]] = []
+        self._untold = 0
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -52,14 +53,32 @@ class Books:
                     ended, self._ended = self._ended, []
         finally:  # also where the block raises after one has ended
             for request, error in ended:
-                if error is not None and not isinstance(error, Cancelled):
-                    self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
-                self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error)
+                self._tell(request, error)
+
+    def _tell(self, request: Request, error: IsthmusError | None) -> None:
+        """Hooks hear how a request ended."""
+        if error is not None and not isinstance(error, Cancelled):
+            self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
+        self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error)
+        with self.changed:
+            self._untold -= 1
+            self.changed.notify_all()
+
+    def begin(self, request: Request) -> None:
+        """Hooks hear that a request was taken in, and of its end not before that. Raises HookRefused."""
+        about, nbytes = request.about, request.payload_bytes
+        try:
+            self._lifecycle.emit(Stage.BEFORE_REQUEST, about, client=about.client, split=request.split, nbytes=nbytes)
+        finally:
+            with self._locked():
+                request.told = True
+                if request.state is State.OVER:  # while the hooks ran
+                    self._ended.append((request, request.error))
 
     @property
     def empty(self) -> bool:
-        """Whether no request is on its way; the caller holds `changed`."""
-        return not self._live
+        """Whether no request is on its way, and hooks have heard of the last; the caller holds `changed`."""
+        return not self._live and not self._untold
 
     def admit(self, request: Request) -> Answer | None:
         """Takes a new request in, or recognises one that is known already.
@@ -207,5 +226,8 @@ class Books:
             if not self._live_of[request.key[0]]:
                 del self._live_of[request.key[0]]
             self._live_bytes -= request.payload_bytes
-            self._ended.append((request, error))
+            request.error = error
+            self._untold += 1
+            if request.told:
+                self._ended.append((request, error))
             self.changed.notify_all()

@@ -73,7 +73,7 @@ def serve(config: ServerConfig) -> int:
         log.info("%s", signal.Signals(signals.get()).name)
         server.drain()
         drained = _wait(core, signals, config.limits.drain_seconds)
-        lifecycle.emit(Stage.AFTER_DRAIN, answered=drained)
+        core.drained(drained)
         server.stop(GRACE_SECONDS if drained else 0)
         lifecycle.emit(Stage.AFTER_RUN, address=config.listen)
     if not is_default(lifecycle):

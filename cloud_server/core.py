@@ -55,6 +55,7 @@ class Core:
         self.books = Books(self.limits, self.check_open, self.lifecycle)
         self._changed = self.books.changed  # guards draining and sessions, too: nothing comes in beside a drain
         self._draining = False
+        self._drained = False
         self._sessions: set[Session] = set()
         self._workers = Workers(workers)
         self._queue_clock = QueueClock()
@@ -97,12 +98,12 @@ class Core:
         return session
 
     def left(self, session: Session, reason: str) -> None:
-        """The stream is gone."""
+        """The stream is gone. Its place is free once hooks have heard of it."""
         self.books.left(session)
+        self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=session.peer, reason=reason)
         with self._changed:
             self._sessions.discard(session)
             self._changed.notify_all()
-        self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=session.peer, reason=reason)
 
     @contextmanager
     def probing(self) -> Iterator[Probe]:
@@ -168,6 +169,14 @@ class Core:
                 session.drain()
         self.lifecycle.emit(Stage.BEFORE_DRAIN)
 
+    def drained(self, answered: bool) -> None:
+        """Hooks hear how the draining ended; the first call after `drain` counts."""
+        with self._changed:
+            if self._drained or not self._draining:
+                return
+            self._drained = True
+        self.lifecycle.emit(Stage.AFTER_DRAIN, answered=answered)
+
     def wait_idle(self, timeout: float) -> bool:
         """Waits until every admitted request is answered, at most ``timeout`` seconds; False when some are not."""
         return self._wait(lambda: self.books.empty, timeout)
@@ -189,6 +198,7 @@ class Core:
     def close(self) -> None:
         """Ends the streams and the threads; a running tail is left to finish on its own."""
         self.drain()
+        self.drained(self.wait_idle(0))
         self.dismiss()
         self._closed.set()
         self._workers.stop()

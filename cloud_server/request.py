@@ -14,7 +14,7 @@ from cloud_server.engine import FILE, Computed, Engine
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Recipe
-from shared_hooks.errors import BadFrame
+from shared_hooks.errors import BadFrame, IsthmusError
 from shared_hooks.lifecycle import About
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ class Request:
         self.fingerprint = fingerprint(engine, frame)
         self.state = State.RECEIVING
         self.cancelled = False
+        self.told = False
+        """Whether hooks have heard of it."""
+        self.error: IsthmusError | None = None
         self.began_ns = time.perf_counter_ns()
         self.complete_ns = self.began_ns
         self.payload = memoryview(b"")

@@ -155,8 +155,6 @@ class ServedModel:
             with transforms.during(self._wrapped) as changed:
                 output = self._wrapped.forward(*args, start=start, **kwargs)
                 names = changed()
-            if start is None:
-                self._lifecycle.emit(Stage.AFTER_TAIL, split=FILE, output=output)
             returned = time.perf_counter_ns()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # the kernels are only launched until here
@@ -165,12 +163,14 @@ class ServedModel:
         except Exception as error:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
         computed = time.perf_counter_ns()
+        durations = self._wrapped.durations()  # before more hooks, which may run the model
+        layers = tuple(self._wrapped.get_layer_metrics()) if want_metrics else ()
+        forward = self._wrapped.get_forward_metrics() if want_metrics else None
+        if start is None:
+            self._lifecycle.emit(Stage.AFTER_TAIL, split=FILE, output=output)
         self._lifecycle.emit(Stage.BEFORE_ENCODE, value=output)
         parcel = Parcel.of_value(output)
         self._lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
-        durations = self._wrapped.durations()
-        layers = tuple(self._wrapped.get_layer_metrics()) if want_metrics else ()
-        forward = self._wrapped.get_forward_metrics() if want_metrics else None
         return Computed(
             header=parcel.header,
             buffers=parcel.buffers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from concurrent import futures
 
 import grpc
@@ -42,6 +43,7 @@ class CloudServer:
 
     def __init__(self, core: Core, address: str) -> None:
         self.core = core
+        self._ending = threading.Lock()  # taken by the first who stops it, and kept
         # Every stream holds one thread of the pool for as long as it lives.
         limits = core.limits
         threads = limits.max_clients + limits.max_probes + limits.max_profiles + SPARE_THREADS
@@ -74,7 +76,10 @@ class CloudServer:
         self.core.drain()
 
     def stop(self, grace: float | None = None) -> None:
-        """Ends the streams and the server; ``grace`` is what frames under way have, in seconds."""
+        """Ends the streams and the server; ``grace`` is what frames under way have, in seconds. Again: nothing."""
+        if not self._ending.acquire(blocking=False):
+            return
+        self.core.drained(self.core.wait_idle(0))
         self.core.lifecycle.emit(Stage.BEFORE_SHUTDOWN)
         self.core.dismiss()
         self.core.wait_gone(grace or 0)

@@ -56,8 +56,8 @@ class SplitServicer:
             session = self._core.open(context.peer())
         except IsthmusError as error:
             _abort(context, error)
-        if not context.add_callback(session.disconnect):
-            session.disconnect()  # the client went away before this line
+        if not context.add_callback(session.gone):
+            session.gone()  # the client went away before this line
         threading.Thread(target=_take, args=(session, incoming), name="isthmus-receive", daemon=True).start()
         try:
             yield from session.frames()

@@ -59,9 +59,10 @@ class Session:
         self._opened = time.monotonic()
         self._receiving: dict[int, Request] = {}
         self._skipped: OrderedDict[int, None] = OrderedDict()
-        # Its lock guards phase, error and outbox. Who holds it does not ask for the core's lock.
+        # Its lock guards phase, error, left and outbox. Who holds it does not ask for the core's lock.
         self._ready = threading.Condition()
         self._error: IsthmusError | None = None
+        self._left = False
         self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
         self.undelivered = 0
         """Answers that the client has not begun to fetch."""
@@ -134,9 +135,10 @@ class Session:
             request = self._announce(frame)
             answer = self._core.books.admit(request)
         except IsthmusError as error:
-            self._tell(frame.id, error)
             unfinished = self._receiving.pop(frame.id, None)
-            if unfinished is not None:
+            if unfinished is None or unfinished.state is State.OVER:
+                self._tell(frame.id, error)
+            else:
                 self._core.books.abandon(unfinished, error)
             missing = (
                 isinstance(error, Disagreement)
@@ -163,9 +165,8 @@ class Session:
 
     def _prepare(self, request: Request) -> None:
         """Raises HookRefused, and ServerUnavailable without the memory that the payload takes."""
-        lifecycle, about, nbytes = self._core.lifecycle, request.about, request.payload_bytes
-        lifecycle.emit(Stage.BEFORE_REQUEST, about, client=self.client_id, split=request.split, nbytes=nbytes)
-        lifecycle.emit(Stage.BEFORE_RECEIVE, about, nbytes=nbytes)
+        self._core.books.begin(request)
+        self._core.lifecycle.emit(Stage.BEFORE_RECEIVE, request.about, nbytes=request.payload_bytes)
         try:
             request.allocate()
         except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
@@ -233,7 +234,7 @@ class Session:
     def _tell(self, id: int, error: IsthmusError) -> None:
         """Hooks hear of a request that was not taken in."""
         assert self._engine is not None
-        about = About(id, 0, None, self._engine.identity.model_id, self.client_id)
+        about = About(id, -1, None, self._engine.identity.model_id, self.client_id)
         self._core.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
 
     def _skip(self, id: int) -> None:
@@ -320,12 +321,22 @@ class Session:
                 self._error = error
             self._ready.notify_all()
 
-    def disconnect(self) -> None:
-        """The stream is gone; whatever was in line for it stays in the core's store. May be called again."""
+    def gone(self) -> None:
+        """The stream is gone; whatever was in line for it stays in the core's store.
+
+        gRPC says so in the one thread that serves every stream: nothing is done here that takes time, and no hook is
+        called. `disconnect` follows in the stream's own thread.
+        """
         with self._ready:
-            if self._phase is Phase.OVER:
-                return
             self._phase = Phase.OVER
             self._outbox.clear()
             self._ready.notify_all()
+
+    def disconnect(self) -> None:
+        """Leaves the core, once; may be called again."""
+        self.gone()
+        with self._ready:
+            if self._left:
+                return
+            self._left = True
         self._core.left(self, "" if self._error is None else f"{type(self._error).__name__}: {self._error}")

@@ -21,6 +21,7 @@ from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.requests import Done, Requests, Running, work_of
 from edge_client.state import Counters, State
 from edge_client.times import Stamps, now_ns
+from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel
 from shared_hooks.errors import Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -109,7 +110,9 @@ class EdgeClient:
             max_answer_bytes=max_answer_bytes,
             client_id=self._client_id,
         )
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
+        self._greeting = False
+        self._ending = threading.Lock()  # taken by the first who closes, and kept
         self._connection: Connection | None = None
         self._closed = False
 
@@ -177,7 +180,7 @@ class EdgeClient:
 
     def close(self) -> None:
         """End the connection and take the hooks off the model; requests still waiting end with Cancelled."""
-        first, self._closed = not self._closed, True
+        first, self._closed = self._ending.acquire(blocking=False), True
         if first:
             self.lifecycle.emit(Stage.BEFORE_SHUTDOWN)
         if self._connection is not None:
@@ -278,12 +281,21 @@ class EdgeClient:
             if self.server is None:
                 raise SpecError('no server: this client was made without one, for split="edge-only"')
             if self._connection is None:
-                hello = self._half.greeting(self._client_id)
-                self._connection = Connection(self.server, hello, self._options, lifecycle=self.lifecycle)
+                self._connection = Connection(self.server, self._hello(), self._options, lifecycle=self.lifecycle)
                 if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
                     self._connection.close()
                     raise Cancelled("the client is closed")
             return self._connection
+
+    def _hello(self) -> split_pb2.ClientFrame:
+        """The greeting, made with the lock; hooks hear of its plan."""
+        if self._greeting:
+            raise SpecError("a hook at before_plan or after_plan asked for a request while the first one is planned")
+        self._greeting = True
+        try:
+            return self._half.greeting(self._client_id)
+        finally:
+            self._greeting = False
 
     def _cut(self, split: Cut | None) -> Cut:
         return self.split if split is None else split

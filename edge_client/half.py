@@ -165,7 +165,7 @@ class EdgeHalf:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
         output, observations, changed = self._run("whole", call, stamps)
-        layers, forward = self.wrapped.last_records()()
+        layers, forward = self.wrapped.last_records()()  # before hooks, which may run the model
         self.lifecycle.emit(Stage.AFTER_HEAD, split=EDGE_ONLY, output=output)
         stamps.computed = now_ns()
         if self.device.type != "cpu":

@@ -47,7 +47,7 @@ def in_order(
     way when the iteration ends is cancelled. Hooks hear of the run as a whole here.
     """
     window: deque[tuple[int, Any, Request | Exception]] = deque()
-    total = len(inputs) if isinstance(inputs, Sized) else None
+    total = _length(inputs)
 
     def collect() -> Answer | Failure:
         index, item, started = window.popleft()
@@ -79,6 +79,14 @@ def in_order(
             if not isinstance(left, Exception):
                 cancel(left)
         lifecycle.emit(Stage.AFTER_RUN, total=total)
+
+
+def _length(inputs: Iterable[Any]) -> int | None:
+    """None where nobody knows: a `DataLoader`, for one, may have a length that raises."""
+    try:
+        return len(inputs) if isinstance(inputs, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _is_over(started: Started | Exception) -> bool:

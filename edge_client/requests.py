@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_client import measured, wire
@@ -91,7 +91,9 @@ class Requests:
             self._over(about, error)
             raise
 
-    def _begin(self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, about: About) -> Running:
+    def _begin(
+        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, about: About, again: bool = False
+    ) -> Running:
         connection = self._connect()
         if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
             raise DeadlineExceeded(f"{self._most} requests are in flight and none was answered before the deadline")
@@ -102,7 +104,7 @@ class Requests:
             else:
                 head = self._half.head(work, "input" if cut == CLOUD_ONLY else cut, stamps)
             exchange = Exchange(
-                about.id,
+                next(self._ids) if again else about.id,  # the server has answered the old one
                 head.outgoing,
                 until=until,
                 stamps=stamps,
@@ -149,9 +151,9 @@ class Requests:
         self._half.plan(running.work)
         stamps = Stamps(called=old.called, prepared=old.prepared)
         stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared)
-        # under an id of its own: the server has answered the old one
-        about = replace(running.about, id=next(self._ids))
-        return self._collect(self._begin(running.work, running.cut, stamps, running.exchange.until, about))
+        return self._collect(
+            self._begin(running.work, running.cut, stamps, running.exchange.until, running.about, again=True)
+        )
 
     def cancel(self, running: Running | Done, why: str) -> None:
         """Nobody waits for it any more."""
@@ -200,9 +202,9 @@ class Requests:
         return About(next(self._ids), place.index, place.total, self._half.model_id, self._client_id)
 
     def _over(self, about: About, error: BaseException | None = None, answer: Answer | None = None) -> None:
-        """Hooks hear how it ended; one that was left in the middle (Ctrl-C, a hedge nobody waits for) as Cancelled."""
+        """Hooks hear how it ended. Ctrl-C and what abandons a hedge are no errors."""
         if error is not None and not isinstance(error, Exception):
-            error = Cancelled("it was left in the middle")
+            error = Cancelled("the caller was interrupted")
         if error is not None and not isinstance(error, Cancelled):
             self.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
         self.lifecycle.emit(Stage.AFTER_REQUEST, about, error=error, answer=answer)

@@ -68,14 +68,21 @@ class Planner:
 
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         """Record the model on these inputs; a path that is known already gives the plan that is known."""
-        self._lifecycle.emit(Stage.BEFORE_PLAN, args=args, kwargs=kwargs)
-        plan = self._plan(args, kwargs)
-        self._lifecycle.emit(Stage.AFTER_PLAN, plan=plan)
-        return plan
+        return self._told(args, kwargs)[0]
 
-    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    def _told(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, unless_known: bool = False) -> list[Plan]:
+        """`_plan` between two stages, whose hooks are called without the lock."""
+        self._lifecycle.emit(Stage.BEFORE_PLAN, args=args, kwargs=kwargs)
+        plans = self._plan(args, kwargs, unless_known)
+        self._lifecycle.emit(Stage.AFTER_PLAN, plan=plans[0])
+        return plans
+
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any], unless_known: bool) -> list[Plan]:
+        """The plan of these inputs; or those of their signature, if another thread has made any meanwhile."""
         key, digest, around = context.signature(self._modules, self.weight(), args, kwargs)
         with self._lock:
+            if unless_known and self._plans.get(key):
+                return list(self._plans[key])
             self.made += 1
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
@@ -84,7 +91,7 @@ class Planner:
             for known in paths:
                 if known.path == plan.path:
                     self._latest = known
-                    return known
+                    return [known]
             paths.insert(0, plan)
             del paths[MAX_PATHS:]
             for known in paths:
@@ -93,13 +100,14 @@ class Planner:
             while len(self._plans) > MAX_SIGNATURES:
                 self._plans.popitem(last=False)
             self._latest = plan
-            return plan
+            return [plan]
 
     def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The plans of these inputs' signature; made now if there is none."""
         key = context.signature(self._modules, self.weight(), args, kwargs)[0]
         with self._lock:
-            return list(self._plans.get(key, ())) or [self.plan(args, kwargs)]
+            known = list(self._plans.get(key, ()))
+        return known or self._told(args, kwargs, unless_known=True)
 
     def plans_if_possible(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The same for a forward without a cut: a model that cannot be planned cannot be cut, but it can run."""

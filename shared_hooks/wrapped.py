@@ -124,7 +124,8 @@ class WrappedModel:
         if end is not None:
             self.lifecycle.emit(Stage.BEFORE_HEAD, split=end)
             early = self._head(end, args, kwargs)
-            self.lifecycle.emit(Stage.AFTER_HEAD, split=early.layer_name, early=early)
+            with self._last_forward_kept():
+                self.lifecycle.emit(Stage.AFTER_HEAD, split=early.layer_name, early=early)
             return early
         measurement, made = self._measurement(), self._planner.made
         self._check_saved(self._planner.plans_if_possible(args, kwargs))
@@ -232,12 +233,22 @@ class WrappedModel:
             raise session.mismatch("the model returned")
         ended = _ended(session)
         self._finish(session, {"inject": session.resumed_at - started, "compute": ended - session.resumed_at})
-        self.lifecycle.emit(Stage.AFTER_TAIL, split=recipe.layer_name, output=output)
+        with self._last_forward_kept():
+            self.lifecycle.emit(Stage.AFTER_TAIL, split=recipe.layer_name, output=output)
         return output
 
     def _finish(self, session: Session, durations: dict[str, int]) -> None:
         self._own.session = session
         self._own.durations = durations
+
+    @contextmanager
+    def _last_forward_kept(self) -> Iterator[None]:
+        """A hook that runs the model is not this thread's last forward."""
+        session, durations = self._own.session, self._own.durations
+        try:
+            yield
+        finally:
+            self._own.session, self._own.durations = session, durations
 
     # -- what the last forward left -----------------------------------------------------------------------------
 

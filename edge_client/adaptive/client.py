@@ -51,7 +51,6 @@ class Flight:
     stamps: Stamps
     until: float
     running: Running | Done
-    place: Place | None = None
     bytes_ahead: int = 0
     hedged: Future[Answer] | None = None
 
@@ -161,14 +160,14 @@ class AutoClient:
         work: Call | Path = self._path(item) if call is None else call
         ahead = sum(_unsent(flight) for flight in self._flying)
         running = self.client.requests.begin(work, name, stamps, until, place)
-        flight = Flight(item, call, choice, stamps, until, running, place, ahead)
+        flight = Flight(item, call, choice, stamps, until, running, ahead)
         self._flying.append(flight)
         return flight
 
     def _finish(self, flight: Flight) -> Answer:
         try:
             answer = self._answer(flight)
-        except BaseException:  # Ctrl-C, too; nothing happens to what has ended
+        except BaseException:
             self._give_up(flight, "the caller was interrupted")
             raise
         finally:
@@ -223,12 +222,14 @@ class AutoClient:
     def _start_hedge(self, flight: Flight, why: str) -> None:
         self.decisions.event("hedge", candidate=flight.choice.candidate.name, reason=why)
         old = flight.stamps
+        assert isinstance(flight.running, Running)
+        about = flight.running.about
 
         def run() -> Answer:
             stamps = Stamps(called=old.called, prepared=old.prepared)
             call = flight.call or self._read(flight.item)
             stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared)
-            return self.client.requests.local(call, stamps, flight.place)
+            return self.client.requests.local(call, stamps, Place(about.index, about.total))
 
         flight.hedged = self._hedge.run(run)
 
@@ -250,7 +251,7 @@ class AutoClient:
         self._flying.remove(flight)
 
     def _give_up(self, flight: Flight, why: str) -> None:
-        """On both sides."""
+        """No effect on what is over."""
         if flight.hedged is not None:
             self._hedge.abandon(flight.hedged)
         self.client.requests.cancel(flight.running, why)

@@ -14,8 +14,9 @@ class About:
     """Which request an event belongs to.
 
     ``index`` counts from 0: on the edge within the run (`infer_many`), or within the client's single requests; on the
-    cloud within the process. ``total``: how many the run has; None where nobody knows. ``id`` is the same on both
-    sides, together with ``client``.
+    cloud within the process (-1: it was not taken in). ``total``: how many the run has; None where nobody knows.
+    ``id`` is the same on both sides, together with ``client``; but an input whose path the plan did not hold goes to
+    the server once more under another (`Answer.request_id`).
     """
 
     id: int
@@ -39,7 +40,9 @@ class Event:
         self.facts = facts
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self.stage.facts:
+        if name.startswith("__") or name in Event.__slots__:  # asked for while a copy is being made
+            raise AttributeError(name)
+        if name not in self.stage.facts:
             known = ", ".join(("stage", "side", "request", *self.stage.facts))
             raise AttributeError(f'an event of {self.stage.value} has no "{name}"; it has {known}')
         return self.facts.get(name)  # a fact of the other side alone is None

@@ -12,7 +12,7 @@ HEADERS = ("stage", "hook", "priority", "calls", "failures", "total ms", "us a c
 
 def is_default(lifecycle: Lifecycle) -> bool:
     """Whether nobody has mounted anything."""
-    return all(one.name == Log.name for one in lifecycle.listing())
+    return all(isinstance(hook, Log) for hook in lifecycle.hooks)
 
 
 def rows(lifecycle: Lifecycle) -> list[tuple[str, ...]]:

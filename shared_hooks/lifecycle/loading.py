@@ -46,8 +46,11 @@ def load(side: str, table: Table | None, folder: Path) -> Lifecycle:
     if packages is None or packages:
         for entry in entry_points(group=GROUP):
             hook = _plugged(entry)
-            if made.calls(hook):  # it may be for the other side
-                made.register(hook, name=entry.name)
+            try:
+                if made.calls(hook):  # it may be for the other side
+                    made.register(hook, name=entry.name)
+            except SpecError as error:
+                raise SpecError(f"{_where(entry)}: {error}") from error
     for entry in hooks:
         _register(made, table, entry, folder)
     for name in remove:
@@ -101,9 +104,12 @@ def _made(hook: Any, options: dict[str, Any], where: str) -> Any:
 
 
 def _plugged(entry: EntryPoint) -> Any:
-    where = f'hook "{entry.name}" of an installed package ({entry.value})'
     try:
         hook = entry.load()
     except Exception as error:
-        raise SpecError(f"{where}: loading it raised {type(error).__name__}: {error}") from error
-    return _made(hook, {}, where)
+        raise SpecError(f"{_where(entry)}: loading it raised {type(error).__name__}: {error}") from error
+    return _made(hook, {}, _where(entry))
+
+
+def _where(entry: EntryPoint) -> str:
+    return f'hook "{entry.name}" of an installed package ({entry.value})'

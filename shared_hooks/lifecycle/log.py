@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from shared_hooks.errors import Cancelled, ModelFailed
+from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed
 from shared_hooks.lifecycle.events import Event
 
 
@@ -47,12 +47,14 @@ class Log:
         error, request = event.error, event.request
         if event.side == "edge":
             level = logging.DEBUG
+        elif type(error) is IsthmusError:  # a bug of ours
+            level = logging.ERROR
         else:
             level = logging.WARNING if isinstance(error, ModelFailed) else logging.INFO
         what = event.where if request is None else f"request {request.id} {request.client}".rstrip()
         self._log.log(level, "%s: %s: %s", what, type(error).__name__, error)
         if event.side == "cloud" and error.__cause__ is not None and not isinstance(error, Cancelled):
-            self._log.info("its cause:", exc_info=error.__cause__)
+            self._log.log(max(level, logging.INFO), "its cause:", exc_info=error.__cause__)
 
     def on_split_change(self, event: Event) -> None:
         self._log.debug("split: %s -> %s (%s)", event.old, event.new, event.reason)

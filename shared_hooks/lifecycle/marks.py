@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, TypeVar
@@ -44,6 +44,16 @@ class Mark:
     name: str | None = None
     when: Condition | None = None
 
+    @classmethod
+    def of(
+        cls, stages: Iterable[Stage | str], priority: int | str | None, name: str | None, when: Condition | None
+    ) -> Mark:
+        """Raises SpecError for no stage, and one that there is not."""
+        found = tuple(dict.fromkeys(Stage.of(stage) for stage in stages))
+        if not found:
+            raise SpecError("on() needs a stage")
+        return cls(found, priority, name, when)
+
 
 def on(
     *stages: Stage | str,
@@ -52,12 +62,15 @@ def on(
     when: Condition | None = None,
 ) -> Callable[[Function], Function]:
     """Marks a function ``(event)`` as a hook of these stages, to be registered later, by itself or by dotted name."""
-    if not stages:
-        raise SpecError("on() needs a stage")
-    mark = Mark(tuple(dict.fromkeys(Stage.of(stage) for stage in stages)), priority, name, when)
+    mark = Mark.of(stages, priority, name, when)
 
     def put(function: Function) -> Function:
-        setattr(function, MARK, mark)
+        if mark_of(function) is not None:
+            raise SpecError(f"{name_of(function)} is marked already: one on() names all its stages")
+        try:
+            setattr(function, MARK, mark)
+        except AttributeError:  # a method of an object, something built in
+            raise SpecError(f"{name_of(function)} cannot be marked: write a function that calls it") from None
         return function
 
     return put
@@ -78,6 +91,9 @@ def calls_of(hook: Any) -> Mapping[Stage, Call]:
         return dict.fromkeys(mark.stages, hook)
     found: dict[Stage, Call] = {}
     names = [stage.value for stage in Stage]
+    for name in dir(type(hook)):
+        if mark_of(getattr(type(hook), name, None)) is not None:
+            raise SpecError(f"{type(hook).__name__}.{name}: methods are called as stages are, and not marked")
     for name in sorted(name for name in dir(hook) if name.startswith(PREFIXES)):
         method = getattr(hook, name)
         if not callable(method):

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 from shared_hooks.errors import HookRefused, SpecError
 from shared_hooks.hierarchy import near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import About, Event
-from shared_hooks.lifecycle.marks import Call, Function, Mark, calls_of, mark_of, name_of, on, priority_of
+from shared_hooks.lifecycle.marks import Call, Function, Mark, calls_of, mark_of, name_of, priority_of
 from shared_hooks.lifecycle.stages import Stage
 
 log = logging.getLogger(__name__)
@@ -33,34 +34,53 @@ class Listener:
         self.failures = 0
         self.last_failure = ""
         self._lock = threading.Lock()  # several threads reach one stage
+        self._inside: set[int] = set()  # threads
 
     def run(self, event: Event) -> HookRefused | None:
-        """Calls the hook if it is to act; contains what it raises, but for a refusal where one is allowed."""
-        began, acted, failure = time.perf_counter_ns(), True, None
+        """Calls the hook if it is to act; contains what it raises, but for a refusal where one is allowed.
+
+        Even SystemExit: most stages come in threads that others wait for. Ctrl-C in the main thread goes on.
+        """
+        thread = threading.get_ident()
+        if thread in self._inside:  # what a hook does may bring its own stage, which would never end
+            return None
+        self._inside.add(thread)
+        began, acted = time.perf_counter_ns(), False
         try:
             acted = self.when is None or bool(self.when(event))
             if acted:
                 self.call(event)
-        except Exception as error:
-            failure = error
-        with self._lock:
-            self.cost_ns += time.perf_counter_ns() - began
-            self.calls += acted
-        if failure is None:
-            return None
-        if isinstance(failure, HookRefused) and self.stage is Stage.BEFORE_REQUEST:
-            return failure
-        self._failed(failure)
+        except BaseException as error:
+            # Nothing keeps the error here: with its traceback it would hold this frame, and the event's tensors.
+            if isinstance(error, HookRefused) and self.stage is Stage.BEFORE_REQUEST:
+                return error
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
+            self._failed(error)
+        finally:
+            self._inside.discard(thread)
+            with self._lock:
+                self.cost_ns += time.perf_counter_ns() - began
+                self.calls += acted
         return None
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
+        try:
+            text = str(error)
+        except Exception:
+            text = "(it has no text)"
         with self._lock:
             self.failures += 1
-            self.last_failure = f"{type(error).__name__}: {error}"
+            self.last_failure = f"{type(error).__name__}: {text}"
             first = self.failures == 1
         if first:  # a hook that fails at every request must not fill the log
             log.warning(
-                "hook %s failed at %s: %s", self.owner.name, self.stage.value, self.last_failure, exc_info=error
+                "hook %s failed at %s: %s: %s",
+                self.owner.name,
+                self.stage.value,
+                type(error).__name__,
+                text,
+                exc_info=error,
             )
 
 
@@ -94,7 +114,12 @@ class Lifecycle:
     Hooks of a stage are called by `emit` in the order of their priority, equal ones in that of their registration, in
     the thread that reached the stage: their time is its time. What a hook raises is logged the first time, counted
     (`listing`) and goes no further, with one exception: `HookRefused` at ``before_request`` refuses the request, after
-    the stage's other hooks have been called. Any thread may do anything here.
+    the stage's other hooks have been called; the first of several is told. Any thread may do anything here.
+
+    A hook may use the model, the client and torch, and register and remove hooks. It is not called at a stage that it
+    brings about itself while it is at that stage. No lock is held that it could wait for, but two things wait for it:
+    the connection's own threads (connect, handshake, send, receive, disconnect, reconnect, drain), where an `infer`
+    would wait for itself until its deadline, and the place of its request, which counts as in flight.
     """
 
     def __init__(self, side: str = "local") -> None:
@@ -113,9 +138,13 @@ class Lifecycle:
         event = Event(stage, self.side, request or getattr(self._thread, "request", None), facts)
         refused = None
         for listener in listeners:
-            refused = listener.run(event) or refused
+            refusal = listener.run(event)
+            refused = refused or refusal
         if refused is not None:
-            raise refused
+            try:
+                raise refused
+            finally:
+                refused = refusal = None  # it has this frame in its traceback, and the frame has the event
 
     @contextmanager
     def request(self, about: About) -> Iterator[None]:
@@ -139,18 +168,30 @@ class Lifecycle:
         """Mounts an object by its methods (``after_head(event)``), or a function marked by `on`; the hook's name.
 
         Without ``name`` and ``priority`` the hook's own attributes of these names count, else its class's or
-        function's name and NORMAL. ``replace`` puts it in the place of the one of that name. Raises SpecError: no such
-        stage, none that comes on this side, a priority or name that cannot be.
+        function's name and NORMAL. ``replace`` puts it in the place of the one of that name, among those of its own
+        priority. Raises SpecError: no such stage, none that comes on this side, a priority or name that cannot be.
         """
-        calls = self.calls(hook)
+        mark = mark_of(hook) or Mark((), getattr(hook, "priority", None))
+        return self._mount(hook, calls_of(hook), mark, name, priority, when, replace)
+
+    def _mount(
+        self,
+        hook: Any,
+        calls: Mapping[Stage, Call],
+        mark: Mark,
+        name: str | None = None,
+        priority: int | str | None = None,
+        when: Condition | None = None,
+        replace: bool = False,
+    ) -> str:
+        calls = self._here(calls)
         if not calls:
             raise SpecError(f"{name_of(hook)}: none of its stages comes on this side ({self.side})")
-        mark = mark_of(hook) or Mark((), getattr(hook, "priority", None))
+        place = priority_of(mark.priority if priority is None else priority)
         with self._lock:
             name = self._free_name(hook, name, replace)
-            made = Registered(
-                hook, name, priority_of(mark.priority if priority is None else priority), self._registered
-            )
+            number = next((one.number for one in self._hooks if one.name == name), self._registered)
+            made = Registered(hook, name, place, number)
             condition = when or mark.when
             made.listeners = tuple(Listener(made, stage, call, condition) for stage, call in calls.items())
             self._registered += 1
@@ -159,7 +200,10 @@ class Lifecycle:
 
     def calls(self, hook: Any) -> Mapping[Stage, Call]:
         """What of a hook would be called here: at the stages that come on this side. Raises SpecError."""
-        return {stage: call for stage, call in calls_of(hook).items() if stage.comes(self.side)}
+        return self._here(calls_of(hook))
+
+    def _here(self, calls: Mapping[Stage, Call]) -> Mapping[Stage, Call]:
+        return {stage: call for stage, call in calls.items() if stage.comes(self.side)}
 
     def on(
         self,
@@ -169,10 +213,10 @@ class Lifecycle:
         when: Condition | None = None,
     ) -> Callable[[Function], Function]:
         """A decorator that registers the function below it at once."""
-        mark = on(*stages, priority=priority, name=name, when=when)
+        mark = Mark.of(stages, priority, None, when)
 
         def put(function: Function) -> Function:
-            self.register(mark(function))
+            self._mount(function, dict.fromkeys(mark.stages, function), mark, name)
             return function
 
         return put
@@ -180,13 +224,21 @@ class Lifecycle:
     def remove(self, hook: Any) -> None:
         """Takes away the hook of this name, or this very object. Raises SpecError where there is none."""
         with self._lock:
-            left = [one for one in self._hooks if one.hook is not hook and one.name != hook]
-            if len(left) == len(self._hooks):
+            gone = [
+                one for one in self._hooks if (one.name == hook if isinstance(hook, str) else _same(one.hook, hook))
+            ]
+            left = [one for one in self._hooks if one not in gone]
+            if not gone:
                 known = [one.name for one in self._hooks]
                 name = hook if isinstance(hook, str) else name_of(hook)
                 listed = ", ".join(known) or "none"
                 raise SpecError(f'no hook called "{name[:80]}" is registered.{near(name, known)} There is: {listed}')
             self._set(left)
+
+    @property
+    def hooks(self) -> tuple[Any, ...]:
+        """What is mounted, in the order of registration."""
+        return tuple(one.hook for one in sorted(self._hooks, key=lambda one: one.number))
 
     def listing(self) -> list[Listed]:
         """Stage after stage, the hooks in the order in which they are called, with what they have cost so far."""
@@ -224,3 +276,8 @@ class Lifecycle:
             for listener in one.listeners:
                 at.setdefault(listener.stage, []).append(listener)
         self._at = {stage: tuple(listeners) for stage, listeners in at.items()}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether they are one object; a method is another object every time it is looked up."""
+    return one is other or (isinstance(one, MethodType) and isinstance(other, MethodType) and one == other)

@@ -14,8 +14,9 @@ class Stage(Enum):
     Each has `edge` and `cloud`: when it comes on that side, empty where it does not; and `facts`: what its event has
     beside `stage`, `side` and `request`. Values are the live ones, and are not to be changed.
 
-    What ``before_X`` announces is ended by ``after_X``, failed or not, for run, request, drain and shutdown; for the
-    others only where it succeeds.
+    What ``before_X`` announces is ended by ``after_X``, failed or not, for run, request, shutdown, and the cloud's
+    drain; for the others only where it succeeds. Send, receive and what the connection does come in threads of their
+    own: ``after_send`` may come when the answer is already there.
     """
 
     edge: str
@@ -39,7 +40,7 @@ class Stage(Enum):
     )
     BEFORE_RUN = "before_run", "many inputs are begun (infer_many)", "the server is about to listen", "total address"
     BEFORE_CONNECT = "before_connect", "a stream is tried", "", "address attempt"
-    BEFORE_HANDSHAKE = "before_handshake", "hello is about to go", "hello has come", "hello"
+    BEFORE_HANDSHAKE = "before_handshake", "hello is about to go", "hello has come", "hello peer"
     AFTER_HANDSHAKE = "after_handshake", "the server has welcomed", "both sides agree", "welcome client peer model_id"
     AFTER_CONNECT = "after_connect", "requests can flow", "a client's stream is there", "address peer"
     BEFORE_PLAN = "before_plan", "a model is about to be recorded on inputs", "the same", "args kwargs"

@@ -92,6 +92,8 @@ class Watch:
         self.looks: dict[Watcher, Look | None] = {}
         self.all: list[Look] = []
         self.counts: dict[nn.Module, int] = {}
+        self.idle = False
+        """Everybody was asked and nobody looks at this forward: the modules inside need not ask again."""
 
     def looks_at(self, module: nn.Module, here: tuple[Watcher, ...]) -> list[tuple[Look, str]]:
         found = []
@@ -106,6 +108,7 @@ class Watch:
                 look = self.looks[watcher]
             if look is not None and module in watcher.modules:
                 found.append((look, watcher.modules[module]))
+        self.idle = not self.all and len(self.looks) == len(_registered)
         return found
 
     def show(self, looks: list[tuple[Look, str]], module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
@@ -169,6 +172,7 @@ class Watch:
             raise error
 
 
+_registered: set[Watcher] = set()
 _current: ContextVar[Watch | None] = ContextVar("isthmus_watch", default=None)
 
 
@@ -185,6 +189,8 @@ class Here:
             return session.call(module, forward, args, kwargs)  # planning
         watch = _current.get()
         if watch is not None and watch.session is session:
+            if watch.idle:
+                return forward(*args, **kwargs) if session is None else session.call(module, forward, args, kwargs)
             return self._shown(watch, module, forward, args, kwargs)
         watch = Watch(session)
         token = _current.set(watch)
@@ -233,6 +239,7 @@ def register(watcher: Watcher) -> list[Shim]:
     """From now on ``watcher`` is shown the forwards of its modules; returns what `unregister` wants."""
     shims = []
     with attach._lock:
+        _registered.add(watcher)
         for module in _touched(watcher):
             shim = attach.attach(module)
             shims.append(shim)
@@ -248,6 +255,7 @@ def register(watcher: Watcher) -> list[Shim]:
 def unregister(watcher: Watcher, shims: list[Shim]) -> None:
     """Take away what `register` put there; the last one takes the shim along."""
     with attach._lock:
+        _registered.discard(watcher)
         for shim in shims:
             here = shim.watching
             if isinstance(here, Here):

@@ -31,7 +31,6 @@ from edge_client.planning.gather import Wanted
 from edge_client.requests import Done
 from edge_client.times import Stamps
 from shared_hooks.errors import Cancelled, DeadlineExceeded, ModelFailed, SpecError
-from shared_hooks.lifecycle import Stage
 from shared_hooks.models import find_inputs, load_spec
 from shared_hooks.profiling import profile_file
 from shared_hooks.reading import Reading
@@ -202,34 +201,6 @@ def test_what_is_wrong_with_an_input_is_said_and_the_next_goes_on() -> None:
             assert isinstance(answers[1], Failure) and isinstance(answers[1].error, ModelFailed)
             with pytest.raises(ModelFailed, match="too much"):
                 one.infer(values[1])
-
-
-def test_one_that_is_interrupted_is_given_up_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeServer(fake.deaf) as server, auto(server, Told("body", network_ms=1e6)) as one:
-        ended: list[Any] = []
-        one.client.lifecycle.on(Stage.AFTER_REQUEST)(lambda event: ended.append(event.error))
-
-        def interrupted(flight: Flight, running: Any) -> None:
-            one._start_hedge(flight, "a test")
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(one, "_watch_over", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            one.infer(image())
-        connection = one.client._connection
-        assert connection is not None and not connection._waiting.requests and not one._flying
-        assert any(isinstance(error, Cancelled) for error in ended)
-
-
-def test_a_hedge_is_told_as_the_input_that_it_answers() -> None:
-    told = Told("body")
-    with FakeServer(fake.deaf) as server, auto(server, told) as one:
-        begun: list[tuple[int, int | None]] = []
-        one.client.lifecycle.on(Stage.BEFORE_REQUEST)(
-            lambda event: begun.append((event.request.index, event.request.total))
-        )
-        assert len(list(one.infer_many([image()] * 3))) == 3
-        assert sorted(begun) == [(0, 3), (0, 3), (1, 3), (1, 3), (2, 3), (2, 3)]
 
 
 def test_leaving_does_not_wait_for_a_first_profile() -> None:
