@@ -21,7 +21,8 @@ exchange.py     one request and its answer
 backoff.py      delays between attempts
 loaded.py       a model with an input to plan on
 progress.py     how far it is, on standard error
-text.py         text from elsewhere, made fit for a terminal
+observation_table.py  what observers found, as tables
+text.py         numbers as text; text from elsewhere, made fit to be shown
 wire.py         protobuf messages <-> frontiers
 measured.py     layer metrics out of a reply
 adaptive/       `AutoClient`: the cut chosen anew for every request

@@ -24,7 +24,7 @@ from cloud_server.server import CloudServer
 from edge_client import EdgeClient
 from edge_client.__main__ import main
 from edge_client.answer import Call
-from edge_client.commands.observation_table import tables
+from edge_client.observation_table import tables
 from edge_client.times import Stamps
 from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, HookRefused, SpecError

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_client.commands.output import size
-from edge_client.text import printable
+from edge_client.text import printable, size
 
 ROWS: Final = 60
 """Of a table; JSON has them all."""
