@@ -135,9 +135,14 @@ def test_what_the_graph_does_not_show_is_found_and_refused(
         ([2.0, 1.0], [math.inf, 1.0], False),
         ([math.nan, 1.0], [2.0, 1.0], False),
         ([0.0, 0.0], [1e-3, 0.0], False),
+        ([0.0, 100.0], [1e-3, 100.0], True),
+        ([1.0, 2j], [1.0 + 1e-5, 2j], True),
+        ([1.0, 2j], [1.0, 1j], False),
+        ([1, 2], [2, 1], True),
+        ([1, 2], [1, 2, 3], False),
     ],
 )
-def test_what_is_no_number_is_like_nothing_else(whole: list[float], made: list[float], same: bool) -> None:
+def test_answers_are_alike_but_for_rounding(whole: list[complex], made: list[complex], same: bool) -> None:
     assert _alike(torch.tensor(whole), torch.tensor(made)) is same
 
 
