@@ -13,6 +13,7 @@ verdict.py      what the end of a stream means
 probing.py      what the link carries; the server's profile
 prober.py       rounds of bytes on a stream of their own
 local_server.py a cloud server of one's own on loopback
+orphans.py      children of a process that is killed
 waiting.py      who waits for a stream or an answer
 stream.py       one gRPC stream
 inbox.py        what comes on it

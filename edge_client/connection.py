@@ -188,12 +188,13 @@ class Connection:
         outbox = Outbox(self._hello, self._options.chunk_bytes, self.lifecycle)
         waited = time.monotonic() - (self._without_stream_since or time.monotonic())
         welcome_within = min(self._options.welcome_within, max(0.1, self._options.patience - waited))
-        stream = Stream(self.address, outbox, self._keep_alive, welcome_within)
-        with self._changed:
-            self._stream = stream
-            if self._closing:
-                stream.cancel()
+        stream: Stream | None = None
         try:
+            stream = Stream(self.address, outbox, self._keep_alive, welcome_within)
+            with self._changed:
+                self._stream = stream
+                if self._closing:
+                    stream.cancel()
             inbox: Inbox | None = None
             for frame in stream:
                 if inbox is None:
@@ -213,7 +214,8 @@ class Connection:
         finally:
             with self._changed:
                 self._outbox = self._stream = None
-            stream.close()
+            if stream is not None:
+                stream.close()
 
     def _greet(self, frame: wire.ServerFrame, outbox: Outbox, stream: Stream) -> Inbox:
         """The first frame, which must be the Welcome: requests flow from here on."""
@@ -247,8 +249,8 @@ class Connection:
             opener.set_result(welcome)
         return Inbox(self.address, welcome, self._waiting, outbox, self.counters, self.lifecycle)
 
-    def _judge(self, error: grpc.RpcError, stream: Stream) -> tuple[IsthmusError | None, str]:
-        if stream.greeting_timed_out:
+    def _judge(self, error: grpc.RpcError, stream: Stream | None) -> tuple[IsthmusError | None, str]:
+        if stream is not None and stream.greeting_timed_out:
             return None, f"no answer to the greeting within {self._options.welcome_within:g} s"
         if verdict.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
             self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
