@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from cloud_server import wire
 from cloud_server.answers import Answer
-from cloud_server.engine import Engine
 from cloud_server.handshake import agree
-from cloud_server.request import Request, State
+from cloud_server.uploads import Uploads
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     BadFrame,
-    Cancelled,
     DeadlineExceeded,
-    Disagreement,
-    HookRefused,
     IsthmusError,
-    ServerUnavailable,
-    TooLarge,
 )
-from shared_hooks.lifecycle import About, Stage
+from shared_hooks.lifecycle import Stage
 
 if TYPE_CHECKING:
     from cloud_server.core import Core
@@ -34,8 +28,6 @@ if TYPE_CHECKING:
 InFrame = split_pb2.ClientFrame | ChunkFrame
 
 MAX_INLINE_BYTES = 64 << 10  # a header is copied more often than a chunk
-
-_SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
 
 
 class Phase(Enum):
@@ -54,11 +46,10 @@ class Session:
         self.inline_bytes = 0
         """Answers up to this size go in their header."""
         self._core = core
-        self._engine: Engine | None = None
+        self._uploads: Uploads | None = None
+        """What the client asks for; None until it has greeted."""
         self._phase = Phase.GREETING
         self._opened = time.monotonic()
-        self._receiving: dict[int, Request] = {}
-        self._skipped: OrderedDict[int, None] = OrderedDict()
         # Its lock guards phase, error, left and outbox. Who holds it does not ask for the core's lock.
         self._ready = threading.Condition()
         self._error: IsthmusError | None = None
@@ -81,10 +72,12 @@ class Session:
             if self._phase is Phase.OVER or self._error is not None:
                 return False
         try:
-            if isinstance(frame, ChunkFrame):
-                self._on_chunk(frame)
+            if self._uploads is None:
+                self._on_first(frame)
+            elif isinstance(frame, ChunkFrame):
+                self._uploads.chunk(frame)
             else:
-                self._on_frame(frame)
+                self._on_frame(frame, self._uploads)
         except IsthmusError as error:
             self.broke(error)
             return False
@@ -95,30 +88,35 @@ class Session:
             return False
         return True
 
-    def _on_frame(self, frame: split_pb2.ClientFrame) -> None:
+    def _on_first(self, frame: InFrame) -> None:
+        kind = "chunk" if isinstance(frame, ChunkFrame) else frame.WhichOneof("frame")
+        if isinstance(frame, ChunkFrame) or kind != "hello":
+            raise BadFrame(f"the stream's first frame must be hello: found {kind or 'an unknown frame'}")
+        self._on_hello(frame.hello)
+
+    def _on_frame(self, frame: split_pb2.ClientFrame, uploads: Uploads) -> None:
         kind = frame.WhichOneof("frame")
-        if (kind == "hello") is not (self._engine is None):
-            raise BadFrame(f"the stream's first frame must be hello, and no other: found {kind or 'an unknown frame'}")
-        if kind == "hello":
-            self._on_hello(frame.hello)
-        elif kind == "recipe":
-            self._on_recipe(frame.recipe)
+        if kind == "recipe":
+            self._core.recipes.add(frame.recipe.digest, frame.recipe.data)
         elif kind == "request":
-            self._on_request(frame.request)
+            uploads.announce(frame.request)
         elif kind == "acknowledge":
             self._core.books.forget([(self.client_id, id) for id in frame.acknowledge.ids])
         elif kind == "cancel":
-            self._on_cancel(frame.cancel.id)
+            uploads.cancel(frame.cancel.id)
+        elif kind == "hello":
+            raise BadFrame("only the stream's first frame may be hello")
         else:
             raise BadFrame("a frame of a kind that this protocol version does not have")
 
     def _on_hello(self, hello: split_pb2.Hello) -> None:
         self._core.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.peer)
         self._core.check_open()
-        self._engine = agree(hello, self._core.engines)
+        engine = agree(hello, self._core.engines)
         self.client_id = hello.client_id
+        self._uploads = Uploads(self._core, self, engine)
         self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
-        self.send(wire.welcome(self._core.limits, self._engine.identity))
+        self.send(wire.welcome(self._core.limits, engine.identity))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
@@ -126,127 +124,10 @@ class Session:
             self.drain()
         self._core.lifecycle.emit(Stage.AFTER_HANDSHAKE, client=self.client_id, peer=self.peer, model_id=hello.model_id)
 
-    def _on_recipe(self, upload: split_pb2.RecipeUpload) -> None:
-        self._core.recipes.add(upload.digest, upload.data)
-
-    def _on_request(self, frame: split_pb2.RequestHeader) -> None:
-        self._skipped.pop(frame.id, None)
-        try:
-            request = self._announce(frame)
-            answer = self._core.books.admit(request)
-        except IsthmusError as error:
-            unfinished = self._receiving.pop(frame.id, None)
-            if unfinished is None or unfinished.state is State.OVER:
-                self._tell(frame.id, error)
-            else:
-                self._core.books.abandon(unfinished, error)
-            missing = (
-                isinstance(error, Disagreement)
-                and not frame.HasField("file")
-                and self._core.recipes.get(frame.recipe_digest) is None
-            )
-            self._fail(frame.id, error, retry=True if missing else None)
-            return
-        if answer is not None:
-            self.send(answer)
-        if request.state is State.OVER:
-            self._skip(frame.id)
-            return
-        try:
-            self._prepare(request)
-        except IsthmusError as error:
-            self._core.books.abandon(request, error)
-            self._fail(frame.id, error)
-            return
-        if request.payload_bytes == 0:
-            self._submit(request)
-        else:
-            self._receiving[frame.id] = request
-
-    def _prepare(self, request: Request) -> None:
-        """Raises HookRefused, and ServerUnavailable without the memory that the payload takes."""
-        self._core.books.begin(request)
-        self._core.lifecycle.emit(Stage.BEFORE_RECEIVE, request.about, nbytes=request.payload_bytes)
-        try:
-            request.allocate()
-        except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
-            raise ServerUnavailable(f"no memory for {request.payload_bytes} bytes: {error}") from error
-
-    def _submit(self, request: Request) -> None:
-        self._core.lifecycle.emit(Stage.AFTER_RECEIVE, request.about, nbytes=request.payload_bytes)
-        self._core.submit(request)
-
-    def _announce(self, frame: split_pb2.RequestHeader) -> Request:
-        """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet."""
-        assert self._engine is not None
-        if frame.session_id or frame.step:
-            raise BadFrame("session_id and step are reserved and must be 0")
-        for name in frame.hooks:
-            if name not in self._core.hooks:
-                allowed = ", ".join(sorted(self._core.hooks)) or "none"
-                raise HookRefused(f'the observer "{name[:80]}" is not allowed on this server; allowed: {allowed}')
-        limit = self._core.limits.max_request_bytes
-        if frame.payload_bytes > limit:
-            raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; at most {limit} are accepted")
-        if frame.HasField("file"):
-            file = frame.file
-            self._engine.admit_file(file.suffix, file.preprocess_digest, frame.header, frame.payload_bytes, limit)
-            return Request(self, self._engine, None, frame)
-        recipe = self._core.recipes.get(frame.recipe_digest)
-        if recipe is None:
-            raise Disagreement(f'no recipe "{frame.recipe_digest[:80]}" is held here; upload it, then ask again')
-        if recipe.payload_bytes > limit:
-            raise TooLarge(f"a frontier of {recipe.payload_bytes} bytes is announced; at most {limit} are accepted")
-        self._engine.admit(recipe, frame.header, frame.payload_bytes, limit)
-        return Request(self, self._engine, recipe, frame)
-
-    def _on_chunk(self, chunk: ChunkFrame) -> None:
-        request = self._receiving.get(chunk.id)
-        if request is None:
-            if chunk.id not in self._skipped:
-                raise BadFrame(f"a chunk of payload {chunk.id}, which was not announced or is complete")
-            return
-        if request.state is not State.RECEIVING:  # cancelled, expired, or taken over by a newer stream
-            del self._receiving[chunk.id]
-            self._skip(chunk.id)
-            return
-        try:
-            complete = request.write(chunk)
-        except BadFrame as error:
-            del self._receiving[chunk.id]
-            self._core.books.abandon(request, error)
-            self._fail(chunk.id, error)
-            return
-        if complete:
-            del self._receiving[chunk.id]
-            self._submit(request)
-
-    def _on_cancel(self, id: int) -> None:
-        if self._receiving.pop(id, None) is not None:
-            self._skip(id)
-        self._core.books.cancel((self.client_id, id))
-
-    def _fail(self, id: int, error: IsthmusError, retry: bool | None = None) -> None:
-        """Reports a request that goes no further; chunks of it that still come are no mistake."""
-        self._skip(id)
-        self.send(split_pb2.ServerFrame(failed=wire.failed(id, error, retry)))
-
-    def _tell(self, id: int, error: IsthmusError) -> None:
-        """Hooks hear of a request that was not taken in."""
-        assert self._engine is not None
-        about = About(id, -1, None, self._engine.identity.model_id, self.client_id)
-        self._core.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
-
-    def _skip(self, id: int) -> None:
-        self._skipped[id] = None
-        self._skipped.move_to_end(id)
-        if len(self._skipped) > _SKIPPED:
-            self._skipped.popitem(last=False)
-
     def finish(self) -> None:
         """The client has sent its last frame and still waits for its answers."""
-        for request in self._receiving.values():
-            self._core.books.abandon(request, Cancelled("the client ended its stream before the payload was complete"))
+        if self._uploads is not None:
+            self._uploads.end()
         with self._ready:
             if self._phase is not Phase.OVER:
                 self._phase = Phase.FINISHED

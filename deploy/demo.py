@@ -8,9 +8,7 @@ as accurate as the model is, and the server drained. Whatever happens, no proces
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import os
 import re
 import shlex
 import signal
@@ -20,10 +18,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from edge_client.orphans import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
@@ -31,7 +30,6 @@ SPLIT = "stage2.0.conv2"
 """Inside a residual block: the branch and the block's input, which the shortcut still needs, both cross."""
 LEAST_ACCURACY = 0.95
 START_SECONDS, RUN_SECONDS, STOP_SECONDS = 120.0, 300.0, 30.0
-PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class DemoFailed(Exception):
@@ -105,7 +103,7 @@ def _process(command: Sequence[str], output: Path | None = None) -> Iterator[sub
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=partial(_end_with_parent, os.getpid()) if sys.platform == "linux" else None,
+            preexec_fn=end_with_parent(),
         )
     finally:
         for file in (stdout, stderr):
@@ -121,14 +119,6 @@ def _process(command: Sequence[str], output: Path | None = None) -> Iterator[sub
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _end_with_parent(parent: int) -> None:
-    """For the case that the demo itself is killed and can end nothing any more."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the demo's own handler would be lost with the new program
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it was killed before the line above, of which nobody is told
-        os._exit(128 + signal.SIGTERM)
 
 
 def _address(server: subprocess.Popen[bytes], folder: Path) -> str:

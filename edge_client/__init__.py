@@ -13,6 +13,7 @@ verdict.py      what the end of a stream means
 probing.py      what the link carries; the server's profile
 prober.py       rounds of bytes on a stream of their own
 local_server.py a cloud server of one's own on loopback
+orphans.py      children of a process that is killed
 waiting.py      who waits for a stream or an answer
 stream.py       one gRPC stream
 inbox.py        what comes on it
@@ -21,7 +22,8 @@ exchange.py     one request and its answer
 backoff.py      delays between attempts
 loaded.py       a model with an input to plan on
 progress.py     how far it is, on standard error
-text.py         text from elsewhere, made fit for a terminal
+observation_table.py  what observers found, as tables
+text.py         numbers as text; text from elsewhere, made fit to be shown
 wire.py         protobuf messages <-> frontiers
 measured.py     layer metrics out of a reply
 adaptive/       `AutoClient`: the cut chosen anew for every request

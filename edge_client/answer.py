@@ -54,9 +54,7 @@ class Answer:
     forward_edge: ForwardMetrics | None = None  # each side's forward as a whole; None without metrics
     forward_cloud: ForwardMetrics | None = None
     observations: Mapping[str, Observations] = field(default_factory=dict)  # "edge", "cloud": what observers found
-    transforms: Sequence[
-        str
-    ] = ()  # modules whose output is being changed, here and then there: not the model's own answer
+    transforms: Sequence[str] = ()  # modules whose output is being changed, here and then there
 
 
 @dataclass(frozen=True, slots=True)

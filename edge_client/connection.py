@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # the builtin one only from Python 3.11 on
 from typing import Final
 
 import grpc
@@ -92,7 +93,7 @@ class Connection:
             self._demand(lambda: self._waiting.openers.append(opener))
         try:
             return opener.result(seconds)
-        except TimeoutError:
+        except FutureTimeout:
             raise self._unavailable(seconds) from None
         finally:
             with self._changed:
@@ -142,8 +143,9 @@ class Connection:
             raise Cancelled("the client is closed")
         enter()
         if self._keeper is None:
-            self._keeper = threading.Thread(target=self._keep, name=f"edge-connection {self.address}", daemon=True)
-            self._keeper.start()
+            keeper = threading.Thread(target=self._keep, name=f"edge-connection {self.address}", daemon=True)
+            keeper.start()
+            self._keeper = keeper
         self._changed.notify_all()
 
     def _keep(self) -> None:
@@ -186,12 +188,13 @@ class Connection:
         outbox = Outbox(self._hello, self._options.chunk_bytes, self.lifecycle)
         waited = time.monotonic() - (self._without_stream_since or time.monotonic())
         welcome_within = min(self._options.welcome_within, max(0.1, self._options.patience - waited))
-        stream = Stream(self.address, outbox, self._keep_alive, welcome_within)
-        with self._changed:
-            self._stream = stream
-            if self._closing:
-                stream.cancel()
+        stream: Stream | None = None
         try:
+            stream = Stream(self.address, outbox, self._keep_alive, welcome_within)
+            with self._changed:
+                self._stream = stream
+                if self._closing:
+                    stream.cancel()
             inbox: Inbox | None = None
             for frame in stream:
                 if inbox is None:
@@ -211,7 +214,8 @@ class Connection:
         finally:
             with self._changed:
                 self._outbox = self._stream = None
-            stream.close()
+            if stream is not None:
+                stream.close()
 
     def _greet(self, frame: wire.ServerFrame, outbox: Outbox, stream: Stream) -> Inbox:
         """The first frame, which must be the Welcome: requests flow from here on."""
@@ -245,8 +249,8 @@ class Connection:
             opener.set_result(welcome)
         return Inbox(self.address, welcome, self._waiting, outbox, self.counters, self.lifecycle)
 
-    def _judge(self, error: grpc.RpcError, stream: Stream) -> tuple[IsthmusError | None, str]:
-        if stream.greeting_timed_out:
+    def _judge(self, error: grpc.RpcError, stream: Stream | None) -> tuple[IsthmusError | None, str]:
+        if stream is not None and stream.greeting_timed_out:
             return None, f"no answer to the greeting within {self._options.welcome_within:g} s"
         if verdict.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
             self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,12 +112,12 @@ class EdgeHalf:
             self._texts = Texts(self.spec.load_tokenizer())
         self.hooks = names
 
-    def observed(self, edge: Observations, cloud: bytes | None = None) -> dict[str, Observations]:
-        """What observers found, by side, tokens with their text; nothing where nobody observed.
+    def observed(self, hooks: Sequence[str], edge: Observations, cloud: bytes | None = None) -> dict[str, Observations]:
+        """What the observers ``hooks`` of a request found, by side, tokens with their text; nothing without any.
 
         ``cloud``: as it came; None where no server took part. Raises BadFrame.
         """
-        if not self.hooks:
+        if not hooks:
             return {}
         sides = {"edge": edge} if cloud is None else {"edge": edge, "cloud": named.from_bytes(cloud)}
         if self._texts is not None:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
+from edge_client.orphans import end_with_parent
 from shared_hooks.errors import ServerUnavailable
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 10.0
-PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 
 
 @contextmanager
@@ -71,7 +67,7 @@ def local_server(
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # Ctrl-C reaches the edge only, which then ends its server
-                preexec_fn=partial(_end_with_parent, os.getpid()) if _is_main_thread() else None,
+                preexec_fn=end_with_parent(),
             )
         try:
             yield _address(process, out, log)
@@ -105,16 +101,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()
-
-
-def _is_main_thread() -> bool:
-    """Linux ends a child for its parent *thread*; only the main one is there to the end."""
-    return sys.platform == "linux" and threading.current_thread() is threading.main_thread()
-
-
-def _end_with_parent(parent: int) -> None:
-    """For the case that the edge itself is killed and can end nothing any more."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the edge's would be lost with the new program
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it was killed before the line above, of which nobody is told
-        os._exit(128 + signal.SIGTERM)

@@ -119,8 +119,12 @@ class Requests:
             self._places.release()
             raise
         connection.submit(exchange)
-        # while the request is on its way
-        return Running(connection, exchange, work, cut, head, head.records(), about)
+        try:
+            records = head.records()  # while the request is on its way
+        except BaseException:
+            connection.cancel(exchange, Cancelled("the caller was interrupted"))
+            raise
+        return Running(connection, exchange, work, cut, head, records, about)
 
     def finish(self, running: Running | Done) -> Answer:
         """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more."""
@@ -148,7 +152,7 @@ class Requests:
         stamps = Stamps(called=old.called, prepared=old.prepared)
         stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared)
         return self._collect(
-            self._begin(running.work, running.cut, stamps, running.exchange.until, running.about, True)
+            self._begin(running.work, running.cut, stamps, running.exchange.until, running.about, again=True)
         )
 
     def cancel(self, running: Running | Done, why: str) -> None:
@@ -189,7 +193,7 @@ class Requests:
             measured_ns=finished - stamps.called,
             finished_ns=finished,
             forward_edge=whole.forward,
-            observations=self._half.observed(whole.observations),
+            observations=self._half.observed(tuple(whole.observations), whole.observations),
             transforms=whole.transforms,
         )
 
@@ -236,7 +240,7 @@ class Requests:
             load=wire.load(exchange.reply),
             forward_edge=running.records[1],
             forward_cloud=measured.forward_metrics(exchange.reply),
-            observations=self._half.observed(running.head.observations, exchange.reply.observations),
+            observations=self._half.observed(exchange.hooks, running.head.observations, exchange.reply.observations),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
         )
 

@@ -1,6 +1,9 @@
-"""Text from elsewhere - file names, labels, a server's errors - made fit for a terminal."""
+"""Numbers as text; and what comes from elsewhere - file names, labels, a server's errors - made fit to be shown."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 
 def printable(text: str) -> str:
@@ -11,3 +14,31 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """``text`` as one printable line."""
     return printable(" ".join(text.split()))
+
+
+def milliseconds(ns: float) -> str:
+    """Nanoseconds as milliseconds with microseconds shown."""
+    return f"{ns / 1e6:.3f}"
+
+
+def size(nbytes: int | None) -> str:
+    """Bytes with a unit; "-" for None."""
+    if nbytes is None:
+        return "-"
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def finite(value: Any) -> Any:
+    """``value`` for JSON: NaN and infinities as None, tuples as lists, keys as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 _ABSENT = object()
-COMPILED = "_compiled_call_impl"
+COMPILED = "_compiled_call_impl"  # what `Module.compile` sets
 _lock = threading.RLock()
 
 

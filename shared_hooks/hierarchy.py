@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from shared_hooks.attach import COMPILED
+
 ROOT = "(model)"
 
 
@@ -26,7 +28,7 @@ def is_opaque(module: nn.Module) -> bool:
     return (
         isinstance(module, torch.jit.ScriptModule)
         or type(module).__name__ == "OptimizedModule"
-        or module.__dict__.get("_compiled_call_impl") is not None  # compiled in place
+        or module.__dict__.get(COMPILED) is not None  # compiled in place
     )
 
 

@@ -94,7 +94,7 @@ class AutoClient:
         self._flying: list[Flight] = []
         self._last_finished = 0
         self._last_networked: str = "input"
-        self._chosen: str | None = None
+        self._cut: str | None = None  # of the last request
         self.watch = Watch(client, controller, self.lock, self.decisions, connect)
 
     def __enter__(self) -> AutoClient:
@@ -144,15 +144,15 @@ class AutoClient:
         with self.lock:
             choice = self.controller.choose(now_ns())
         self.decisions.choice(choice)
-        if choice.moved:
-            old, self._chosen = self._chosen, choice.candidate.name
-            self.client.lifecycle.emit(Stage.ON_SPLIT_CHANGE, old=old, new=self._chosen, reason=choice.reason)
         name = choice.candidate.name
         if name == EDGE_ONLY and not self._local:
             name = self._last_networked  # the server is gone, and is all there is
         as_file = name == CLOUD_FILE and self._is_file(item)
         if name == CLOUD_FILE and not as_file:
             name = "input"
+        if name != self._cut:
+            old, self._cut = self._cut, name
+            self.client.lifecycle.emit(Stage.ON_SPLIT_CHANGE, old=old, new=name, reason=choice.reason)
         call = None if as_file else self._read(item)
         stamps.prepared = now_ns()
         if name != EDGE_ONLY:

@@ -17,12 +17,14 @@ from edge_client.planning.link import Curve, Link, Load
 from edge_client.prober import LinkProber
 from edge_client.state import State
 from edge_client.times import now_ns
-from shared_hooks.errors import IsthmusError, ServerUnavailable
+from shared_hooks.errors import Cancelled, IsthmusError, ServerUnavailable
 from shared_hooks.profiling.profile import Profile
 
 log = logging.getLogger(__name__)
 
-Connect = Callable[[], tuple[Profile, Link, Load]]
+Check = Callable[[], None]
+"""Raises Cancelled once the watch is stopped."""
+Connect = Callable[[Check], tuple[Profile, Link, Load]]
 
 TICK_SECONDS: Final = 0.05
 CALL_EVERY_SECONDS: Final = 0.5
@@ -36,7 +38,7 @@ class Watch:
     """Probes and calls; everything it learns goes to the controller, under ``lock``.
 
     ``connect`` is called, without the lock, when a server answers for the first time that was not there at the start:
-    it fetches and probes what `SplitController.server_found` takes.
+    it fetches and probes what `SplitController.server_found` takes, and checks now and then whether to go on.
     """
 
     def __init__(
@@ -143,7 +145,7 @@ class Watch:
             self._prober.round(0, 0, PROBE_SECONDS)
             if self._client.state is not State.READY:
                 self._client.open(PROBE_SECONDS)
-            found = self._connect() if self._connect is not None else None
+            found = self._connect(self._check) if self._connect is not None else None
             with self._lock:
                 if found is not None:
                     self._controller.server_found(now_ns(), *found)
@@ -152,11 +154,16 @@ class Watch:
                     self._controller.server_back(now_ns())
                 self.there = True
         except IsthmusError as error:
-            self._complain(error)
+            if not self._stopped.is_set():
+                self._complain(error)
             return
         self._complaint = ""
         self._decisions.event("back" if found is None else "found")
         self._probe_if_wanted()
+
+    def _check(self) -> None:
+        if self._stopped.is_set():
+            raise Cancelled("the watch is stopped")
 
     def _complain(self, error: IsthmusError) -> None:
         """Once for each kind of reason."""

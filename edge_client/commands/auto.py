@@ -23,6 +23,7 @@ from shared_hooks.models.example import to_device
 
 if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
+    from edge_client.adaptive.watch import Check, Connect
     from edge_client.client import EdgeClient
     from edge_client.planning.controller import SplitController
     from edge_client.planning.link import Link, Load
@@ -108,20 +109,25 @@ def _gather(loaded: Loaded, wanted: Wanted, options: argparse.Namespace) -> Gath
     return edge_profile(loaded, wanted, _say, not options.no_progress)
 
 
-def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Callable[[], tuple[Profile, Link, Load]]:
+def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
     """What the watch does when the server is there for the first time."""
 
-    def connect() -> tuple[Profile, Link, Load]:
+    def connect(check: Check) -> tuple[Profile, Link, Load]:
         from edge_client.planning.gather import probe_sizes
         from edge_client.probing import fetch_profile, probe
         from shared_hooks.profiling import profile_file
 
+        def on_progress(done: int, total: int, what: str) -> None:
+            check()
+
         server = wanted.server
         assert server is not None
-        data = fetch_profile(server, loaded.spec.model_id, wanted.warmup, wanted.repetitions, wanted.seconds)
+        known = loaded.spec.model_id, wanted.warmup, wanted.repetitions, wanted.seconds
+        data = fetch_profile(server, *known, on_progress, patience=FIRST_CALL_SECONDS)
         cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
         profile_file.check(cloud, edge.model)
-        link, load = probe(server, probe_sizes(edge, None), (0, cloud.answer_bytes), wanted.probe_seconds)
+        sizes, answers = probe_sizes(edge, None), (0, cloud.answer_bytes)
+        link, load = probe(server, sizes, answers, wanted.probe_seconds, on_progress, FIRST_CALL_SECONDS)
         return cloud, link, load
 
     return connect

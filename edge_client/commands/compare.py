@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_client.commands import exits
-from edge_client.commands.output import check_json_target, milliseconds, table, write_json
+from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.sweep import extras
-from edge_client.text import one_line, printable
+from edge_client.text import milliseconds, one_line, printable
 
 if TYPE_CHECKING:
     from edge_client.sweep.compare import Compared

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from edge_client.commands import exits
 from edge_client.commands.hierarchy_tree import coverage_text, print_tree
 from edge_client.commands.loading import cut_of, load
-from edge_client.commands.output import check_json_target, size, write_json
+from edge_client.commands.output import check_json_target, write_json
 from edge_client.loaded import Loaded
-from edge_client.text import one_line
+from edge_client.text import one_line, size
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.mapping import HierarchyMap, coverage_of, map_of
 from shared_hooks.mapping.map_file import to_json, write_graphml

@@ -26,7 +26,8 @@ def main(options: argparse.Namespace) -> int:
     lifecycle = configured(options)
     status = _run(options, lifecycle) if options.input else 0
     print("\n".join(lines(lifecycle)))
-    silent = [stage.value for stage in Stage if stage.edge and stage not in {one.stage for one in lifecycle.listing()}]
+    heard = {one.stage for one in lifecycle.listing()}
+    silent = [stage.value for stage in Stage if stage.edge and stage not in heard]
     width = shutil.get_terminal_size().columns
     print("\n" + textwrap.fill(f"nobody listens at {', '.join(silent)}", width, break_long_words=False))
     if options.json:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from edge_client.commands.output import milliseconds, size, table
-from edge_client.text import printable
+from edge_client.commands.output import table
+from edge_client.text import milliseconds, printable, size
 
 if TYPE_CHECKING:
     from shared_hooks import ForwardMetrics, LayerMetrics

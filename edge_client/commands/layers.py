@@ -6,7 +6,8 @@ import argparse
 
 from edge_client.commands import exits
 from edge_client.commands.loading import load
-from edge_client.commands.output import check_json_target, size, table, write_json
+from edge_client.commands.output import check_json_target, table, write_json
+from edge_client.text import size
 
 
 def main(options: argparse.Namespace) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from edge_client.text import finite
 from shared_hooks.errors import SpecError
 
 
@@ -51,31 +51,3 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
         ).rstrip()
 
     return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, rows)])
-
-
-def milliseconds(ns: float) -> str:
-    """Nanoseconds as milliseconds with microseconds shown."""
-    return f"{ns / 1e6:.3f}"
-
-
-def size(nbytes: int | None) -> str:
-    """Bytes with a unit; "-" for None."""
-    if nbytes is None:
-        return "-"
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
-
-
-def finite(value: Any) -> Any:
-    """``value`` for JSON: NaN and infinities as None, tuples as lists, keys as text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value

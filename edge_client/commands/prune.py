@@ -34,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
     from shared_hooks.models import pick_device
     from shared_hooks.selection.clusters import needs_scikit
     from shared_hooks.selection.places import read_boxes
-    from shared_hooks.selection.prune import space_of
+    from shared_hooks.selection.prune import pruned, space_of
 
     check_json_target(options.json)
     scorings = scorings_of(options.scores)
@@ -55,8 +55,9 @@ def main(options: argparse.Namespace) -> int:
         named = ", ".join(list(boxes)[:3]) or "no file"
         raise SpecError(f"--boxes: it names {named}, and no calibration input such as {chosen_by[0].name}")
     calibration = data.samples(spec, chosen_by, device, options.batch, None)
-    if options.structural:
-        space_of(model, layer, calibration[0])  # refused now, not when all masks have been judged
+    if options.structural:  # refused now, not when all masks have been judged
+        few = min(keeps_of(options.keep, space_of(model, layer, calibration[0]).channels))
+        pruned(model, layer, range(few), calibration[:1])
     places = None if boxes is None else data.samples(spec, chosen_by, device, 1, boxes)
     samples = data.samples(spec, judged_on, device, options.batch, None)
     folder = _folder(options.out)

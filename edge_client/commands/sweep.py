@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from edge_client.commands import exits
-from edge_client.commands.output import check_json_target, milliseconds, size, table, write_json
+from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.progress import progress
 from edge_client.sweep import extras
-from edge_client.text import one_line, printable
+from edge_client.text import milliseconds, one_line, printable, size
 from shared_hooks.errors import HookRefused, IsthmusError
 
 if TYPE_CHECKING:

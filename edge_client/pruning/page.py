@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from edge_client.commands.output import milliseconds, size
+from edge_client.text import milliseconds, size
 
 WIDTH: Final = 640
 HEIGHT: Final = 300

@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_client.commands.observation_table import tables
+from edge_client.observation_table import tables
 from edge_client.planning.candidate import CLOUD_ONLY
 from edge_client.sweep.journal import Entry
 from edge_client.sweep.ways import Way
-from edge_client.text import one_line
+from edge_client.text import finite, one_line
 from shared_hooks.observers import named
 from shared_hooks.observers.thumbnails import is_thumbnail
 
@@ -42,7 +42,7 @@ def kept(way: Way, seen: Answer | Exception) -> Observed:
     """What the journal keeps of a request."""
     if isinstance(seen, Exception):
         return {"way": way.name, "error": one_line(f"{type(seen).__name__}: {seen}")}
-    found = {side: json.loads(named.to_bytes(one, KEPT_BYTES)) for side, one in seen.observations.items()}
+    found = {side: finite(json.loads(named.to_bytes(one, KEPT_BYTES))) for side, one in seen.observations.items()}
     return {"way": way.name, "observations": found}
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.commands.output import size
 from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.sweep.observed import section
 from edge_client.sweep.summary import pareto
+from edge_client.text import size
 
 HERE: Final = Path(__file__).parent
 Way = Mapping[str, Any]

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.commands.output import finite
 from edge_client.planning.objective import Objective
 from edge_client.sweep import observed, report, summary, tables
 from edge_client.sweep.journal import Entry, Journal
 from edge_client.sweep.settings import installed
 from edge_client.sweep.ways import Way
+from edge_client.text import finite
 
 FORMAT: Final = "isthmus sweep summary 1"
 

@@ -111,13 +111,15 @@ def to_bytes(found: Observations, most: int = MAX_BYTES) -> bytes:
     data = json.dumps(found).encode()
     if len(data) > most and "attention" in found:
         _leave_pictures_out(found["attention"], len(data) - most)
-    while len(data := json.dumps(found).encode()) > most:
+        data = json.dumps(found).encode()
+    while len(data) > most:
         longest = max(found.values(), key=lambda one: len(json.dumps(one)))
         keep = len(longest["records"]) // 2
         longest["left_out"] += len(longest["records"]) - keep
         longest["records"] = longest["records"][:keep]
         if not keep:
             longest["notes"] = []
+        data = json.dumps(found).encode()
     return data
 
 
@@ -156,7 +158,7 @@ def from_bytes(data: bytes) -> Observations:
     try:
         if len(data) > MAX_BYTES:
             raise ValueError(f"{len(data)} bytes, of {MAX_BYTES} at most")
-        found = json.loads(data)
+        found = json.loads(data, parse_constant=_no_number)
         if not isinstance(found, dict) or not all(name in HOOKS and _is_sound(one) for name, one in found.items()):
             raise ValueError("not what observers find")
         for one in found.values():
@@ -165,6 +167,10 @@ def from_bytes(data: bytes) -> Observations:
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"malformed observations: {error}") from error
     return found
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word}, which JSON does not have")
 
 
 def _is_sound(one: Any) -> bool:

@@ -23,6 +23,7 @@ from shared_hooks.observers.watching import Call
 from shared_hooks.wrapped import WrappedModel
 
 _attached: list[Attachment] = []
+_lock = threading.Lock()  # held where that is changed
 _begun: ContextVar[dict[str, None] | None] = ContextVar("isthmus_transforms", default=None)
 """Names of the modules of transforms that took part in the forwards of a `during`."""
 
@@ -55,11 +56,13 @@ class Transform(Observer):
 
     def _attachment(self, root: nn.Module, modules: dict[nn.Module, str], owner: Any, thread: int | None) -> Attachment:
         made = _Attachment(self, root, modules, owner, thread)
-        _attached.append(made)
+        with _lock:
+            _attached.append(made)
         return made
 
     def detached(self, root: nn.Module) -> None:
-        _attached[:] = [attachment for attachment in _attached if attachment.is_attached]
+        with _lock:
+            _attached[:] = [attachment for attachment in _attached if attachment.is_attached]
 
     def observe(self, call: Call, name: str, step: int) -> Changed | None:
         inputs = (*call.args, call.kwargs) if call.kwargs else call.args

@@ -108,7 +108,9 @@ class Watch:
                 look = self.looks[watcher]
             if look is not None and module in watcher.modules:
                 found.append((look, watcher.modules[module]))
-        self.idle = not self.all and len(self.looks) == len(_registered)
+        everybody = len(self.looks) == len(_registered)
+        # a part with observers of its own asks them at each of its calls
+        self.idle = everybody and not self.all and all(watcher.root is module for watcher in self.looks)
         return found
 
     def show(self, looks: list[tuple[Look, str]], module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:

@@ -8,26 +8,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from edge_client import Answer, EdgeClient, Failure
+from edge_client import Answer, EdgeClient, Failure, probing
 from edge_client.__main__ import main
 from edge_client.adaptive import AutoClient
 from edge_client.adaptive.client import Flight
 from edge_client.adaptive.decisions import Decisions
 from edge_client.adaptive.hedge import Hedge
 from edge_client.answer import Call
+from edge_client.commands.auto import _connector
 from edge_client.local_server import local_server
+from edge_client.planning import gather
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.controller import Choice
+from edge_client.planning.gather import Wanted
 from edge_client.requests import Done
 from edge_client.times import Stamps
 from shared_hooks.errors import Cancelled, DeadlineExceeded, ModelFailed, SpecError
 from shared_hooks.models import find_inputs, load_spec
+from shared_hooks.profiling import profile_file
 from shared_hooks.reading import Reading
 from tests.edge import fake_server as fake
 from tests.edge import small_models
@@ -198,6 +203,47 @@ def test_what_is_wrong_with_an_input_is_said_and_the_next_goes_on() -> None:
                 one.infer(values[1])
 
 
+def test_leaving_does_not_wait_for_a_first_profile() -> None:
+    fetching = threading.Event()
+
+    def connect(check: Callable[[], None]) -> Any:
+        fetching.set()
+        while True:  # until it is told to stop
+            check()
+            time.sleep(0.01)
+
+    told = Told("body")
+    told.there = False
+    with FakeServer(fake.tails(built(small_models.Residual))) as server, auto(server, told, connect=connect) as one:
+        one.watch._prober.round = lambda *_: None  # type: ignore[method-assign,assignment,return-value]
+        assert fetching.wait(PATIENCE)
+    assert not one.watch._thread.is_alive() and kinds(one) == []
+
+
+@pytest.mark.parametrize("stage", ["fetch_profile", "probe"])
+def test_what_is_fetched_at_first_is_left_when_it_is_told_to_stop(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step of both is an occasion to leave."""
+
+    def going_on(*_: Any, **__: Any) -> None:
+        for one in (*_, *__.values()):
+            if callable(one):
+                one(0, 1, "a step")
+
+    profile: Any = SimpleNamespace(answer_bytes=1, model=None)
+    monkeypatch.setattr(probing, "fetch_profile", lambda *_, **__: {})
+    monkeypatch.setattr(profile_file, "from_json", lambda *_: profile)
+    monkeypatch.setattr(profile_file, "check", lambda *_: None)
+    monkeypatch.setattr(gather, "probe_sizes", lambda *_: (0,))
+    monkeypatch.setattr(probing, stage, going_on)
+    loaded: Any = SimpleNamespace(spec=load_spec("digits"))
+
+    def check() -> None:
+        raise Cancelled("stopped")
+
+    with pytest.raises(Cancelled, match="stopped"):
+        _connector(loaded, Wanted(server="127.0.0.1:1"), profile)(check)
+
+
 def test_a_deadline_holds_where_nothing_runs_here() -> None:
     told = Told("body", network_ms=1e6)
     with FakeServer(fake.deaf) as server, auto(server, told, local=False) as one, pytest.raises(DeadlineExceeded):
@@ -331,7 +377,7 @@ class TestProcesses:
         told = Told("stem.0", network_ms=1e6)
         told.there = False
         with cloud("--model", "digits") as process, EdgeClient(process.address, "digits", device="cpu") as client:
-            connect: Any = lambda: ("cloud", "link", "load")  # noqa: E731
+            connect: Any = lambda check: ("cloud", "link", "load")  # noqa: E731
             auto = AutoClient(client, told, connect=connect)  # type: ignore[arg-type]
             value = torch.zeros(1, 1, 32, 32)
             assert auto.infer(value).split == "edge-only"

@@ -298,6 +298,24 @@ def test_a_client_says_who_it_is() -> None:
         assert not [name for module in model.modules() for name in vars(module) if name == "forward"]
 
 
+def test_a_request_whose_records_cannot_be_made_is_not_left_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def records() -> Any:
+        def make() -> Any:
+            raise KeyboardInterrupt
+
+        return make
+
+    with (
+        FakeServer(fake.deaf) as server,
+        EdgeClient(server.address, built(small_models.Residual), "stem", model_id="m", max_in_flight=1) as client,
+    ):
+        monkeypatch.setattr(client.wrapped, "last_records", records)
+        with pytest.raises(KeyboardInterrupt):
+            client.infer(image())
+        assert client._connection is not None and not client._connection._waiting.requests
+        assert client.requests._places.acquire(blocking=False)
+
+
 def test_a_client_that_is_closed_while_it_opens_connects_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeServer(fake.tails(built(small_models.Residual))) as server:
         client = EdgeClient(server.address, built(small_models.Residual), model_id="m")

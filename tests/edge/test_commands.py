@@ -21,6 +21,7 @@ import torch
 from edge_client.__main__ import main
 from edge_client.commands import output
 from edge_client.progress import progress
+from edge_client.text import size
 from shared_hooks.errors import Disagreement, ServerUnavailable, SpecError
 from shared_hooks.models import load_spec
 from tests.edge import fake_server as fake
@@ -402,7 +403,7 @@ def test_debug_shows_the_traceback() -> None:
 def test_tables_are_aligned_and_sizes_readable() -> None:
     text = output.table(["a", "bb"], [["1", "x"], ["22", "yyy"]], right=(0,))
     assert text.splitlines() == [" a  bb", "--  ---", " 1  x", "22  yyy"]
-    assert [output.size(n) for n in (None, 0, 1023, 2048, 3 << 20, 5 << 30)] == [
+    assert [size(n) for n in (None, 0, 1023, 2048, 3 << 20, 5 << 30)] == [
         "-",
         "0 B",
         "1023 B",

@@ -8,7 +8,6 @@ Everything ends with the `Testbed`; the edge's processes are started by `edge` a
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from edge_client.orphans import end_with_parent
 from tests.experiments.core import Core
 from tests.experiments.network import CLOUD, CLOUD_ADDRESS, EDGE, Network, inside
 
@@ -27,7 +27,6 @@ EDGE_SHARE = 0.25
 SERVER_PORT, RELAY_PORT = 50051, 50052
 SERVER = f"{CLOUD_ADDRESS}:{RELAY_PORT}"
 """Where the edge finds the server: at the relay."""
-PR_SET_PDEATHSIG = 1  # prctl(2); of the thread that starts a process, so all are started by the main one
 
 
 def reference(model: str) -> str:
@@ -112,17 +111,12 @@ class Testbed:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent(signal.SIGKILL),
             start_new_session=True,  # Ctrl-C reaches the experiment, which ends its processes in order
         )
         if core is not None:
             core.hold(process.pid)
         return process
-
-
-def _end_with_parent() -> None:
-    """For the case that the experiment itself is killed and can end nothing any more."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _read_listening(process: subprocess.Popen[str]) -> None:

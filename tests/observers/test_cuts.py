@@ -134,6 +134,24 @@ def test_a_part_of_a_model_may_be_observed_while_the_whole_is_too() -> None:
     assert not hooks_left(model)
 
 
+def test_a_part_that_runs_twice_is_asked_for_twice_where_nobody_looks_at_the_whole() -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = torch.nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.part(self.part(x))
+            return found
+
+    model = Twice()
+    with ActivationStats(every_n=10).attach(model) as whole, ActivationStats(every_n=3).attach(model.part) as part:
+        for _ in range(4):
+            model(torch.zeros(1, 2))
+    assert [record.step for record in whole.records] == [0, 0]
+    assert [record.step for record in part.records] == [0, 3, 6]
+
+
 def test_a_wrapped_model_that_does_not_descend_can_be_observed_all_the_way_down() -> None:
     with WrappedModel(Residual(), depth=1) as wrapped, ActivationStats("body.*").attach(wrapped) as stats:
         wrapped.forward(wrapped.forward(image(), end="stem"))

@@ -23,12 +23,15 @@ from cloud_server.served_model import ServedModel
 from cloud_server.server import CloudServer
 from edge_client import EdgeClient
 from edge_client.__main__ import main
-from edge_client.commands.observation_table import ObservationTable
+from edge_client.answer import Call
 from edge_client.commands.watch import MODULE, _room
+from edge_client.observation_table import ObservationTable, tables
+from edge_client.times import Stamps
 from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, HookRefused, SpecError
 from shared_hooks.models import load_spec
 from shared_hooks.observers import Transform, named
+from shared_hooks.observers.tokens import Tokens
 from tests.observers.left import hooks_left
 from tests.observers.small import Residual, image
 
@@ -97,6 +100,15 @@ def test_a_hook_that_the_server_does_not_allow_is_permission_denied() -> None:
         EdgeClient("127.0.0.1:1", RESIDUAL, hooks=["memroy"])
 
 
+def test_observers_are_those_of_the_moment_when_a_request_is_begun() -> None:
+    with server(RESIDUAL, "debug") as address, EdgeClient(address, RESIDUAL, "stem") as client:
+        for hooks, later in ((("debug",), ()), ((), ("debug",))):
+            client.hooks = hooks
+            running = client.requests.begin(Call((image(),)), "stem", Stamps(), client.until(None))
+            client.hooks = later
+            assert set(client.requests.finish(running).observations) == ({"edge", "cloud"} if hooks else set())
+
+
 def test_the_configuration_says_what_is_allowed(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text('[observers]\nallow = ["activation", "debug"]\n')
@@ -149,6 +161,8 @@ def test_what_comes_back_is_bounded() -> None:
         b"\xff",
         b'{"shell": {}}',
         b'{"debug": 3}',
+        b'{"debug": {"records": [{"name": "m", "nan": NaN}], "notes": [], "left_out": 0, "failures": 0,'
+        b' "last_failure": "", "cost_ns": 0}}',
         b'{"debug": {"records": [1]}}',
         b"[" * 10_000,
         b" " * (named.MAX_BYTES + 1),
@@ -157,6 +171,35 @@ def test_what_comes_back_is_bounded() -> None:
 def test_malformed_observations_are_refused(data: bytes) -> None:
     with pytest.raises(BadFrame, match="malformed observations"):
         named.from_bytes(data)
+
+
+def shown(hook: str, record: dict[str, Any]) -> tuple[str, ...]:
+    found = {"records": [record], "notes": [], "left_out": 0, "failures": 0, "last_failure": "", "cost_ns": 0}
+    (table,) = tables({"cloud": {hook: found}})
+    (row,) = table.rows
+    return row
+
+
+def test_a_table_has_numbers_that_json_does_not_have() -> None:
+    record = named.plain(Tokens("head", 0, 0, (3, 1), (math.nan, 2.0), (math.nan, 0.5), ()))
+    assert shown("tokens", record)[2:] == ("0", "3 nan, 1 0.500")
+    assert shown("attention", {"name": "m", "entropy": [0.25, "nan"]})[3] == "0.25, nan"
+
+
+NUMBERS = st.sampled_from([0, -3, 0.25, math.inf, 10**400, True, "nan", "x", None])
+LISTS = st.lists(NUMBERS | st.lists(NUMBERS, max_size=2), min_size=1, max_size=3)
+READINGS = st.fixed_dictionaries({"value": NUMBERS, "status": NUMBERS})
+COLUMNS = {
+    **dict.fromkeys("shape entropy positions where ids text probabilities".split(), LISTS),
+    **dict.fromkeys("allocated growth peak".split(), READINGS | NUMBERS),
+    **dict.fromkeys("mean output_bytes nan row part".split(), NUMBERS),
+}
+
+
+@pytest.mark.parametrize("hook", named.HOOKS)
+@given(record=st.fixed_dictionaries(COLUMNS))
+def test_a_table_shows_whatever_a_server_says(hook: str, record: dict[str, Any]) -> None:
+    assert shown(hook, {"name": "m", **record})[0] == "cloud"
 
 
 LEAVES = st.none() | st.floats() | st.text() | st.integers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from shared_hooks.models import Table, spec_from_table
 from shared_hooks.selection import Mask, Sample, capture, masked, pruned, read_selection, write_mask, write_pruned
 from shared_hooks.selection.channels import trace
 from shared_hooks.selection.mask import unmasked
+from shared_hooks.selection.prune import _alike
 from tests.selection.networks import (
     Branching,
     ByName,
@@ -122,6 +124,26 @@ def test_what_the_graph_does_not_show_is_found_and_refused(
 ) -> None:
     with pytest.raises(CutRefused, match="computes something else"):
         pruned(seeded(model), layer, [0, 1, 2], [Sample(args)])
+
+
+@pytest.mark.parametrize(
+    ("whole", "made", "same"),
+    [
+        ([math.inf, 1.0], [math.inf, 1.0 + 1e-5], True),
+        ([math.nan, 1.0], [math.nan, 1.0], True),
+        ([math.inf, 1.0], [2.0, 1.0], False),
+        ([2.0, 1.0], [math.inf, 1.0], False),
+        ([math.nan, 1.0], [2.0, 1.0], False),
+        ([0.0, 0.0], [1e-3, 0.0], False),
+        ([0.0, 100.0], [1e-3, 100.0], True),
+        ([1.0, 2j], [1.0 + 1e-5, 2j], True),
+        ([1.0, 2j], [1.0, 1j], False),
+        ([1, 2], [2, 1], True),
+        ([1, 2], [1, 2, 3], False),
+    ],
+)
+def test_answers_are_alike_but_for_rounding(whole: list[complex], made: list[complex], same: bool) -> None:
+    assert _alike(torch.tensor(whole), torch.tensor(made)) is same
 
 
 @pytest.mark.parametrize("keep", [[3], [0, 1]])

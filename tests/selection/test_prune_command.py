@@ -24,6 +24,7 @@ from tests.selection.networks import image
 
 IMAGES = Path(train.__file__).parent / "images"
 LAYER = "stage2.0.relu#2"
+Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_both_sides_take_the_file_and_another_mask_is_refused(made: tuple[Path, 
 
 
 def test_without_labels_it_is_agreement_and_half_of_the_data_calibrates(
-    training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    training: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     for index, path in enumerate(sorted(training.iterdir())[:24]):
         shutil.copy(path, tmp_path / f"{index:02}.png")
@@ -131,7 +132,7 @@ def test_without_labels_it_is_agreement_and_half_of_the_data_calibrates(
     assert {row["scoring"] for row in report["rows"]} == {"variance", "separability", "random"}
 
 
-def test_objects_alone_can_be_looked_at(training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_objects_alone_can_be_looked_at(training: Path, tmp_path: Path, capsys: Captured) -> None:
     names = sorted(path.name for path in training.iterdir())[:30]
     truths = {name: [[8, 8, 24, 24, name[-5]]] for name in names}
     found = {name: [[8, 8, 24, 23, name[-5], 0.9], [0, 0, 8, 8, name[-5], 0.8]] for name in names[:20]}
@@ -177,7 +178,7 @@ def test_either_half_of_the_data_has_all_classes(tmp_path: Path) -> None:
         assert sorted(item.truth or "" for item in half) == ["0"] * 3 + ["1"] * 3
 
 
-def test_boxes_that_cannot_be_looked_into_name_their_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_boxes_that_cannot_be_looked_into_name_their_file(tmp_path: Path, capsys: Captured) -> None:
     for folder in ("data", "calibration"):
         (tmp_path / folder).mkdir()
         for index in range(2):
@@ -195,15 +196,18 @@ def test_boxes_that_cannot_be_looked_into_name_their_file(tmp_path: Path, capsys
         assert error.count("\n") == 1 and says in error
 
 
+@pytest.mark.parametrize(
+    ("model", "layer", "why"), [("Grouped", "left", "cat (node cat)"), ("Counting", "stem", "computes something else")]
+)
 def test_a_structure_that_cannot_be_cut_is_refused_before_anything_is_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str, layer: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     for index in range(4):
         np.save(tmp_path / f"{index}.npy", image(index).numpy())
     monkeypatch.setattr(trial, "try_all", lambda *args: pytest.fail("it was tried"))
-    words = ["--data", str(tmp_path), "--model", "tests.selection.networks:Grouped", "--split", "left", "--structural"]
+    words = ["--data", str(tmp_path), "--model", f"tests.selection.networks:{model}", "--split", layer, "--structural"]
     assert main(["prune", *words, "--no-serve", "--no-progress", "--threads", "1"]) == 2
-    assert "cat (node cat)" in capsys.readouterr().err
+    assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -222,15 +226,13 @@ def test_a_structure_that_cannot_be_cut_is_refused_before_anything_is_judged(
         (["--split", LAYER, "--out", "/dev/null/x"], "cannot be written"),
     ],
 )
-def test_wrong_words_are_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_are_one_line(words: list[str], says: str, capsys: Captured) -> None:
     assert main(["prune", "--data", str(IMAGES), *words, "--no-serve", "--no-progress", "--threads", "1"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and says in error
 
 
-def test_without_scikit_learn_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "sklearn", None)
@@ -238,9 +240,7 @@ def test_without_scikit_learn_it_says_what_to_install(
     assert 'pip install "isthmus[prune]"' in capsys.readouterr().err
 
 
-def test_the_digits_can_be_written_as_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_digits_can_be_written_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     training, held_out = digits.load_images()
     monkeypatch.setattr(export, "load_images", lambda: (training[:3], held_out[:2]))
     assert export.main([str(tmp_path)]) == 0
@@ -248,7 +248,7 @@ def test_the_digits_can_be_written_as_files(
     assert {path.name for path in (tmp_path / "held_out").iterdir()} == {one.file_name for one in held_out[:2]}
 
 
-def test_a_layer_that_no_mask_can_stand_behind_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layer_that_no_mask_can_stand_behind_is_refused(tmp_path: Path, capsys: Captured) -> None:
     """The model calls it by a reference of its own."""
     for index in range(4):
         np.save(tmp_path / f"{index}.npy", image(index).numpy())

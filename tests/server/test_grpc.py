@@ -102,15 +102,24 @@ class TestAnswers:
             go_on.set()
             assert bytes(client.answer(1).data) == b"cba" and engine.computed == 1
 
-    def test_idle_stream_outlives_pings_of_the_client(self, server: CloudServer) -> None:
-        options = [("grpc.keepalive_time_ms", 1000), ("grpc.keepalive_permit_without_calls", 1)]
-        with connect(server.port, *options, ("grpc.http2.max_pings_without_data", 0)) as channel:
-            client = GrpcClient(channel, hello())
-            client.ask(1, b"abc")
-            client.answer(1)
-            time.sleep(6)  # a default server says GOAWAY to the fourth ping without data
+    def test_idle_stream_outlives_pings_of_the_client(
+        self, server: CloudServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server with gRPC's own settings says GOAWAY to the fourth ping without data."""
+        monkeypatch.setattr("cloud_server.server.options", lambda _: [])
+        strict = CloudServer(Core([engine], SMALL), "127.0.0.1:0")
+        strict.start()
+        options = [("grpc.keepalive_time_ms", 600), ("grpc.keepalive_permit_without_calls", 1)]
+        options += [("grpc.http2.max_pings_without_data", 0)]
+        with connect(server.port, *options) as channel, connect(strict.port, *options) as other:
+            client, sent_away = GrpcClient(channel, hello()), GrpcClient(other, hello())
+            for one in (client, sent_away):
+                one.ask(1, b"abc")
+                one.answer(1)
+            eventually(sent_away.call.done)
             client.ask(2, b"abc")
             assert bytes(client.answer(2).data) == b"cba"
+        strict.stop(grace=0)
 
 
 class TestHandshake:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from edge_client.__main__ import main
-from edge_client.commands.observation_table import tables
 from edge_client.local_server import local_server
+from edge_client.observation_table import tables
 from edge_client.sweep import observed
 from edge_client.sweep.report import render
 from edge_client.sweep.ways import ways_of

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_client.commands.output import size
-from edge_client.text import printable
+from edge_client.text import printable, size
 
 ROWS: Final = 60
 """Of a table; JSON has them all."""
+
+MOST_BYTES: Final = 2**63
+"""Of a size that is believed."""
 
 Record = Mapping[str, Any]
 
@@ -75,6 +77,14 @@ def _text(record: Record, key: str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
+def _number(value: object, form: str) -> str:
+    """Numbers that JSON does not have come as text; and a server may say anything."""
+    try:
+        return format(value, form) if isinstance(value, (int, float)) else str(value)
+    except OverflowError:  # an integer beyond any float
+        return "inf"
+
+
 def _list(record: Record, key: str) -> list[Any]:
     value = record.get(key)
     return value if isinstance(value, list) else []
@@ -86,24 +96,27 @@ def _activation(record: Record) -> list[str]:
 
 
 def _attention(record: Record) -> list[str]:
-    entropy = ", ".join(f"{value:.3g}" for value in _list(record, "entropy") if isinstance(value, (int, float)))
+    entropy = ", ".join(_number(value, ".3g") for value in _list(record, "entropy"))
     positions = [pair[0] for pair in _list(record, "positions") if isinstance(pair, list) and pair]
     return ["x".join(map(str, _list(record, "shape"))), entropy, ", ".join(map(str, positions))]
 
 
+def _bytes(value: object) -> str:
+    if not isinstance(value, (int, float)) or not abs(value) < MOST_BYTES:  # nor NaN
+        return "-"
+    return f"{'-' if value < 0 else ''}{size(abs(round(value)))}"
+
+
 def _reading(record: Record, key: str) -> str:
     reading = record.get(key)
-    if not isinstance(reading, dict) or not isinstance(reading.get("value"), (int, float)):
+    if not isinstance(reading, dict):
         return "-"
-    value = round(reading["value"])
-    sign = "-" if value < 0 else ""
-    return f"{sign}{size(abs(value))}{'' if reading.get('status') == 'measured' else ' ~'}"
+    told = _bytes(reading.get("value"))
+    return told if told == "-" or reading.get("status") == "measured" else f"{told} ~"
 
 
 def _memory(record: Record) -> list[str]:
-    output = record.get("output_bytes")
-    given = size(output) if isinstance(output, int) else "-"
-    return [*(_reading(record, key) for key in ("allocated", "growth", "peak")), given]
+    return [*(_reading(record, key) for key in ("allocated", "growth", "peak")), _bytes(record.get("output_bytes"))]
 
 
 def _debug(record: Record) -> list[str]:
@@ -112,8 +125,8 @@ def _debug(record: Record) -> list[str]:
 
 def _tokens(record: Record) -> list[str]:
     names = [f'"{one}"' for one in _list(record, "text")] or _list(record, "ids")
-    shares = [f"{one} {share:.3f}" for one, share in zip(names, _list(record, "probabilities"), strict=False)]
-    return [_text(record, "row"), ", ".join(shares)]
+    shares = [_number(share, ".3f") for share in _list(record, "probabilities")]
+    return [_text(record, "row"), ", ".join(f"{one} {share}" for one, share in zip(names, shares, strict=False))]
 
 
 _COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Record], list[str]]]]] = {
