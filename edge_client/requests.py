@@ -8,18 +8,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from edge_client import measured, wire
 from edge_client.answer import Answer, Call
 from edge_client.connection import Connection
 from edge_client.exchange import Exchange
-from edge_client.half import Cut, EdgeHalf, Head, Records
+from edge_client.half import Cut, EdgeHalf, Head
 from edge_client.many import Place
 from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.state import State
 from edge_client.times import ServerTimes, Stamps, Times, now_ns
 from shared_hooks.errors import Cancelled, DeadlineExceeded, IsthmusError, PlanMismatch, ServerUnavailable, SpecError
 from shared_hooks.lifecycle import About, Stage
+
+SENDING_SECONDS: Final = 0.0005
+"""For the connection's threads, which need the interpreter to send a request; then its records are made."""
 
 
 @dataclass(slots=True)
@@ -31,7 +35,6 @@ class Running:
     work: Call | Path
     cut: Cut
     head: Head
-    records: Records
     about: About
     over: bool = False  # hooks have heard how it ended
 
@@ -119,12 +122,7 @@ class Requests:
             self._places.release()
             raise
         connection.submit(exchange)
-        try:
-            records = head.records()  # while the request is on its way
-        except BaseException:
-            connection.cancel(exchange, Cancelled("the caller was interrupted"))
-            raise
-        return Running(connection, exchange, work, cut, head, records, about)
+        return Running(connection, exchange, work, cut, head, about)
 
     def finish(self, running: Running | Done) -> Answer:
         """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more."""
@@ -212,6 +210,8 @@ class Requests:
     def _collect(self, running: Running) -> Answer:
         exchange, connection = running.exchange, running.connection
         try:
+            exchange.wait(min(SENDING_SECONDS, exchange.remaining()))
+            layers, forward = running.head.records()
             if not exchange.wait():
                 connection.cancel(exchange, _too_late(exchange, connection))
         except BaseException:
@@ -230,7 +230,7 @@ class Requests:
             split=running.head.split,
             layer_id=running.head.layer_id,
             times=Times.from_stamps(stamps, wire.server_times(exchange.reply.durations)),
-            layers_edge=running.records[0],
+            layers_edge=layers,
             layers_cloud=measured.layer_metrics(exchange.reply),
             bytes_up=exchange.bytes_up,
             bytes_down=exchange.bytes_down,
@@ -238,7 +238,7 @@ class Requests:
             measured_ns=finished - stamps.called,
             finished_ns=finished,
             load=wire.load(exchange.reply),
-            forward_edge=running.records[1],
+            forward_edge=forward,
             forward_cloud=measured.forward_metrics(exchange.reply),
             observations=self._half.observed(exchange.hooks, running.head.observations, exchange.reply.observations),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
