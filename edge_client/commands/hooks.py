@@ -23,6 +23,8 @@ def main(options: argparse.Namespace) -> int:
     if options.stages:
         print(_stages())
         return 0
+    if options.split is not None and not options.input:
+        raise SpecError(f"--split {options.split}: nothing is run without --input")
     lifecycle = configured(options)
     status = _run(options, lifecycle) if options.input else 0
     print("\n".join(lines(lifecycle)))

@@ -114,6 +114,8 @@ class TestHooks:
         one_line(capsys, "nowhere.png")
         assert main(["hooks", "--input", file, "--server", "127.0.0.1:1"]) == 2  # else it would go unused
         one_line(capsys, "say where to cut, too: --split LAYER")
+        assert main(["hooks", "--split", "stem.0"]) == 2
+        one_line(capsys, "--split stem.0: nothing is run without --input")
         assert main(["hooks", "--json", str(tmp_path / "no" / "where.json")]) == 2
         one_line(capsys, "cannot be written")
 
