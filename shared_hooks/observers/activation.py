@@ -128,6 +128,10 @@ MOST_EDGES = 32
 """Up to here comparing everything with each edge is faster than finding the bin of each."""
 
 
+TINY = 1e-15
+"""Of a deviation whose squares may be too small for 32 bits."""
+
+
 def _finite_on_cpu(x: torch.Tensor, bins: int) -> torch.Tensor | None:
     """The same for finite elements on the CPU, where looking at a number waits for nothing; a sixth of the time."""
     least, most = (one.item() for one in x.aminmax())
@@ -135,7 +139,7 @@ def _finite_on_cpu(x: torch.Tensor, bins: int) -> torch.Tensor | None:
         return None
     mean = x.mean()
     std = torch.linalg.vector_norm(x - mean).item() / math.sqrt(x.numel() - 1) if x.numel() > 1 else 0.0
-    if not math.isfinite(std):
+    if not math.isfinite(std) or (std < TINY and most > least):  # the squares were no numbers of this width
         return None
     array = x.numpy()
     edges = np.linspace(least, most, bins + 1, dtype=array.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -68,6 +68,8 @@ DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
 
 
 @given(st.lists(ANY, min_size=2, max_size=40), DTYPES, st.booleans())
+@example([0.0, 2.596951490599332e-31], torch.float32, False)
+@example([1e-22, 3e-22], torch.float32, False)
 def test_statistics_of_anything(values: list[float], dtype: torch.dtype, as_on_a_gpu: bool) -> None:
     tensor = torch.tensor(values).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
