@@ -22,7 +22,7 @@ from edge_client.times import ServerTimes, Stamps, Times, now_ns
 from shared_hooks.errors import Cancelled, DeadlineExceeded, IsthmusError, PlanMismatch, ServerUnavailable, SpecError
 from shared_hooks.lifecycle import About, Stage
 
-SENDING_SECONDS: Final = 0.0005
+SENDING_SECONDS: Final = 0.001
 """For the connection's threads, which need the interpreter to send a request; then its records are made."""
 
 
