@@ -117,9 +117,10 @@ class Lifecycle:
     the stage's other hooks have been called; the first of several is told. Any thread may do anything here.
 
     A hook may use the model, the client and torch, and register and remove hooks. It is not called at a stage that it
-    brings about itself while it is at that stage. No lock is held that it could wait for, but two things wait for it:
-    the connection's own threads (connect, handshake, send, receive, disconnect, reconnect, drain), where an `infer`
-    would wait for itself until its deadline, and the place of its request, which counts as in flight.
+    brings about itself while it is at that stage. No lock is held that it could wait for, but these wait for it: a
+    client's other requests, at its first plan; the connection's own threads (connect, handshake, send, receive,
+    disconnect, reconnect, drain), where an `infer` would wait for itself until its deadline; and the place of its
+    request, which counts as in flight.
     """
 
     def __init__(self, side: str = "local") -> None:
