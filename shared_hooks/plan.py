@@ -11,7 +11,7 @@ from shared_hooks.cutting import Cutting, cut_after
 from shared_hooks.errors import CutRefused, UnknownLayer
 from shared_hooks.following import footprint, form_of_result
 from shared_hooks.hierarchy import near
-from shared_hooks.liveness import Frontier, frontier_bytes, frontiers
+from shared_hooks.liveness import Frontier, Liveness, frontier_bytes
 from shared_hooks.recipe import Recipe
 from shared_hooks.trace import Call, Trace
 from shared_hooks.trees import form_of
@@ -56,7 +56,7 @@ class Plan:
     siblings: list[Plan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._frontiers = self._compute_frontiers()
+        self.liveness = Liveness(self.trace)
         self._known = Known()
         self._refused: dict[int, str] = {}
         self.names = [op.name for op in self.trace.ops]
@@ -65,9 +65,6 @@ class Plan:
         self.paths = [call.path for call in self.trace.layers]
         self._ids = {call.name: number for number, call in enumerate(self.trace.layers)}
         self.digest = self._digest()
-
-    def _compute_frontiers(self) -> list[Frontier]:
-        return frontiers(self.trace, [0, *(call.exit for call in self.trace.layers)])
 
     def _digest(self) -> str:
         """Over operations and what they are told, layers, shapes and dtypes.
@@ -171,15 +168,21 @@ class Plan:
 
     def _merged(self, number: int) -> Frontier:
         """The frontier of a cut, with what the other known paths that share this prefix read after it."""
-        merged = dict(self._frontiers[number + 1])
-        for sibling in self.siblings:
-            if sibling is not self and self._shares_prefix(sibling, number):
-                own = {storage.index: storage for storage in (*merged, *self._storages())}
-                for storage, live in sibling._frontiers[number + 1].items():
-                    mine = own.get(storage.index)
-                    if mine is not None:
-                        merged[mine] = merged[mine].join(live) if mine in merged else live
+        merged = self.liveness.at(self._position(number))
+        siblings = [one for one in self.siblings if one is not self and self._shares_prefix(one, number)]
+        if not siblings:
+            return merged
+        for sibling in siblings:
+            own = {storage.index: storage for storage in (*merged, *self._storages())}
+            for storage, live in sibling.liveness.at(sibling._position(number)).items():
+                mine = own.get(storage.index)
+                if mine is not None:
+                    merged[mine] = merged[mine].join(live) if mine in merged else live
         return dict(sorted(merged.items(), key=lambda entry: entry[0].index))
+
+    def _position(self, number: int) -> int:
+        """The seq of a cut."""
+        return 0 if number < 0 else self.trace.layers[number].exit
 
     def _storages(self) -> list[Any]:
         found = {value.storage for value in self.trace.inputs}
