@@ -75,26 +75,28 @@ class Ledger:
 
     def storage_of(self, tensor: torch.Tensor, created: int | None = None, *, is_input: bool = False) -> Storage:
         """The storage of a tensor; one never seen existed before the forward unless ``created`` says otherwise."""
-        index = len(self.storages) + len(self.opaque)
         try:
             if tensor.is_quantized or tensor.is_nested:
                 raise NotImplementedError
             untyped = tensor.untyped_storage()
-            key, size = untyped._cdata, untyped.nbytes()
+            key = untyped._cdata
+            seen = self.storages.get(key)
+            if seen is not None:
+                return seen
+            size = untyped.nbytes()
         except (RuntimeError, NotImplementedError, ValueError):
             known = self.opaque.get(id(tensor))
             if known is not None and known[0]() is tensor:
                 return known[1]
             mapped = is_mapped([tensor])
+            index = len(self.storages) + len(self.opaque)
             storage = Storage(index, 1, tensor.dtype, str(tensor.device), created or -1, opaque=True)
             storage.outside = created is None and not mapped
             self.opaque[id(tensor)] = (weakref.ref(tensor), storage)
             return self._mark(storage, is_input)
-        if key in self.storages:
-            return self.storages[key]
         # a weak reference keeps the address from being used again, not the memory
         self.alive.append(StorageWeakRef(untyped))
-        elements = size // tensor.dtype.itemsize
+        elements, index = size // tensor.dtype.itemsize, len(self.storages) + len(self.opaque)
         storage = Storage(index, elements, tensor.dtype, tensor.device.type, -1 if created is None else created)
         storage.outside = created is None
         self.storages[key] = storage
@@ -123,7 +125,7 @@ class Ledger:
     def view(tensor: torch.Tensor, storage: Storage) -> View:
         if storage.opaque:
             return _POINT
-        if tensor.dtype.itemsize != storage.itemsize:
+        if tensor.dtype is not storage.dtype and tensor.dtype.itemsize != storage.itemsize:
             return View((storage.elements,), (1,), 0)
         return View.of(tensor, storage.base)
 

@@ -7,6 +7,7 @@ element by element, and anything that runs out of the function mode's sight. Bot
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared_hooks import collector
 from shared_hooks.attach import running
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ModuleInfo
@@ -26,6 +28,7 @@ from shared_hooks.operations import (
     Kind,
     arguments_of,
     is_escape,
+    is_form,
     is_mapped,
     kind_of,
     literals_of,
@@ -47,12 +50,13 @@ def record(
     A tensor that no operation made is a constant kept somewhere (a global, a closure), or the work of code that torch
     does not see. Where there are such tensors the model is recorded again: what is there a second time is a constant.
     """
-    recorder = Recorder(model, modules, [])
-    output = recorder.watch(*fresh_inputs())
-    if recorder.unknown:
-        recorder = Recorder(model, modules, recorder.unknown)
+    with collector.put_off():
+        recorder = Recorder(model, modules, [])
         output = recorder.watch(*fresh_inputs())
-    return recorder.finish(output), output
+        if recorder.unknown:
+            recorder = Recorder(model, modules, recorder.unknown)
+            output = recorder.watch(*fresh_inputs())
+        return recorder.finish(output), output
 
 
 class _Functions(TorchFunctionMode):
@@ -68,6 +72,11 @@ class _Functions(TorchFunctionMode):
 
 
 class _Kernels(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch shields the method below from its compiler, which it imports for that: more than a second."""
+        return False
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
@@ -82,6 +91,21 @@ class _Kernels(TorchDispatchMode):
             return recorder.kernel(func, args, kwargs or {})
         finally:
             recorder.muted = False
+
+
+class _ShieldedKernels(_Kernels):
+    """For a process in which torch's compiler is at work."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, kinds, args, kwargs)
+
+
+def _kernels(recorder: Recorder) -> TorchDispatchMode:
+    return (_ShieldedKernels if "torch._dynamo" in sys.modules else _Kernels)(recorder)
 
 
 class Recorder(KernelLog):
@@ -103,7 +127,7 @@ class Recorder(KernelLog):
             self.enter_inputs((args, kwargs))
         token = running.set(self)
         try:
-            with torch.no_grad(), fast_path_off(), _Functions(self), _Kernels(self):
+            with torch.no_grad(), fast_path_off(), _Functions(self), _kernels(self):
                 return self.model(*args, **kwargs)
         finally:
             running.reset(token)
@@ -188,8 +212,12 @@ class Recorder(KernelLog):
         if is_mapped(tensors):
             return func(*args, **kwargs)
         arguments = [self.value_of(tensor) for tensor in tensors]
-        op = Op(self.tick(), name, arguments, literals=literals_of((args, kwargs)))
-        op.args_tainted = any(value.storage.tainted <= op.seq for value in arguments)
+        op = Op(self.tick(), name, arguments)
+        only_form = is_form(name)
+        if not only_form:
+            op.literals = literals_of((args, kwargs))
+        for value in arguments:
+            op.args_tainted |= value.storage.tainted <= op.seq
         first_event = len(self.events)
         self.fresh.clear()
         self.op = op
@@ -205,6 +233,8 @@ class Recorder(KernelLog):
         op.end = self.seq
         if op.kind is Kind.FORM:
             return result
+        if only_form:
+            op.literals = literals_of((args, kwargs))
         if op.kind is Kind.VALUE:
             self._value_read(op, tensors, result, first_event)
         elif op.kind is Kind.TENSOR:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +24,11 @@ MAX_RUNS = 4096
 MAX_BOXES = 64
 
 
-@dataclass(frozen=True)
-class View:
+# what a named tuple's own constructor calls, without the call around it: recording makes some for every kernel
+_new_view: Any = tuple.__new__
+
+
+class View(NamedTuple):
     """Shape, stride and offset of a tensor in its storage."""
 
     shape: tuple[int, ...]
@@ -34,7 +38,8 @@ class View:
     @classmethod
     def of(cls, tensor: torch.Tensor, base: int = 0) -> View:
         """The view that ``tensor`` is, its offset counted from element ``base`` of the storage."""
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()) - base)
+        made: View = _new_view(cls, (tuple(tensor.shape), tensor.stride(), tensor.storage_offset() - base))
+        return made
 
     @property
     def numel(self) -> int:
