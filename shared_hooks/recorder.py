@@ -154,7 +154,7 @@ class Recorder(KernelLog):
         if module._forward_hooks or module._forward_pre_hooks:
             for outer in self.stack:
                 outer.keep = outer.keep or "a module inside it has hooks of somebody else's"
-        storages = len(self.storages)
+        storages = self.numbered
         given = contents_of((*args, *kwargs.values()))
         custom = is_custom(module)
         if custom:

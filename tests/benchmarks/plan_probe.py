@@ -2,8 +2,8 @@
 
 ``python -m tests.benchmarks.plan_probe NETWORK REPEATS`` prints JSON: CPU nanoseconds of plain forwards, of the first
 plan, of one listing of all layers with all that is told of them; and bytes: resident at rest, the highest in a plain
-forward and in planning (VmHWM, which writing 5 to clear_refs resets; Linux only), and the model's activations (the
-storages that a forward makes, as the trace counts them).
+forward and in planning (VmHWM, which writing 5 to clear_refs resets; Linux only), and the model's activations: the
+inputs, and every storage that a forward makes, as the trace counts them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def main() -> None:
 
 
 def _activations(plan: Plan) -> int:
-    made = {value.storage for op in plan.trace.ops for value in op.results if value.storage.created >= 0}
+    trace = plan.trace
+    met = {storage for event in trace.events for storage in event.handed} | {value.storage for value in trace.outputs}
+    made = {storage for storage in met if not storage.outside}
     return sum(storage.elements * storage.itemsize for storage in made)
 
 
