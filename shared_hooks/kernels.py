@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shared_hooks.ledger import Ledger
-from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of
+from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, has_meta
 from shared_hooks.trace import Event, Op, Storage
 from shared_hooks.trees import UnknownHolder, flatten
 
@@ -50,6 +50,7 @@ class KernelLog(Ledger):
         op = self.op or self._unseen(func, inputs, result)
         if op is not None:
             op.reads_tainted |= reads_tainted
+            op.untold |= reads_tainted and not has_meta(func)
             op.draws |= draws
         if draws:
             self.draws.append(seq)

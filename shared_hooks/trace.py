@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from shared_hooks.operations import Kind
+from shared_hooks.path_digest import PathDigest
 from shared_hooks.trees import Structure
 from shared_hooks.views import View
 
@@ -88,7 +89,8 @@ class Event:
 class Op:
     """One call of a torch function made from Python while no other was running.
 
-    ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``).
+    ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
+    ``untold``: its result's form cannot be worked out without data.
     """
 
     seq: int
@@ -107,6 +109,7 @@ class Op:
     end: int = -1
     literals: Any = None
     reshapes: bool = False
+    untold: bool = False
 
 
 @dataclass(eq=False)
@@ -170,6 +173,43 @@ class Trace:
     def ordinals(self) -> dict[Op, int]:
         """The number of every operation."""
         return {op: number for number, op in enumerate(self.ops)}
+
+    @cached_property
+    def placed(self) -> list[tuple[Call, int, Op | Call]]:
+        """Every operation and call in order, with the call that makes it and its number among that call's operations
+        (for a call: how many of them came before).
+        """
+        found: list[tuple[Call, int, Op | Call]] = []
+        waiting: list[tuple[Call, int, int]] = [(self.root, 0, 0)]
+        while waiting:
+            call, position, ops = waiting.pop()
+            while position < len(call.items):
+                item = call.items[position]
+                found.append((call, ops, item))
+                position += 1
+                if isinstance(item, Call):
+                    waiting += [(call, position, ops), (item, 0, 0)]
+                    break
+                ops += 1
+        return found
+
+    @cached_property
+    def path_digests(self) -> dict[int, str]:
+        """The digest of the path (`path_digest`) at the exit of every layer, by layer id."""
+        digest = PathDigest()
+        found: dict[int, str] = {}
+        ends = sorted(((call.exit, call.layer_id) for call in self.layers if call.layer_id is not None), reverse=True)
+        for _, _, item in self.placed:
+            start = item.enter if isinstance(item, Call) else item.seq
+            while ends and ends[-1][0] < start:
+                found[ends.pop()[1]] = digest.hexadecimal()
+            if isinstance(item, Call):
+                digest.call(item.path, item.number)
+            elif not item.hidden:
+                digest.operation(item.name, item.results if item.kind is Kind.TENSOR else [])
+        for _, layer_id in ends:
+            found[layer_id] = digest.hexadecimal()
+        return found
 
     def signature_of(self, value: Value) -> list[Any]:
         """Shape and dtype, for digests and messages."""
