@@ -51,6 +51,7 @@ class KernelLog(Ledger):
         if op is not None:
             op.reads_tainted |= reads_tainted
             op.untold |= reads_tainted and not has_meta(func)
+            op.untold |= torch.Tag.inplace_view in func.tags and any(s.tainted <= seq for s, _ in spans)
             op.draws |= draws
         if draws:
             self.draws.append(seq)
