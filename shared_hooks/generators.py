@@ -18,6 +18,11 @@ from shared_hooks.errors import BadFrame
 _lock = threading.RLock()
 
 
+def now(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
+    """The states of these generators, uint8."""
+    return tuple(torch.get_rng_state() for name in names if name == "torch")
+
+
 def kept(names: Sequence[str]) -> Any:
     """A context in which generators may be set: afterwards they are as they were."""
     return _kept() if "torch" in names else nullcontext()

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.crossing import TensorForm
 from shared_hooks.errors import CutRefused, TooLarge
+from shared_hooks.foresight import on_meta
 from shared_hooks.operations import FORM_ONLY, arguments_of
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
@@ -113,7 +114,8 @@ class Ghosts:
         if func.namespace not in ("aten", "prims"):
             return
         try:
-            found = func(*_on_meta(args, {}), **_device_off(_on_meta(kwargs, {})))
+            known: dict[int, tuple[Any, Any]] = {}
+            found = func(*on_meta(args, known), **on_meta(kwargs, known))
         except Exception:  # it has no such kernel, or needs data: what it takes is bounded by what it is given
             return
         size = sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))
@@ -163,10 +165,9 @@ class Ghosts:
 
     def _on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
         known: dict[int, tuple[Any, Any]] = {}
-        margs, mkwargs = _on_meta(args, known), _on_meta(kwargs, known)
         device = kwargs.get("device") or next(t.device for t in tensors if self.placing.is_tainted(t))
         try:
-            result = func(*margs, **_device_off(mkwargs))
+            result = func(*on_meta(args, known), **on_meta(kwargs, known))
         except Exception as error:  # no kernel for meta, or a shape that depends on data
             raise Unknown(f"{func._schema.name}: {error!s:.120}") from error
         back = {id(made): tensor for tensor, made in known.values()}
@@ -234,23 +235,3 @@ def _swapped(value: Any, into: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, dict):
         return {key: _swapped(item, into) for key, item in value.items()}
     return value
-
-
-def _on_meta(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
-    """The same arguments on the meta device; one object stays one object."""
-
-    def meta(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in known:
-            if tensor.layout != torch.strided or tensor.is_quantized:
-                raise Unknown("a sparse or quantised tensor")
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-            known[id(tensor)] = tensor, made
-        return known[id(tensor)][1]
-
-    return _swapped(value, meta)
-
-
-def _device_off(kwargs: dict[str, Any]) -> dict[str, Any]:
-    if kwargs.get("device") is not None:
-        return {**kwargs, "device": torch.device("meta")}
-    return kwargs

@@ -22,6 +22,7 @@ from shared_hooks.measuring import Measurement
 from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
 from shared_hooks.parcel import ALIGN
 from shared_hooks.plan import Plan
+from shared_hooks import generators
 from shared_hooks.crossing import Crossing, Slot
 from shared_hooks.session import Frame, HookExitException, Session
 from shared_hooks.trees import Structure, UnknownHolder, flatten, leaves_of
@@ -50,6 +51,7 @@ class HeadSession(Session):
         self.crossing = crossing
         self.exit = HookExitException(f"cut after layer {crossing.layer_id}")
         self.stopped = False
+        self.states = generators.now(crossing.generators)
         self.in_opaque = 0
         self.values: dict[int, Structure] = {}
         self.other_values = False
@@ -94,6 +96,8 @@ class HeadSession(Session):
             raise Diverged
         if number == self.crossing.layer_id:
             self.stopped = True
+            # here, because what leaves the forward may put generators back
+            self.states = generators.now(self.crossing.generators)
             raise self.exit
 
     def release(self) -> None:
@@ -132,8 +136,7 @@ class HeadSession(Session):
                 view = whole.as_strided(piece.shape, piece.stride, origin + piece.offset)
                 pieces.append(view.clone() if capture.copy else view)
         values = tuple(self.values[ordinal] for ordinal in self.cutting.banked)
-        states = (torch.get_rng_state(),) if "torch" in crossing.generators else ()
-        return EarlyOutput(crossing, tuple(pieces), values, states, tuple(starts) if any(starts) else ())
+        return EarlyOutput(crossing, tuple(pieces), values, self.states, tuple(starts) if any(starts) else ())
 
 
 def _storage_of(slot: Slot, capture: Capture, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

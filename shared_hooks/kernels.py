@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from shared_hooks.foresight import Foresight
 from shared_hooks.ledger import Ledger
-from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, has_meta
+from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of
 from shared_hooks.trace import Event, Op, Storage
 from shared_hooks.trees import UnknownHolder, flatten
 
@@ -21,6 +22,7 @@ class KernelLog(Ledger):
         self.events: list[Event] = []
         self.dynamic: list[int] = []
         self.draws: list[int] = []
+        self.foresight = Foresight()
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the dispatcher: which storages it reads and writes."""
@@ -32,6 +34,8 @@ class KernelLog(Ledger):
         before = _random_state(func, kwargs, inputs) if may_draw else None
         result = func(*args, **kwargs)
         outputs = arguments_of((result,), {})
+        ghostly = any(storage.tainted <= seq for storage, _ in spans)
+        unforeseen = ghostly and not self.foresight.foresees(func, args, kwargs, result)
         written, unread = _written(func, args, kwargs)
         made = [self.storage_of(tensor, created=seq) for tensor in outputs]
         is_view = bool(made) and not written and all(storage.index in known for storage in made)
@@ -50,8 +54,7 @@ class KernelLog(Ledger):
         op = self.op or self._unseen(func, inputs, result)
         if op is not None:
             op.reads_tainted |= reads_tainted
-            op.untold |= reads_tainted and not has_meta(func)
-            op.untold |= torch.Tag.inplace_view in func.tags and any(s.tainted <= seq for s, _ in spans)
+            op.untold |= unforeseen
             op.draws |= draws
         if draws:
             self.draws.append(seq)

@@ -7,7 +7,6 @@ function's name, its arguments and its result.
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -130,12 +129,6 @@ def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
     if not has_tensors or isinstance(result, _FORM_TYPES) or is_form(name):
         return Kind.FORM
     return Kind.VALUE
-
-
-@functools.lru_cache(maxsize=4096)
-def has_meta(kernel: Any) -> bool:
-    """Whether the form of a kernel's results can be worked out on the meta device."""
-    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(kernel.name(), "Meta"))
 
 
 def is_form(name: str) -> bool:

@@ -230,7 +230,9 @@ class Recorder(KernelLog):
         reads = [self.span(tensor) for tensor in tensors if self.storage_of(tensor) not in seen]
         if reads:
             self.events.append(Event(self.tick(), reads, [], []))
-            op.reads_tainted |= any(storage.tainted <= op.seq for storage, _ in reads)
+            raw = any(storage.tainted <= op.seq for storage, _ in reads)
+            op.reads_tainted |= raw
+            op.untold |= raw
 
     def _results(self, op: Op, tensors: list[torch.Tensor], result: Any) -> None:
         known = {id(tensor): value for tensor, value in zip(tensors, op.args, strict=True)}

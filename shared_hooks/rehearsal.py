@@ -24,7 +24,7 @@ from shared_hooks.crossing import INPUTS, Crossing, Given, Mark, Place, TensorFo
 from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlanMismatch
 from shared_hooks.ghosts import Budget, Ghosts, Unknown, form_of_tensor
 from shared_hooks.hierarchy import ModuleInfo, call_name
-from shared_hooks.operations import Kind, arguments_of, is_form, is_mapped, kind_of, name_of
+from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
 from shared_hooks.path_digest import PathDigest
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
@@ -196,7 +196,9 @@ class Rehearsal:
         for number, argument in enumerate(arguments):
             if type(argument) is not Placeholder and argument.untyped_storage()._cdata == key:
                 return Alias(number, View.of(tensor), tensor.dtype, flags)
-        return Hole(form_of_tensor(tensor)) if not tensor.numel() else None
+        # made and filled within one operation, of which nobody has seen anything else
+        form = form_of_tensor(tensor)
+        return Hole(form if stride is None or not tensor.numel() else TensorForm(form.shape, stride, form.dtype))
 
     # -- module calls -------------------------------------------------------------------------------------------
 
@@ -292,7 +294,7 @@ class Rehearsal:
         """One torch function; the function mode is off while this runs."""
         name = name_of(func)
         arguments = arguments_of(args, kwargs)
-        if self.done or self.in_opaque or is_mapped(arguments) or is_form(name):
+        if self.done or self.in_opaque or is_mapped(arguments):
             return func(*args, **kwargs)
         frame = self.stack[-1]
         place = Place(frame.path, frame.number, frame.index)
@@ -331,10 +333,13 @@ class Rehearsal:
         arguments = arguments_of(args, kwargs)
         frame = self.stack[-1]
         place = Place(frame.path, frame.number, frame.index)
+        tainted = any(map(self.placing.is_tainted, arguments))
+        given = self.given.get(place)
+        if given is not None and given.name == str(func) and tainted:
+            return self._given(given, arguments, below=True)
         frame.index += 1
         self.ghosts.begin()
         result = self.ghosts.run(func, args, kwargs)
-        tainted = any(map(self.placing.is_tainted, arguments))
         return self._answered(place, str(func), arguments, result, below=True, tainted=tainted)
 
     def _answered(
@@ -427,7 +432,7 @@ class Rehearsal:
         self.taken.add(fill.slot)
         return (fill,)
 
-    def _given(self, given: Given, arguments: list[torch.Tensor]) -> Any:
+    def _given(self, given: Given, arguments: list[torch.Tensor], *, below: bool = False) -> Any:
         """What cannot be worked out, as the edge tells it."""
         frame = self.stack[-1]
         frame.index += 1
@@ -438,8 +443,9 @@ class Rehearsal:
             if type(arguments[number]) is not Placeholder and not self.placing.is_tainted(arguments[number]):
                 raise self.refusal(f"{given.name} writes to a tensor that does not depend on the inputs")
         made = [self._place(source, arguments) for source in sources]
-        self.digest.operation(given.name, made)
-        self.steps.append(Answer(given.name, given.structure, sources, inside=frame.path))
+        if not below:
+            self.digest.operation(given.name, made)
+        self.steps.append(Answer(given.name, given.structure, sources, below=below, inside=frame.path))
         return unflatten(given.structure, made, no_class)
 
     def _told(self, given: Given, arguments: list[torch.Tensor]) -> tuple[Source, ...]:
