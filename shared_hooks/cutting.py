@@ -85,8 +85,7 @@ class _Cutter:
         self.last_write: dict[Storage, tuple[list[Any] | None, Op]] = {}
 
     def work(self) -> Cutting:
-        if self.layer is not None:
-            self._check_trace()
+        self._check_trace()
         for storage in self.frontier:
             if storage.opaque:
                 raise CutRefused("a sparse, nested or quantised tensor crosses")
@@ -124,6 +123,11 @@ class _Cutter:
     def _check_trace(self) -> None:
         """Reasons to refuse that hold for the model rather than for one value."""
         trace = self.trace
+        for refusal in trace.refusals:
+            if refusal.first <= self.position <= refusal.last:
+                raise CutRefused(refusal.reason)
+        if self.layer is None:
+            return
         if trace.unsteady:
             raise CutRefused(trace.unsteady)
         if trace.draws and min(trace.draws) < self.position < max(trace.draws):

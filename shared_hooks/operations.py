@@ -25,7 +25,16 @@ _FORM_NAMES = frozenset(
     """.split()
 )
 # Functions that hand the bytes to code torch cannot see.
-_ESCAPES = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "__array__", "__dlpack__", "to_dlpack"})
+_ESCAPES = frozenset(
+    """
+    numpy data_ptr const_data_ptr mutable_data_ptr untyped_storage storage _typed_storage __array__ __dlpack__ to_dlpack
+    __cuda_array_interface__ _cdata
+    """.split()
+)
+# Functions written in Python that copy a tensor's bytes without a kernel.
+COPIES_BYTES = frozenset({"__deepcopy__"})
+# Functions that copy Python numbers or foreign memory into a tensor of their own.
+COPIES_NUMBERS = frozenset({"tensor", "new_tensor"})
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -41,6 +50,9 @@ FORM_ONLY = _aten(
 )
 # ... the first argument is overwritten without being read.
 OVERWRITES = _aten("copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_")
+# Namespaces of torch's own, whose operations carry a tag where a shape depends on data, but for those listed here.
+_OWN = frozenset({"aten", "prims", "prim", "quantized", "_quantized", "mkldnn", "onednn", "mkldnn_prepacked"})
+_SHAPED_BY_DATA = _aten("_local_scalar_dense _pack_padded_sequence to_padded_tensor _padded_dense_to_jagged_forward")
 # Functions that want the form of an argument that they hand to no kernel.
 FORM_OF_OTHERS = frozenset(
     """
@@ -51,6 +63,33 @@ FORM_OF_OTHERS = frozenset(
 
 # Comparisons that Python may call with the operands changed round.
 REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+
+
+def shape_from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """Whether the form of what a kernel gave may depend on what it read.
+
+    torch tags its own; of an operation of anybody else's the form must come out of a run without data (on ``meta``).
+    """
+    if torch.Tag.dynamic_output_shape in func.tags or func._schema.name in _SHAPED_BY_DATA:
+        return True
+    if func.namespace in _OWN:
+        return False
+    try:
+        with torch.no_grad():
+            formal = func(*_on_meta(args), **_on_meta(kwargs))
+    except Exception:  # no such kernel, or one that says that it needs data
+        return True
+    return [tensor.shape for tensor in tensors_of(formal)] != [tensor.shape for tensor in tensors_of(result)]
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on_meta(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _on_meta(item) for key, item in value.items()}
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 class Kind(enum.Enum):
@@ -126,7 +165,7 @@ def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
         and next(tensors_of(result), None) is not None
     ):
         return Kind.TENSOR
-    if not has_tensors or isinstance(result, _FORM_TYPES) or is_form(name):
+    if not has_tensors or result is NotImplemented or isinstance(result, _FORM_TYPES) or is_form(name):
         return Kind.FORM
     return Kind.VALUE
 
