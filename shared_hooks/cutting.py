@@ -274,7 +274,8 @@ class _Cutter:
             if storage.born_tainted:
                 continue
             step, op = self.last_write.get(storage, (None, None))
-            fill = next((f for f in step[4] if op and op.args[f[0]].storage is storage), None) if step else None
+            fills = step[4] if step is not None and len(step) > 4 else []  # what is drawn is not filled
+            fill = next((f for f in fills if op and op.args[f[0]].storage is storage), None)
             if fill is None:
                 raise CutRefused("a value is written in place where the write cannot be replayed")
             fill[1] = number

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import xxhash
 
+from shared_hooks.copies import bytes_of
 from shared_hooks.trace import Storage
 from shared_hooks.trees import flatten
 
@@ -21,8 +22,7 @@ def bits_of(tensor: torch.Tensor) -> str:
     """A digest of a tensor's elements; of its form where they cannot be read."""
     text = f"{tensor.dtype} {tuple(tensor.shape)}"
     try:
-        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        return f"{text} {xxhash.xxh3_64_hexdigest(flat.view(torch.uint8).numpy().data)}"
+        return f"{text} {xxhash.xxh3_64_hexdigest(bytes_of(tensor).numpy().data)}"
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
         return text
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from shared_hooks.escapes import bits_of
 from shared_hooks.ledger import Ledger
-from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, shape_from_data
+from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, is_foreign, shape_from_data
 from shared_hooks.trace import Event, Op, Span, Storage
 from shared_hooks.trees import UnknownHolder, flatten
 
@@ -21,6 +22,8 @@ class KernelLog(Ledger):
         self.events: list[Event] = []
         self.dynamic: list[int] = []
         self.draws: list[int] = []
+        self.doubtful = False
+        self.undeclared: set[Storage] = set()
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the dispatcher: which storages it reads and writes."""
@@ -30,9 +33,16 @@ class KernelLog(Ledger):
         known = {storage.index for storage, _ in spans}
         may_draw = torch.Tag.nondeterministic_seeded in func.tags
         before = _random_state(func, kwargs, inputs) if may_draw else None
+        bits = [bits_of(tensor) for tensor in inputs] if is_foreign(func) else []
         result = func(*args, **kwargs)
         outputs = arguments_of((result,), {})
         written, unread = _written(func, args, kwargs)
+        for tensor, (storage, _), was in zip(inputs, spans, bits, strict=False):
+            # somebody else's operation may write to more than it declares
+            self.doubtful |= storage.outside
+            if id(tensor) not in written and bits_of(tensor) != was:
+                written.add(id(tensor))
+                self.undeclared |= {storage} if storage.outside else set()
         made = [self.storage_of(tensor, created=seq) for tensor in outputs]
         is_view = bool(made) and not written and all(storage.index in known for storage in made)
         reads = []

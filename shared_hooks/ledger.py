@@ -16,6 +16,8 @@ from shared_hooks.trace import NEVER, Call, Op, Refusal, Storage, Value
 from shared_hooks.trees import flatten
 from shared_hooks.views import View
 
+# the most that a frame may bring
+MAX_RANK = 32
 _POINT = View((1,), (1,), 0)
 
 
@@ -149,7 +151,9 @@ class Ledger:
         if known is not None and known[0]() is tensor:
             return known[1]
         storage = self.storage_of(tensor)
-        view = View.of(tensor, storage.base) if not storage.opaque else View(_shape(tensor), (), 0)
+        view = View.of(tensor, self._base(tensor, storage)) if not storage.opaque else View(_shape(tensor), (), 0)
+        if tensor.dim() > MAX_RANK and self.started:
+            self.refuse(f"a tensor of rank {tensor.dim()} is made; at most {MAX_RANK} dimensions cross", storage.created)
         flags = ("c" if tensor.is_conj() else "") + ("n" if tensor.is_neg() else "")
         made_in = self.stack[-1] if self.started else None
         if type(tensor) is not torch.Tensor and self.started and storage.tainted <= self.seq:
@@ -162,6 +166,15 @@ class Ledger:
         self.values.append(value)
         self.value_by_id[id(tensor)] = (weakref.ref(tensor), value)
         return value
+
+    def _base(self, tensor: torch.Tensor, storage: Storage) -> int:
+        """Where offsets count from, in elements of this tensor's dtype."""
+        if tensor.dtype.itemsize == storage.itemsize:
+            return storage.base
+        start = storage.base * storage.itemsize
+        if storage.tainted <= self.seq and (start % tensor.dtype.itemsize or storage.nbytes % tensor.dtype.itemsize):
+            self.refuse("bytes are seen as a type whose size does not divide their number", storage.created)
+        return start // tensor.dtype.itemsize
 
     def _note_class(self, tensor: torch.Tensor, storage: Storage) -> None:
         """A tensor that has a class of its own, and depends on the inputs: the other side would see a plain one."""

@@ -65,6 +65,11 @@ FORM_OF_OTHERS = frozenset(
 REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
 
+def is_foreign(func: Any) -> bool:
+    """Whether a kernel is somebody else's, of which the schema alone is known."""
+    return func.namespace not in _OWN
+
+
 def shape_from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
     """Whether the form of what a kernel gave may depend on what it read.
 
@@ -72,7 +77,7 @@ def shape_from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], re
     """
     if torch.Tag.dynamic_output_shape in func.tags or func._schema.name in _SHAPED_BY_DATA:
         return True
-    if func.namespace in _OWN:
+    if not is_foreign(func):
         return False
     try:
         with torch.no_grad():
@@ -98,7 +103,7 @@ class Kind(enum.Enum):
     FORM = "reads no data: shapes, dtypes, devices"
     TENSOR = "gives tensors"
     VALUE = "gives a Python value read from data"
-    EFFECT = "gives nothing, writes in place"
+    EFFECT = "gives nothing: writes in place, or asserts"
 
 
 def name_of(func: Callable[..., Any]) -> str:
@@ -157,8 +162,8 @@ def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
     if isinstance(result, torch.Tensor):
         return Kind.TENSOR
     if result is None:
-        writes = has_tensors and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__")))
-        return Kind.EFFECT if writes or name.endswith(".__set__") else Kind.FORM
+        # what gives nothing writes, or reads (an assertion); but for properties that are not there
+        return Kind.EFFECT if has_tensors and not name.endswith(".__get__") and not is_form(name) else Kind.FORM
     if (
         isinstance(result, (list, tuple))
         and not isinstance(result, torch.Size)

@@ -54,11 +54,11 @@ def record(
     """
     recorder = Recorder(model, modules, [])
     output = recorder.watch(*fresh_inputs())
-    if recorder.unknown or recorder.handed.known or recorder.escaped:
+    if recorder.unknown or recorder.handed.known or recorder.escaped or recorder.doubtful:
         known = recorder.unknown
         recorder = Recorder(model, modules, known, closely=True)
         output = recorder.watch(*fresh_inputs())
-        if recorder.appeared or recorder.handed.known:
+        if recorder.appeared or recorder.handed.known or recorder.doubtful:
             others = [_again(model, modules, known, source) for source in perturbed(fresh_inputs)]
             recorder = Recorder(model, modules, known, closely=True, constants=_agreeing(recorder.appeared, others))
             output = recorder.watch(*fresh_inputs())
@@ -165,7 +165,7 @@ class Recorder(KernelLog):
     def unseen_writes(self) -> set[str]:
         """Names of parameters, buffers and the like whose bytes were changed by no operation."""
         logged = {storage for event in self.events for storage in event.writes}
-        found = set(self.handed.changed)
+        found = self.handed.changed | self.undeclared
         for tensor, version, bits in self.own:
             storage = self.storage_of(tensor)
             if storage not in logged and (version != _version(tensor) or (bits and bits != bits_of(tensor))):

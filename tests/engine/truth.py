@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks import EarlyOutput, WrappedModel, session
 from shared_hooks.errors import CutRefused, InputMismatch, PlanMismatch
 from tests.zoo.compare import bits, same
 
-Request = tuple[Any, ...]
+Request = tuple[Any, ...] | Callable[[], tuple[Any, ...]]
 
 
 @dataclass
@@ -42,7 +42,7 @@ def truth(model: nn.Module, requests: Sequence[Request], *, branches: bool = Fal
         return copy.deepcopy(model).eval()
 
     def arguments(request: Request) -> Any:
-        return copy.deepcopy(request)
+        return request() if callable(request) else copy.deepcopy(request)
 
     def seeded() -> None:
         if seed is not None:
@@ -52,7 +52,7 @@ def truth(model: nn.Module, requests: Sequence[Request], *, branches: bool = Fal
     with torch.no_grad():
         for request in requests:
             seeded()
-            expected.append(copy.deepcopy(whole(*arguments(request))))
+            expected.append(session.snapshot(whole(*arguments(request))))
     found = Truth()
     planned = WrappedModel(fresh())
     try:
@@ -102,6 +102,3 @@ def vectors(count: int = 3, *shape: int) -> list[Request]:
     """Requests of one tensor each, all different."""
     generator = torch.Generator().manual_seed(11)
     return [(torch.randn(shape or (2, 8), generator=generator),) for _ in range(count)]
-
-
-Build = Callable[[], nn.Module]
