@@ -126,6 +126,9 @@ class _Cutter:
         for refusal in trace.refusals:
             if refusal.first <= self.position <= refusal.last:
                 raise CutRefused(refusal.reason)
+        for name in ("python", "numpy"):
+            if name in trace.dice:
+                raise CutRefused(f"the model draws from {name}'s random numbers, whose state does not cross")
         if self.layer is None:
             return
         if trace.unsteady:

@@ -22,6 +22,8 @@ class KernelLog(Ledger):
         self.events: list[Event] = []
         self.dynamic: list[int] = []
         self.draws: list[int] = []
+        self.dice: dict[str, list[tuple[int, int]]] = {}
+        self.generators: list[torch.Generator] = []
         self.doubtful = False
         self.undeclared: set[Storage] = set()
 
@@ -63,6 +65,7 @@ class KernelLog(Ledger):
             op.draws |= draws
         if draws:
             self.draws.append(seq)
+            self._note_draw(kwargs.get("generator"), [*inputs, *outputs])
         if op is not None:
             op.writes += writes
         if reads_tainted and shape_from_data(func, args, kwargs, result):
@@ -75,6 +78,15 @@ class KernelLog(Ledger):
                 writes.clear()  # it changes no data, and models detach their weights
         self._note_writes(writes)
         return result
+
+    def _note_draw(self, generator: torch.Generator | None, tensors: list[torch.Tensor]) -> None:
+        if generator is None:
+            name = str(tensors[0].device)
+        else:
+            name = "given"
+            if any(generator is kept for kept in self.generators):
+                self.refuse("the model draws from a generator that it keeps from one forward to the next")
+        self.dice.setdefault(name, []).append((self.seq - 1, self.seq))
 
     def note_dynamic(self, op: Op | None) -> None:
         """What the model does from here on may depend on the data."""

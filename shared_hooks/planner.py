@@ -12,6 +12,7 @@ from torch import nn
 
 from shared_hooks import context
 from shared_hooks.copies import Buffers, copied
+from shared_hooks.dice import Dice
 from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
@@ -127,18 +128,19 @@ class Planner:
         """As if nobody had planned: the caller's random numbers go on, and buffers are put back."""
         weight = self.weight()
         with torch.random.fork_rng(devices=[weight.device] if weight is not None and weight.is_cuda else []):
-            buffers = Buffers(self._model)
+            buffers, dice = Buffers(self._model), Dice()
             try:
                 return self._record(args, kwargs, settle=settle)
             finally:
                 buffers.restore()
+                dice.restore()
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
         """``settle``: run once before, so that caches are built and the state is steady."""
-        random_state = torch.get_rng_state()
+        dice = Dice()
 
         def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
-            torch.set_rng_state(random_state)
+            dice.restore()
             return copied(args, kwargs)
 
         first = run_plain(self._model, *fresh()) if settle else None

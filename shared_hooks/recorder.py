@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.attach import running
 from shared_hooks.carried import outside_writes
+from shared_hooks.dice import DiceWatch
 from shared_hooks.escapes import Handed, bits_of, perturbed
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ModuleInfo
@@ -54,7 +55,7 @@ def record(
     """
     recorder = Recorder(model, modules, [])
     output = recorder.watch(*fresh_inputs())
-    if recorder.unknown or recorder.handed.known or recorder.escaped or recorder.doubtful:
+    if recorder.is_unclear():
         known = recorder.unknown
         recorder = Recorder(model, modules, known, closely=True)
         output = recorder.watch(*fresh_inputs())
@@ -135,6 +136,11 @@ class Recorder(KernelLog):
         self.handed = Handed()
         self.constants = constants
         self.written_unseen: set[str] = set()
+        self.closely = closely
+        self.dice_watch = DiceWatch()
+        self.generators = [
+            value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Generator)
+        ]
         self.own = [(tensor, _version(tensor), bits_of(tensor) if closely else "") for tensor in own]
         self.counts: dict[str, int] = {}
         self.python = StateWatch(modules)
@@ -145,12 +151,15 @@ class Recorder(KernelLog):
         """Run the model and return its output. Writes to the inputs if the model does."""
         with torch.no_grad():
             self.enter_inputs((args, kwargs))
+        self.dice_watch = DiceWatch()
         token = running.set(self)
         try:
             with torch.no_grad(), fast_path_off(), _Functions(self), _Kernels(self):
-                return self.model(*args, **kwargs)
+                output = self.model(*args, **kwargs)
         finally:
             running.reset(token)
+        self.dice_watch.look(self.seq)
+        return output
 
     def failed(self, error: BaseException) -> None:
         raise error
@@ -161,6 +170,11 @@ class Recorder(KernelLog):
         self.appeared.append("" if tensor is None or self.escaped else bits_of(tensor))
         self.muted = muted
         return len(self.appeared) - 1 in self.constants
+
+    def is_unclear(self) -> bool:
+        """Whether something happened that a closer look must settle."""
+        unseen = bool(self.unknown or self.handed.known or self.escaped or self.doubtful)
+        return unseen or bool(self.dice_watch.drawn)
 
     def unseen_writes(self) -> set[str]:
         """Names of parameters, buffers and the like whose bytes were changed by no operation."""
@@ -182,6 +196,8 @@ class Recorder(KernelLog):
         return self.storage_of(tensor) is storage
 
     def _look(self) -> None:
+        if self.closely:
+            self.dice_watch.look(self.seq)
         if self.handed.known:
             muted, self.muted = self.muted, True
             self.handed.look()
@@ -286,6 +302,10 @@ class Recorder(KernelLog):
         self.op = op
         try:
             result = func(*args, **kwargs)
+        except Exception:
+            if op.args_tainted:
+                self.refuse(f"{name}() raises an error before it, which the model catches", op.seq)
+            raise
         finally:
             self.op = None
         if self.handed.known:
@@ -407,6 +427,7 @@ class Recorder(KernelLog):
             self.foreign,
             self.draws,
             refusals=tuple(self.refusals),
+            dice=self.dice | self.dice_watch.drawn,
         )
 
 
