@@ -115,8 +115,7 @@ class _Cutter:
         self.banked: list[int] = []
 
     def work(self) -> Cutting:
-        if self.layer is not None:
-            self._check_trace()
+        self._check_trace()
         for storage in self.frontier:
             if storage.opaque:
                 raise CutRefused("a sparse, nested or quantised tensor crosses")
@@ -155,14 +154,26 @@ class _Cutter:
     def _check_trace(self) -> None:
         """Reasons to refuse that hold for the model rather than for one value."""
         trace = self.trace
+        for refusal in trace.refusals:
+            if refusal.first <= self.position <= refusal.last:
+                raise CutRefused(refusal.reason)
+        if self.layer is None:
+            return
         if trace.unsteady:
             raise CutRefused(trace.unsteady)
+        for name, drawn in trace.dice.items():
+            # the states of Python's, NumPy's and torch's own generator of the CPU cross
+            if name not in ("python", "numpy", "cpu") and drawn[0][1] < self.position < drawn[-1][1]:
+                raise CutRefused(f"random numbers of a generator ({name}) whose state does not cross are drawn on both sides")
         if trace.foreign >= self.position:
             raise CutRefused("code that torch does not see (threads, an extension) reads values after the cut")
 
     def _generators(self) -> tuple[str, ...]:
         """The generators whose states must arrive with a request."""
-        return ("torch",) if any(seq > self.position for seq in self.trace.draws) else ()
+        dice = self.trace.dice
+        torchs = ("torch",) if any(last > self.position for _, last in dice.get("cpu", ())) else ()
+        # the tail repeats the model's Python from its beginning
+        return torchs + tuple(name for name in ("python", "numpy") if name in dice)
 
     # -- the prefix ---------------------------------------------------------------------------------------------
 

@@ -97,7 +97,9 @@ class HeadSession(Session):
         if number == self.crossing.layer_id:
             self.stopped = True
             # here, because what leaves the forward may put generators back
-            self.states = generators.now(self.crossing.generators)
+            if generators.AT_CUT in self.crossing.generators:
+                at = self.crossing.generators.index(generators.AT_CUT)
+                self.states = (*self.states[:at], *generators.now((generators.AT_CUT,)), *self.states[at + 1 :])
             raise self.exit
 
     def release(self) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
+from shared_hooks.escapes import bits_of
 from shared_hooks.foresight import Foresight
 from shared_hooks.ledger import Ledger
-from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of
-from shared_hooks.trace import Event, Op, Storage
+from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, is_foreign, shape_from_data
+from shared_hooks.trace import Event, Op, Span, Storage
 from shared_hooks.trees import UnknownHolder, flatten
 
 
@@ -23,6 +24,10 @@ class KernelLog(Ledger):
         self.dynamic: list[int] = []
         self.draws: list[int] = []
         self.foresight = Foresight()
+        self.dice: dict[str, list[tuple[int, int]]] = {}
+        self.generators: list[torch.Generator] = []
+        self.doubtful = False
+        self.undeclared: set[Storage] = set()
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the dispatcher: which storages it reads and writes."""
@@ -32,11 +37,18 @@ class KernelLog(Ledger):
         known = {storage.index for storage, _ in spans}
         may_draw = torch.Tag.nondeterministic_seeded in func.tags
         before = _random_state(func, kwargs, inputs) if may_draw else None
+        bits = [bits_of(tensor) for tensor in inputs] if is_foreign(func) else []
         result = func(*args, **kwargs)
         outputs = arguments_of((result,), {})
         ghostly = any(storage.tainted <= seq for storage, _ in spans)
         unforeseen = ghostly and not self.foresight.foresees(func, args, kwargs, result)
         written, unread = _written(func, args, kwargs)
+        for tensor, (storage, _), was in zip(inputs, spans, bits, strict=False):
+            # somebody else's operation may write to more than it declares
+            self.doubtful |= storage.outside
+            if id(tensor) not in written and bits_of(tensor) != was:
+                written.add(id(tensor))
+                self.undeclared |= {storage} if storage.outside else set()
         made = [self.storage_of(tensor, created=seq) for tensor in outputs]
         is_view = bool(made) and not written and all(storage.index in known for storage in made)
         reads = []
@@ -58,19 +70,60 @@ class KernelLog(Ledger):
             op.draws |= draws
         if draws:
             self.draws.append(seq)
+            self._note_draw(kwargs.get("generator"), [*inputs, *outputs])
         if op is not None:
             op.writes += writes
-        shape_from_data = (
-            torch.Tag.dynamic_output_shape in func.tags or func._schema.name == "aten::_local_scalar_dense"
-        )
-        if reads_tainted and shape_from_data:
-            self.dynamic.append(seq)
-            if op is not None:
-                op.dynamic = True
-            for call in self.stack:
-                call.reads_values = True
+        if reads_tainted and shape_from_data(func, unforeseen):
+            self.note_dynamic(op)
+        if writes:
+            self._note_memory(
+                op, [entry for entry in zip(inputs, spans, strict=True) if id(entry[0]) in written], reads_tainted
+            )
+            if func._schema.name == "aten::detach_":
+                writes.clear()  # it changes no data, and models detach their weights
         self._note_writes(writes)
         return result
+
+    def _note_draw(self, generator: torch.Generator | None, tensors: list[torch.Tensor]) -> None:
+        if generator is None:
+            name = str(tensors[0].device)
+        else:
+            name = "given"
+            if any(generator is kept for kept in self.generators):
+                self.refuse("the model draws from a generator that it keeps from one forward to the next")
+        self.dice.setdefault(name, []).append((self.seq - 1, self.seq))
+
+    def note_dynamic(self, op: Op | None) -> None:
+        """What the model does from here on may depend on the data."""
+        self.dynamic.append(self.seq)
+        if op is not None:
+            op.dynamic = True
+        for call in self.stack:
+            call.reads_values = True
+
+    def _note_memory(self, op: Op | None, written: list[tuple[torch.Tensor, Span]], tainted: bool) -> None:
+        """A tensor that is written in place may get other memory (``set_``), or more of it (``resize_``, ``out=``)."""
+        for tensor, (storage, _) in written:
+            if storage.opaque:
+                continue
+            now = self.storage_of(tensor, created=self.seq)
+            if now is not storage:
+                self.moved(tensor, storage, tainted or now.tainted <= self.seq)
+            elif tensor.untyped_storage().nbytes() > storage.nbytes:
+                if storage.tainted < self.seq or storage.outside:
+                    self.refuse("a tensor's memory is made larger in place", max(storage.created, 0))
+                elif tainted:
+                    self.refuse("a tensor's memory is made larger in place, before it", self.seq)
+                storage.nbytes = tensor.untyped_storage().nbytes()
+                storage.elements = max(storage.elements, storage.nbytes // storage.itemsize - storage.base)
+
+    def moved(self, tensor: torch.Tensor, before: Storage, tainted: bool) -> None:
+        """A tensor object has been given other memory; ``tainted``: by or with what depends on the inputs."""
+        self.value_by_id.pop(id(tensor), None)
+        if before.outside:
+            self.refuse("the model gives one of its parameters, buffers or constants other memory")
+        elif tainted:
+            self.refuse("a tensor is given other memory in place, before it", self.seq)
 
     def _unseen(self, func: Any, inputs: list[torch.Tensor], result: Any) -> Op | None:
         """An operation that no torch function call of the model's Python stands for."""

@@ -109,7 +109,7 @@ class TailSession(Session):
         self.next_layer = self.crossing.layer_id + 1
         self.counts = dict(self.recipe.counts)
         self.leave(only_on_top=True)
-        generators.advance(self.crossing.generators, self.generators)
+        generators.at_cut(self.crossing.generators, self.generators)
         token = running.set(None)  # a hook that runs the model is no part of this forward
         try:
             self.lifecycle.emit(Stage.AFTER_INJECT, split=self.crossing.layer_name)

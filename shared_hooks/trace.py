@@ -28,7 +28,7 @@ class Storage:
     ``created`` and ``tainted`` are the seq at which it came to be and first held a value that depends on the inputs.
     Inputs are created and tainted at -1. ``outside``: it existed before the forward and is no input (a parameter, say).
     ``opaque``: its elements cannot be addressed (sparse, nested). ``foreign``: it appeared during the forward, made
-    by no operation.
+    by no operation. ``name``: of a storage from outside that the forward writes, where the model keeps it.
     """
 
     index: int
@@ -42,6 +42,8 @@ class Storage:
     foreign: bool = False
     base: int = 0
     born_tainted: bool = False
+    nbytes: int = 0
+    name: str = ""
 
     @property
     def itemsize(self) -> int:
@@ -140,6 +142,15 @@ class Call:
         return self.path if self.number == 1 else f"{self.path}#{self.number}"
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """No cut at a position from ``first`` up to ``last`` (seqs) can be vouched for, because of ``reason``."""
+
+    first: int
+    last: int
+    reason: str
+
+
 @dataclass(eq=False)
 class Trace:
     """The record of one forward.
@@ -147,7 +158,10 @@ class Trace:
     ``input_structure``: of (args, kwargs); ``end``: the last seq; ``dynamic``: where Python read data; ``foreign``:
     the last
     seq at which a tensor appeared that no operation made (threads of the model's own, extensions), -1 if none;
-    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree.
+    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree; ``refusals``: where not to cut.
+
+    ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``, torch's
+    by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
     """
 
     root: Call
@@ -163,6 +177,8 @@ class Trace:
     foreign: int
     draws: list[int]
     unsteady: str = ""
+    refusals: tuple[Refusal, ...] = ()
+    dice: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -217,9 +233,11 @@ class Trace:
 
 
 def calls_in(call: Call) -> list[Call]:
-    """Every call inside, inner ones first."""
+    """Every call inside, inner ones first. No recursion: modules may be nested deeper than Python's stack."""
     found: list[Call] = []
-    for item in call.items:
-        if isinstance(item, Call):
-            found += [*calls_in(item), item]
-    return found
+    waiting = [call]
+    while waiting:
+        outer = waiting.pop()
+        found.append(outer)
+        waiting += [item for item in outer.items if isinstance(item, Call)]
+    return found[:0:-1]

@@ -234,6 +234,7 @@ class WrappedModel:
             generators.kept(crossing.generators),
         ):
             try:
+                generators.restore(crossing.generators, early.generators)
                 args, kwargs = session.inputs(self._find)
                 if recipe.steps:
                     session.enter()
