@@ -203,7 +203,13 @@ class Crossing:
             ],
             "fills": [[f.place, f.argument, f.slot] for f in self.fills],
             "given": [
-                [g.place, g.name, g.structure, [leaf if isinstance(leaf, int) else _form(leaf) for leaf in g.leaves], g.writes]
+                [
+                    g.place,
+                    g.name,
+                    g.structure,
+                    [leaf if isinstance(leaf, int) else _form(leaf) for leaf in g.leaves],
+                    g.writes,
+                ]
                 for g in self.given
             ],
             "reads": [[r.place, r.name, r.form] for r in self.reads],

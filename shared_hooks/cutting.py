@@ -61,7 +61,13 @@ def cut_after(trace: Trace, layer: Call | None, frontier: Frontier, *, wide: boo
 
 
 def crossing_of(
-    cutting: Cutting, trace: Trace, layer_id: int, layer_name: str, depth: int | None, context: dict[str, Any], path: str
+    cutting: Cutting,
+    trace: Trace,
+    layer_id: int,
+    layer_name: str,
+    depth: int | None,
+    context: dict[str, Any],
+    path: str,
 ) -> Crossing:
     """What travels of a cut. ``path``: the digest of the path up to it."""
     inputs = tuple(TensorForm(value.shape, value.view.stride, value.dtype) for value in trace.inputs)
@@ -164,7 +170,9 @@ class _Cutter:
         for name, drawn in trace.dice.items():
             # the states of Python's, NumPy's and torch's own generator of the CPU cross
             if name not in ("python", "numpy", "cpu") and drawn[0][1] < self.position < drawn[-1][1]:
-                raise CutRefused(f"random numbers of a generator ({name}) whose state does not cross are drawn on both sides")
+                raise CutRefused(
+                    f"random numbers of a generator ({name}) whose state does not cross are drawn on both sides"
+                )
         if trace.foreign >= self.position:
             raise CutRefused("code that torch does not see (threads, an extension) reads values after the cut")
 

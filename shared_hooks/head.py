@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from shared_hooks import generators
+from shared_hooks.crossing import Crossing, Slot
 from shared_hooks.cutting import Capture, Cutting
 from shared_hooks.early import EarlyOutput
 from shared_hooks.following import Follower
@@ -22,8 +24,6 @@ from shared_hooks.measuring import Measurement
 from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
 from shared_hooks.parcel import ALIGN
 from shared_hooks.plan import Plan
-from shared_hooks import generators
-from shared_hooks.crossing import Crossing, Slot
 from shared_hooks.session import Frame, HookExitException, Session
 from shared_hooks.trees import Structure, UnknownHolder, flatten, leaves_of
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from shared_hooks.ledger import Ledger
 from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, is_foreign, shape_from_data
 from shared_hooks.trace import Event, Op, Span, Storage
 from shared_hooks.trees import UnknownHolder, flatten
+
+_NONE: Set[int] = frozenset()
 
 
 class KernelLog(Ledger):
@@ -32,37 +36,46 @@ class KernelLog(Ledger):
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the dispatcher: which storages it reads and writes."""
         seq = self.tick()
+        facts = _facts(func)
         inputs = arguments_of(args, kwargs)
         spans = [self.span(tensor) for tensor in inputs]
-        known = {storage.index for storage, _ in spans}
-        may_draw = torch.Tag.nondeterministic_seeded in func.tags
-        before = _random_state(func, kwargs, inputs) if may_draw else None
-        bits = [bits_of(tensor) for tensor in inputs] if is_foreign(func) else []
+        handed = [storage for storage, _ in spans]
+        before = _random_state(func, kwargs, inputs) if facts.may_draw else None
+        bits = [bits_of(tensor) for tensor in inputs] if facts.foreign else []
         result = func(*args, **kwargs)
-        outputs = arguments_of((result,), {})
-        ghostly = any(storage.tainted <= seq for storage, _ in spans)
-        unforeseen = ghostly and not self.foresight.foresees(func, args, kwargs, result)
-        written, unread = _written(func, args, kwargs)
+        outputs = [result] if type(result) is torch.Tensor else arguments_of((result,), {})
+        ghostly = False
+        for storage in handed:
+            ghostly |= storage.tainted <= seq
+        unforeseen = ghostly and not self.foresight.foresees(func, args, kwargs, outputs)
+        written, unread = _written(facts, args, kwargs) if facts.written else (_NONE, _NONE)
         for tensor, (storage, _), was in zip(inputs, spans, bits, strict=False):
             # somebody else's operation may write to more than it declares
             self.doubtful |= storage.outside
             if id(tensor) not in written and bits_of(tensor) != was:
-                written.add(id(tensor))
+                written = {*written, id(tensor)}
                 self.undeclared |= {storage} if storage.outside else set()
         made = [self.storage_of(tensor, created=seq) for tensor in outputs]
-        is_view = bool(made) and not written and all(storage.index in known for storage in made)
-        reads = []
-        if not is_view and func._schema.name not in FORM_ONLY:
-            reads = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
+        is_view = bool(made) and not written and all(storage in handed for storage in made)
+        reads: list[Span] = []
+        if not is_view and not facts.form_only:
+            reads = spans
+            if unread:
+                reads = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
         draws = before is not None and not torch.equal(before, _random_state(func, kwargs, result))
-        reads_tainted = any(storage.tainted <= seq for storage, _ in reads)
-        writes = [span[0] for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in written]
+        reads_tainted = False
+        for storage, _ in reads:
+            reads_tainted |= storage.tainted <= seq
+        writes: list[Storage] = []
+        overwrites: list[Span] = []
+        if written:
+            writes = [span[0] for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in written]
+            overwrites = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in unread]
         if reads_tainted or draws:
             for storage in [*writes, *(storage for storage in made if storage.created == seq)]:
                 storage.tainted = min(storage.tainted, seq)
                 storage.born_tainted |= storage.created == seq
-        overwrites = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in unread]
-        self.events.append(Event(seq, reads, overwrites, writes, [storage for storage, _ in spans]))
+        self.events.append(Event(seq, reads, overwrites, writes, handed))
         op = self.op or self._unseen(func, inputs, result)
         if op is not None:
             op.reads_tainted |= reads_tainted
@@ -73,7 +86,7 @@ class KernelLog(Ledger):
             self._note_draw(kwargs.get("generator"), [*inputs, *outputs])
         if op is not None:
             op.writes += writes
-        if reads_tainted and shape_from_data(func, unforeseen):
+        if reads_tainted and (facts.shape_from_data or (unforeseen and facts.foreign)):
             self.note_dynamic(op)
         if writes:
             self._note_memory(
@@ -81,7 +94,7 @@ class KernelLog(Ledger):
             )
             if func._schema.name == "aten::detach_":
                 writes.clear()  # it changes no data, and models detach their weights
-        self._note_writes(writes)
+            self._note_writes(writes)
         return result
 
     def _note_draw(self, generator: torch.Generator | None, tensors: list[torch.Tensor]) -> None:
@@ -152,20 +165,58 @@ class KernelLog(Ledger):
                     call.keep = call.keep or "it writes in place to a value made outside it"
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[set[int], set[int]]:
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What an operation of the dispatcher says of itself; looking it up takes longer than many a kernel.
+
+    ``written``: the place of each argument that it writes, and whether it is overwritten without being read.
+    """
+
+    func: Any
+    may_draw: bool
+    form_only: bool
+    shape_from_data: bool
+    foreign: bool
+    names: tuple[str, ...]
+    written: tuple[tuple[int, bool], ...]
+
+
+_known: dict[int, _Facts] = {}
+
+
+def _facts(func: Any) -> _Facts:
+    facts = _known.get(id(func))
+    if facts is None:
+        schema = func._schema
+        written = tuple(
+            (place, schema.name in OVERWRITES or bool(argument.kwarg_only))
+            for place, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        foreign = is_foreign(func)
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags
+        names = tuple(argument.name for argument in schema.arguments)
+        # the function is kept, so that its id stays its own
+        form_only = schema.name in FORM_ONLY
+        facts = _known[id(func)] = _Facts(func, may_draw, form_only, shape_from_data(func), foreign, names, written)
+    return facts
+
+
+def _written(facts: _Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
     """Identities of the tensors an operation writes, and of those among them that it does not read."""
+    if len(facts.written) == 1:
+        place, overwritten = facts.written[0]
+        if not overwritten and place < len(args) and isinstance(args[place], torch.Tensor):
+            return {id(args[place])}, _NONE
     written: set[int] = set()
     unread: set[int] = set()
-    arguments = func._schema.arguments
-    values = [args[i] if i < len(args) else kwargs.get(argument.name) for i, argument in enumerate(arguments)]
-    for number, argument in enumerate(arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        found = {id(tensor) for tensor in arguments_of((values[number],), {})}
+    values = [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(facts.names)]
+    for place, overwritten in facts.written:
+        found = {id(tensor) for tensor in arguments_of((values[place],), {})}
         written |= found
-        if func._schema.name in OVERWRITES or argument.kwarg_only:
+        if overwritten:
             unread |= found
-            values[number] = None
+            values[place] = None
     # out= may name a tensor that is an argument, too
     return written, unread - {id(tensor) for tensor in arguments_of(tuple(values), {})}
 

@@ -79,26 +79,28 @@ class Ledger:
 
     def storage_of(self, tensor: torch.Tensor, created: int | None = None, *, is_input: bool = False) -> Storage:
         """The storage of a tensor; one never seen existed before the forward unless ``created`` says otherwise."""
-        index = len(self.storages) + len(self.opaque)
         try:
             if tensor.is_quantized or tensor.is_nested:
                 raise NotImplementedError
             untyped = tensor.untyped_storage()
-            key, size = untyped._cdata, untyped.nbytes()
+            key = untyped._cdata
+            seen = self.storages.get(key)
+            if seen is not None:
+                return seen
+            size = untyped.nbytes()
         except (RuntimeError, NotImplementedError, ValueError):
             known = self.opaque.get(id(tensor))
             if known is not None and known[0]() is tensor:
                 return known[1]
             mapped = is_mapped([tensor])
+            index = len(self.storages) + len(self.opaque)
             storage = Storage(index, 1, tensor.dtype, str(tensor.device), created or -1, opaque=True)
             storage.outside = created is None and not mapped
             self.opaque[id(tensor)] = (weakref.ref(tensor), storage)
             return self._mark(storage, is_input)
-        if key in self.storages:
-            return self.storages[key]
         # a weak reference keeps the address from being used again, not the memory
         self.alive.append(StorageWeakRef(untyped))
-        elements = size // tensor.dtype.itemsize
+        elements, index = size // tensor.dtype.itemsize, len(self.storages) + len(self.opaque)
         storage = Storage(index, elements, tensor.dtype, tensor.device.type, -1 if created is None else created)
         storage.outside = created is None
         storage.nbytes = size
@@ -141,7 +143,7 @@ class Ledger:
     def view(tensor: torch.Tensor, storage: Storage) -> View:
         if storage.opaque:
             return _POINT
-        if tensor.dtype.itemsize != storage.itemsize:
+        if tensor.dtype is not storage.dtype and tensor.dtype.itemsize != storage.itemsize:
             return View((storage.elements,), (1,), 0)
         return View.of(tensor, storage.base)
 
@@ -153,7 +155,9 @@ class Ledger:
         storage = self.storage_of(tensor)
         view = View.of(tensor, self._base(tensor, storage)) if not storage.opaque else View(_shape(tensor), (), 0)
         if tensor.dim() > MAX_RANK and self.started:
-            self.refuse(f"a tensor of rank {tensor.dim()} is made; at most {MAX_RANK} dimensions cross", storage.created)
+            self.refuse(
+                f"a tensor of rank {tensor.dim()} is made; at most {MAX_RANK} dimensions cross", storage.created
+            )
         flags = ("c" if tensor.is_conj() else "") + ("n" if tensor.is_neg() else "")
         made_in = self.stack[-1] if self.started else None
         if type(tensor) is not torch.Tensor and self.started and storage.tainted <= self.seq:
@@ -179,7 +183,9 @@ class Ledger:
     def _note_class(self, tensor: torch.Tensor, storage: Storage) -> None:
         """A tensor that has a class of its own, and depends on the inputs: the other side would see a plain one."""
         if type(tensor) is not torch.nn.Parameter and not is_mapped([tensor]):
-            self.refuse(f"a {type(tensor).__name__}, a tensor of a class of its own, is made before it", storage.created)
+            self.refuse(
+                f"a {type(tensor).__name__}, a tensor of a class of its own, is made before it", storage.created
+            )
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ function's name, its arguments and its result.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ _FORM_NAMES = frozenset(
     _version _is_view _is_zerotensor __len__ __hash__
     """.split()
 )
+_NUMBERS = frozenset({bool, int, float, str, torch.Size, torch.dtype, torch.device})
 # Functions that hand the bytes to code torch cannot see.
 _ESCAPES = frozenset(
     """
@@ -70,12 +71,9 @@ def is_foreign(func: Any) -> bool:
     return func.namespace not in _OWN
 
 
-def shape_from_data(func: Any, unforeseen: bool) -> bool:
-    """Whether the form of what a kernel gives may depend on what it reads. torch tags its own; an operation of anybody
-    else's must be foreseen by its run without data (`foresight`).
-    """
-    tagged = torch.Tag.dynamic_output_shape in func.tags or func._schema.name in _SHAPED_BY_DATA
-    return tagged or (unforeseen and is_foreign(func))
+def shape_from_data(func: Any) -> bool:
+    """Whether the form of what one of torch's kernels gives depends on what it reads."""
+    return torch.Tag.dynamic_output_shape in func.tags or func._schema.name in _SHAPED_BY_DATA
 
 
 class Kind(enum.Enum):
@@ -98,30 +96,41 @@ def name_of(func: Callable[..., Any]) -> str:
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """The tensors among the arguments of a torch function, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_of(item)
-    elif isinstance(value, slice):
-        yield from tensors_of((value.start, value.stop, value.step))
+    return iter(arguments_of((value,), {}))
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors in positional and keyword arguments, in order."""
-    found = [tensor for value in args for tensor in tensors_of(value)]
+    found: list[torch.Tensor] = []
+    _gather(args, found)
     if kwargs:
-        found += [tensor for value in kwargs.values() for tensor in tensors_of(value)]
+        _gather(kwargs.values(), found)
     return found
+
+
+def _gather(values: Iterable[Any], found: list[torch.Tensor]) -> None:
+    for value in values:
+        kind = type(value)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            found.append(value)
+        elif value is None or kind in _NUMBERS:
+            continue
+        elif isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            _gather(value, found)
+        elif isinstance(value, dict):
+            _gather(value.values(), found)
+        elif isinstance(value, slice):
+            _gather((value.start, value.stop, value.step), found)
 
 
 def literals_of(value: Any) -> Any:
     """The arguments that are no tensors, as JSON: what a function was told. Devices are left out, they may differ."""
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if isinstance(value, torch.Tensor):
+        return "tensor"
     if isinstance(value, (list, tuple)):
         return [literals_of(item) for item in value]
     if isinstance(value, dict):
@@ -130,7 +139,7 @@ def literals_of(value: Any) -> Any:
         return ["slice", literals_of((value.start, value.stop, value.step))]
     if isinstance(value, (torch.dtype, torch.memory_format)):
         return str(value)
-    return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+    return type(value).__name__
 
 
 def is_mapped(tensors: list[torch.Tensor]) -> bool:

@@ -7,6 +7,7 @@ element by element, and anything that runs out of the function mode's sight. Bot
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared_hooks import collector
 from shared_hooks.attach import running
 from shared_hooks.carried import outside_writes
 from shared_hooks.dice import DiceWatch
@@ -31,6 +33,7 @@ from shared_hooks.operations import (
     Kind,
     arguments_of,
     is_escape,
+    is_form,
     is_mapped,
     kind_of,
     literals_of,
@@ -53,22 +56,27 @@ def record(
     does not see. Where there are such tensors the model is recorded again: what is there a second time is a constant.
     What is made anew each time (``torch.from_numpy``) is one if its bits are the same for other inputs, too.
     """
-    recorder = Recorder(model, modules, [])
-    output = recorder.watch(*fresh_inputs())
-    if recorder.is_unclear():
-        known = recorder.unknown
-        recorder = Recorder(model, modules, known, closely=True)
+    with collector.put_off():
+        recorder = Recorder(model, modules, [])
         output = recorder.watch(*fresh_inputs())
-        if recorder.appeared or recorder.handed.known or recorder.doubtful:
-            others = [_again(model, modules, known, source) for source in perturbed(fresh_inputs)]
-            recorder = Recorder(model, modules, known, closely=True, constants=_agreeing(recorder.appeared, others))
+        if recorder.is_unclear():
+            known = recorder.unknown
+            recorder = Recorder(model, modules, known, closely=True)
             output = recorder.watch(*fresh_inputs())
-            recorder.written_unseen |= {name for other in others if other for name in other.unseen_writes()}
-    return recorder.finish(output), output
+            if recorder.appeared or recorder.handed.known or recorder.doubtful:
+                others = [_again(model, modules, known, source) for source in perturbed(fresh_inputs)]
+                constants = _agreeing(recorder.appeared, others)
+                recorder = Recorder(model, modules, known, closely=True, constants=constants)
+                output = recorder.watch(*fresh_inputs())
+                recorder.written_unseen |= {name for other in others if other for name in other.unseen_writes()}
+        return recorder.finish(output), output
 
 
 def _again(
-    model: nn.Module, modules: dict[nn.Module, ModuleInfo], known: list[torch.Tensor], fresh_inputs: Callable[[], Inputs]
+    model: nn.Module,
+    modules: dict[nn.Module, ModuleInfo],
+    known: list[torch.Tensor],
+    fresh_inputs: Callable[[], Inputs],
 ) -> Recorder | None:
     """One more recording, for what it shows of memory that torch does not see; None if it cannot be made."""
     recorder = Recorder(model, modules, known, closely=True)
@@ -100,6 +108,11 @@ class _Functions(TorchFunctionMode):
 
 
 class _Kernels(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch shields the method below from its compiler, which it imports for that: more than a second."""
+        return False
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
@@ -114,6 +127,21 @@ class _Kernels(TorchDispatchMode):
             return recorder.kernel(func, args, kwargs or {})
         finally:
             recorder.muted = False
+
+
+class _ShieldedKernels(_Kernels):
+    """For a process in which torch's compiler is at work."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, kinds, args, kwargs)
+
+
+def _kernels(recorder: Recorder) -> TorchDispatchMode:
+    return (_ShieldedKernels if "torch._dynamo" in sys.modules else _Kernels)(recorder)
 
 
 class Recorder(KernelLog):
@@ -154,7 +182,7 @@ class Recorder(KernelLog):
         self.dice_watch = DiceWatch()
         token = running.set(self)
         try:
-            with torch.no_grad(), fast_path_off(), _Functions(self), _Kernels(self):
+            with torch.no_grad(), fast_path_off(), _Functions(self), _kernels(self):
                 output = self.model(*args, **kwargs)
         finally:
             running.reset(token)
@@ -189,7 +217,9 @@ class Recorder(KernelLog):
     def named(self, storage: Storage) -> str:
         """Where the model keeps this storage."""
         if not storage.name:
-            storage.name = next((name for name, tensor in _named(self.model) if self._on(tensor, storage)), "a constant")
+            storage.name = next(
+                (name for name, tensor in _named(self.model) if self._on(tensor, storage)), "a constant"
+            )
         return storage.name
 
     def _on(self, tensor: torch.Tensor, storage: Storage) -> bool:
@@ -293,8 +323,12 @@ class Recorder(KernelLog):
         if is_mapped(tensors):
             return func(*args, **kwargs)
         arguments = [self.value_of(tensor) for tensor in tensors]
-        op = Op(self.tick(), name, arguments, literals=literals_of((args, kwargs)))
-        op.args_tainted = any(value.storage.tainted <= op.seq for value in arguments)
+        op = Op(self.tick(), name, arguments)
+        only_form = is_form(name)
+        if not only_form:
+            op.literals = literals_of((args, kwargs))
+        for value in arguments:
+            op.args_tainted |= value.storage.tainted <= op.seq
         first_event = len(self.events)
         before = self.storage_of(tensors[0]) if name == "data.__set__" else None
         self._look()
@@ -325,6 +359,8 @@ class Recorder(KernelLog):
         op.end = self.seq
         if op.kind is Kind.FORM:
             return result
+        if only_form:
+            op.literals = literals_of((args, kwargs))
         if op.kind is Kind.VALUE:
             self._value_read(op, tensors, result, first_event)
         elif op.kind is Kind.TENSOR:
@@ -443,8 +479,6 @@ def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             if not name.startswith("_"):
                 for tensor in tensors_in(value):
                     yield f"{path}.{name}" if path else name, tensor
-
-
 
 
 def _mark_escapes(root: Call, values: list[Value]) -> None:

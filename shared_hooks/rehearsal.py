@@ -120,7 +120,9 @@ class Rehearsal:
         except Exception as error:
             # before the cut the model takes these inputs or not; after it, placeholders may be what it does not take
             if not self.done:
-                raise self.refusal(f"on placeholders the model raises {type(error).__name__}: {error!s:.200}") from error
+                raise self.refusal(
+                    f"on placeholders the model raises {type(error).__name__}: {error!s:.200}"
+                ) from error
         finally:
             running.reset(token)
 
@@ -142,7 +144,9 @@ class Rehearsal:
         """An error that says where; kept, in case the model catches it."""
         frame = self.stack[-1]
         where = f" (in {call_name(frame.path, frame.number)})" if frame.path else ""
-        error = CutRefused(f"cannot resume after layer {self.crossing.layer_id} ({self.crossing.layer_name}): {what}{where}")
+        error = CutRefused(
+            f"cannot resume after layer {self.crossing.layer_id} ({self.crossing.layer_name}): {what}{where}"
+        )
         self.failed(error)
         return error
 
@@ -227,7 +231,14 @@ class Rehearsal:
         return output
 
     def _left(
-        self, frame: Frame, module: nn.Module, arguments: list[torch.Tensor], output: Any, *, opaque: bool, tainted: bool
+        self,
+        frame: Frame,
+        module: nn.Module,
+        arguments: list[torch.Tensor],
+        output: Any,
+        *,
+        opaque: bool,
+        tainted: bool,
     ) -> None:
         """A module's call is over."""
         if frame.wrote:
@@ -372,7 +383,9 @@ class Rehearsal:
         if any(source is None for source in sources):
             raise self.refusal(f"{name} gives a value that does not depend on the inputs, among others")
         known = tuple(source for source in sources if source is not None)
-        return self._noted(place, name, structure, known, arguments, taints, results, below=below, drew=drew and not tainted)
+        return self._noted(
+            place, name, structure, known, arguments, taints, results, below=below, drew=drew and not tainted
+        )
 
     def _noted(
         self,
@@ -403,7 +416,9 @@ class Rehearsal:
     def _place(self, source: Source, arguments: list[torch.Tensor]) -> torch.Tensor:
         self.muted = True  # taking a view is no kernel of the model's
         try:
-            return self.placing.hole(source.form) if isinstance(source, Hole) else self.placing.tensor(source, arguments)
+            return (
+                self.placing.hole(source.form) if isinstance(source, Hole) else self.placing.tensor(source, arguments)
+            )
         finally:
             self.muted = False
 

@@ -54,9 +54,7 @@ def blank_slots(slots: tuple[Slot, ...], device: torch.device) -> list[torch.Ten
     return [_made(slot, 0, device) for slot in slots]
 
 
-def _filled(
-    slot: Slot, start: int, pieces: list[torch.Tensor], device: torch.device, *, may_use: bool
-) -> torch.Tensor:
+def _filled(slot: Slot, start: int, pieces: list[torch.Tensor], device: torch.device, *, may_use: bool) -> torch.Tensor:
     if len(pieces) == 1 and slot.pieces[0].offset == 0 and slot.pieces[0].numel == slot.elements and not _guarding:
         moved = pieces[0].reshape(-1).to(device)
         if may_use or moved is not pieces[0]:

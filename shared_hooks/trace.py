@@ -21,7 +21,7 @@ from shared_hooks.views import View
 NEVER = 1 << 62
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Storage:
     """One allocation, numbered in order of appearance.
 
@@ -50,7 +50,7 @@ class Storage:
         return self.dtype.itemsize
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Value:
     """One tensor object: a view of a storage. ``made`` is the seq at which it appeared, ``last_use`` of its last use.
 
@@ -76,7 +76,7 @@ class Value:
 Span = tuple[Storage, View]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Event:
     """Data read, overwritten unread, or written by one operation of the dispatcher; ``handed``: all it was given."""
 
@@ -87,7 +87,7 @@ class Event:
     handed: list[Storage] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Op:
     """One call of a torch function made from Python while no other was running.
 
@@ -114,7 +114,7 @@ class Op:
     untold: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """One call of a hooked module. ``items``: the operations and calls inside, in order."""
 
