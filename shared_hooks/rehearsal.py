@@ -114,9 +114,8 @@ class Rehearsal:
         except Unknown as error:
             if not self.done:
                 raise self.refusal(f"cannot work out {error}") from error
-        except IsthmusError:
-            if not self.done:
-                raise
+        except IsthmusError as error:
+            self.failed(error)
         except Exception as error:
             # before the cut the model takes these inputs or not; after it, placeholders may be what it does not take
             if not self.done:
@@ -151,8 +150,8 @@ class Rehearsal:
         return error
 
     def failed(self, error: BaseException) -> None:
-        """Keep the first failure before the cut."""
-        if not self.done and self.failure is None and isinstance(error, IsthmusError):
+        """Keep the first failure: a model that catches exceptions must not turn it into an answer."""
+        if self.failure is None and isinstance(error, IsthmusError):
             self.failure = error
 
     # -- what crosses -------------------------------------------------------------------------------------------

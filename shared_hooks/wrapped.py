@@ -131,11 +131,11 @@ class WrappedModel:
                 raise InputMismatch("forward(early, start=...) takes an EarlyOutput and nothing else")
             return self._tail(early, start)
         if end is not None:
-            self.lifecycle.emit(Stage.BEFORE_HEAD, split=end)
-            early = self._head(end, args, kwargs)
-            with self._last_forward_kept():
-                self.lifecycle.emit(Stage.AFTER_HEAD, split=early.layer_name, early=early)
-            return early
+            return self.head(end, *args, **kwargs)
+        return self._without_cut(args, kwargs)
+
+    def _without_cut(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._check_attached()
         measurement, made = self._measurement(), self._planner.made
         self._check_saved(self._planner.plans_if_possible(args, kwargs))
         if self._planner.made != made:
@@ -147,6 +147,24 @@ class WrappedModel:
         return output
 
     __call__ = forward
+
+    def whole(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The whole model. As `forward` without a cut, for models whose own arguments are called start or end."""
+        return self._without_cut(args, kwargs)
+
+    def head(self, cut: Cut, /, *args: Any, **kwargs: Any) -> EarlyOutput:
+        """Run up to and including the cut layer. As ``forward(..., end=cut)``, whatever the arguments are called."""
+        self._check_attached()
+        self.lifecycle.emit(Stage.BEFORE_HEAD, split=cut)
+        early = self._head(cut, args, kwargs)
+        with self._last_forward_kept():
+            self.lifecycle.emit(Stage.AFTER_HEAD, split=early.layer_name, early=early)
+        return early
+
+    def tail(self, early: EarlyOutput, /) -> Any:
+        """Resume from what a head gave; the model's own output."""
+        self._check_attached()
+        return self._tail(early, early.layer_id)
 
     def _check_saved(self, plans: list[Plan]) -> None:
         """Names and ids in `save_layers` must exist; a layer of another path does."""
@@ -222,9 +240,9 @@ class WrappedModel:
         if crossing.depth != self.depth:
             raise Disagreement(f"the head was planned with depth={crossing.depth}, this side has depth={self.depth}")
         context.check(crossing.context, self._modules, crossing.cache)
-        recipe = self.recipes.recipe(early, self.device)
         self.lifecycle.emit(Stage.BEFORE_INJECT, split=crossing.layer_name, early=early)
         started = time.perf_counter_ns()
+        recipe = self.recipes.recipe(early, self.device)
         session: TailSession = self._session(TailSession, early, recipe, self.device, self.lifecycle)
         with (
             torch.no_grad(),
