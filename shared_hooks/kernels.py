@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from shared_hooks.escapes import bits_of
+from shared_hooks.foresight import Foresight
 from shared_hooks.ledger import Ledger
-from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of
+from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, is_foreign, shape_from_data
 from shared_hooks.trace import Event, Op, Span, Storage
 from shared_hooks.trees import UnknownHolder, flatten
 
@@ -25,6 +27,11 @@ class KernelLog(Ledger):
         self.events: list[Event] = []
         self.dynamic: list[int] = []
         self.draws: list[int] = []
+        self.foresight = Foresight()
+        self.dice: dict[str, list[tuple[int, int]]] = {}
+        self.generators: list[torch.Generator] = []
+        self.doubtful = False
+        self.undeclared: set[Storage] = set()
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the dispatcher: which storages it reads and writes."""
@@ -34,9 +41,20 @@ class KernelLog(Ledger):
         spans = [self.span(tensor) for tensor in inputs]
         handed = [storage for storage, _ in spans]
         before = _random_state(func, kwargs, inputs) if facts.may_draw else None
+        bits = [bits_of(tensor) for tensor in inputs] if facts.foreign else []
         result = func(*args, **kwargs)
         outputs = [result] if type(result) is torch.Tensor else arguments_of((result,), {})
+        ghostly = False
+        for storage in handed:
+            ghostly |= storage.tainted <= seq
+        unforeseen = ghostly and not self.foresight.foresees(func, args, kwargs, outputs)
         written, unread = _written(facts, args, kwargs) if facts.written else (_NONE, _NONE)
+        for tensor, (storage, _), was in zip(inputs, spans, bits, strict=False):
+            # somebody else's operation may write to more than it declares
+            self.doubtful |= storage.outside
+            if id(tensor) not in written and bits_of(tensor) != was:
+                written = {*written, id(tensor)}
+                self.undeclared |= {storage} if storage.outside else set()
         made = [self.storage_of(tensor, created=seq) for tensor in outputs]
         is_view = bool(made) and not written and all(storage in handed for storage in made)
         reads: list[Span] = []
@@ -61,20 +79,64 @@ class KernelLog(Ledger):
         op = self.op or self._unseen(func, inputs, result)
         if op is not None:
             op.reads_tainted |= reads_tainted
+            op.untold |= unforeseen
             op.draws |= draws
         if draws:
             self.draws.append(seq)
+            self._note_draw(kwargs.get("generator"), [*inputs, *outputs])
         if op is not None:
             op.writes += writes
-        if reads_tainted and facts.shape_from_data:
-            self.dynamic.append(seq)
-            if op is not None:
-                op.dynamic = True
-            for call in self.stack:
-                call.reads_values = True
+        if reads_tainted and (facts.shape_from_data or (unforeseen and facts.foreign)):
+            self.note_dynamic(op)
         if writes:
+            self._note_memory(
+                op, [entry for entry in zip(inputs, spans, strict=True) if id(entry[0]) in written], reads_tainted
+            )
+            if func._schema.name == "aten::detach_":
+                writes.clear()  # it changes no data, and models detach their weights
             self._note_writes(writes)
         return result
+
+    def _note_draw(self, generator: torch.Generator | None, tensors: list[torch.Tensor]) -> None:
+        if generator is None:
+            name = str(tensors[0].device)
+        else:
+            name = "given"
+            if any(generator is kept for kept in self.generators):
+                self.refuse("the model draws from a generator that it keeps from one forward to the next")
+        self.dice.setdefault(name, []).append((self.seq - 1, self.seq))
+
+    def note_dynamic(self, op: Op | None) -> None:
+        """What the model does from here on may depend on the data."""
+        self.dynamic.append(self.seq)
+        if op is not None:
+            op.dynamic = True
+        for call in self.stack:
+            call.reads_values = True
+
+    def _note_memory(self, op: Op | None, written: list[tuple[torch.Tensor, Span]], tainted: bool) -> None:
+        """A tensor that is written in place may get other memory (``set_``), or more of it (``resize_``, ``out=``)."""
+        for tensor, (storage, _) in written:
+            if storage.opaque:
+                continue
+            now = self.storage_of(tensor, created=self.seq)
+            if now is not storage:
+                self.moved(tensor, storage, tainted or now.tainted <= self.seq)
+            elif tensor.untyped_storage().nbytes() > storage.nbytes:
+                if storage.tainted < self.seq or storage.outside:
+                    self.refuse("a tensor's memory is made larger in place", max(storage.created, 0))
+                elif tainted:
+                    self.refuse("a tensor's memory is made larger in place, before it", self.seq)
+                storage.nbytes = tensor.untyped_storage().nbytes()
+                storage.elements = max(storage.elements, storage.nbytes // storage.itemsize - storage.base)
+
+    def moved(self, tensor: torch.Tensor, before: Storage, tainted: bool) -> None:
+        """A tensor object has been given other memory; ``tainted``: by or with what depends on the inputs."""
+        self.value_by_id.pop(id(tensor), None)
+        if before.outside:
+            self.refuse("the model gives one of its parameters, buffers or constants other memory")
+        elif tainted:
+            self.refuse("a tensor is given other memory in place, before it", self.seq)
 
     def _unseen(self, func: Any, inputs: list[torch.Tensor], result: Any) -> Op | None:
         """An operation that no torch function call of the model's Python stands for."""
@@ -114,6 +176,7 @@ class _Facts:
     may_draw: bool
     form_only: bool
     shape_from_data: bool
+    foreign: bool
     names: tuple[str, ...]
     written: tuple[tuple[int, bool], ...]
 
@@ -130,11 +193,12 @@ def _facts(func: Any) -> _Facts:
             for place, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         )
-        shape_from_data = torch.Tag.dynamic_output_shape in func.tags or schema.name == "aten::_local_scalar_dense"
+        foreign = is_foreign(func)
         may_draw = torch.Tag.nondeterministic_seeded in func.tags
         names = tuple(argument.name for argument in schema.arguments)
         # the function is kept, so that its id stays its own
-        facts = _known[id(func)] = _Facts(func, may_draw, schema.name in FORM_ONLY, shape_from_data, names, written)
+        form_only = schema.name in FORM_ONLY
+        facts = _known[id(func)] = _Facts(func, may_draw, form_only, shape_from_data(func), foreign, names, written)
     return facts
 
 

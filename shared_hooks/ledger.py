@@ -12,11 +12,13 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.operations import is_mapped
-from shared_hooks.trace import Call, Op, Storage, Value
+from shared_hooks.trace import NEVER, Call, Op, Refusal, Storage, Value
 from shared_hooks.trees import flatten
 from shared_hooks.views import View
 
 PRUNE = 32
+# the most that a frame may bring
+MAX_RANK = 32
 _POINT = View((1,), (1,), 0)
 
 
@@ -46,6 +48,8 @@ class Ledger:
         self.values: list[Value] = []
         self.value_by_id: dict[int, tuple[Any, Value]] = {}
         self.unknown: list[torch.Tensor] = []
+        self.appeared: list[str] = []
+        self.refusals: list[Refusal] = []
         for tensor in existing:
             self.storage_of(tensor)
 
@@ -104,6 +108,7 @@ class Ledger:
         elements = size // tensor.dtype.itemsize
         storage = Storage(self._number(), elements, tensor.dtype, tensor.device.type, -1 if created is None else created)
         storage.outside = created is None
+        storage.nbytes = size
         self.storages[key] = storage
         self.fresh.append(storage)
         return self._mark(storage, is_input, tensor)
@@ -126,6 +131,9 @@ class Ledger:
             storage.outside, storage.born_tainted = False, True
         elif storage.outside and self.started and (self.escaped or self.op is None):
             # it did not exist before the forward and no operation made it: code out of torch's sight did, from whatever
+            if self.is_constant(tensor):
+                storage.outside, storage.created = False, self.seq
+                return storage
             storage.tainted = self.seq
             storage.foreign = True
             if tensor is not None:
@@ -133,6 +141,16 @@ class Ledger:
             if not self.escaped:
                 self.foreign = self.seq
         return storage
+
+    def is_constant(self, tensor: torch.Tensor | None) -> bool:
+        """Whether a tensor that no operation made is known to hold the same bits whatever the inputs."""
+        return False
+
+    def refuse(self, reason: str, first: int = 0, last: int = NEVER) -> None:
+        """No cut at a position from ``first`` to ``last``."""
+        refusal = Refusal(first, last, reason)
+        if refusal not in self.refusals:
+            self.refusals.append(refusal)
 
     def span(self, tensor: torch.Tensor) -> tuple[Storage, View]:
         storage = self.storage_of(tensor)
@@ -152,9 +170,15 @@ class Ledger:
         if known is not None and known[0]() is tensor:
             return known[1]
         storage = self.storage_of(tensor)
-        view = View.of(tensor, storage.base) if not storage.opaque else View(_shape(tensor), (), 0)
+        view = View.of(tensor, self._base(tensor, storage)) if not storage.opaque else View(_shape(tensor), (), 0)
+        if tensor.dim() > MAX_RANK and self.started:
+            self.refuse(
+                f"a tensor of rank {tensor.dim()} is made; at most {MAX_RANK} dimensions cross", storage.created
+            )
         flags = ("c" if tensor.is_conj() else "") + ("n" if tensor.is_neg() else "")
         made_in = self.stack[-1] if self.started else None
+        if type(tensor) is not torch.Tensor and self.started and storage.tainted <= self.seq:
+            self._note_class(tensor, storage)
         if storage.tainted <= self.seq and tensor.requires_grad and self.started:
             flags += "g"
         value = Value(
@@ -164,7 +188,21 @@ class Ledger:
         self.value_by_id[id(tensor)] = (weakref.ref(tensor), value)
         return value
 
-    # -- the run ------------------------------------------------------------------------------------------------
+    def _base(self, tensor: torch.Tensor, storage: Storage) -> int:
+        """Where offsets count from, in elements of this tensor's dtype."""
+        if tensor.dtype.itemsize == storage.itemsize:
+            return storage.base
+        start = storage.base * storage.itemsize
+        if storage.tainted <= self.seq and (start % tensor.dtype.itemsize or storage.nbytes % tensor.dtype.itemsize):
+            self.refuse("bytes are seen as a type whose size does not divide their number", storage.created)
+        return start // tensor.dtype.itemsize
+
+    def _note_class(self, tensor: torch.Tensor, storage: Storage) -> None:
+        """A tensor that has a class of its own, and depends on the inputs: the other side would see a plain one."""
+        if type(tensor) is not torch.nn.Parameter and not is_mapped([tensor]):
+            self.refuse(
+                f"a {type(tensor).__name__}, a tensor of a class of its own, is made before it", storage.created
+            )
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

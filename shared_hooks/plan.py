@@ -10,14 +10,13 @@ from functools import cached_property
 from typing import Any
 
 from shared_hooks import collector
-from shared_hooks.cutting import Cutting, cut_after
+from shared_hooks.crossing import Crossing
+from shared_hooks.cutting import Cutting, crossing_of, cut_after
 from shared_hooks.errors import CutRefused, UnknownLayer
 from shared_hooks.following import footprint, form_of_result
 from shared_hooks.hierarchy import near
 from shared_hooks.liveness import Frontier, Liveness, frontier_bytes
-from shared_hooks.recipe import Recipe
 from shared_hooks.trace import Call, Trace
-from shared_hooks.trees import form_of
 from shared_hooks.views import LiveSet
 
 INPUT = "input"
@@ -73,7 +72,7 @@ class Known:
     """
 
     def __init__(self) -> None:
-        self.cuttings: dict[tuple[int, bool], tuple[Cutting, Recipe] | CutRefused] = {}
+        self.cuttings: dict[tuple[int, bool], tuple[Cutting, Crossing] | CutRefused] = {}
         self.layers: tuple[LayerInfo, ...] | None = None
 
 
@@ -156,7 +155,7 @@ class Plan:
         """Raw bytes that cross at a cut."""
         return frontier_bytes(self._merged(self.layer_id(cut)))
 
-    def cutting(self, cut: Cut, *, wide: bool = False) -> tuple[Cutting, Recipe]:
+    def cutting(self, cut: Cut, *, wide: bool = False) -> tuple[Cutting, Crossing]:
         """What head and tail do for a cut. Raises `CutRefused`, with the layer's name and the reason.
 
         ``wide``: for a run that read other values from its data than the plan did. They may say which part of a tensor
@@ -190,27 +189,15 @@ class Plan:
         """Another path became known: what must cross may have grown."""
         self._known = Known()
 
-    def _cut(self, number: int, wide: bool) -> tuple[Cutting, Recipe]:
+    def _cut(self, number: int, wide: bool) -> tuple[Cutting, Crossing]:
         layer = None if number < 0 else self.trace.layers[number]
         frontier = self._merged(number)
         if wide:
             frontier = {storage: LiveSet.full(storage.elements) for storage in frontier}
         cutting = cut_after(self.trace, layer, frontier, wide=wide)
-        recipe = Recipe(
-            self.signature,
-            self.digest,
-            number,
-            INPUT if layer is None else layer.name,
-            self.depth,
-            self.context,
-            cutting.slots,
-            self.trace.input_structure,
-            cutting.inputs,
-            cutting.steps,
-            tuple(form_of(self.trace.ops[ordinal].structure) for ordinal in cutting.banked),
-            cutting.counts,
-        )
-        return cutting, recipe
+        name = INPUT if layer is None else layer.name
+        path = "" if layer is None else self.trace.path_digests[number]
+        return cutting, crossing_of(cutting, self.trace, number, name, self.depth, self.context, path)
 
     def _merged(self, number: int) -> Frontier:
         """The frontier of a cut, with what the other known paths that share this prefix read after it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -11,7 +12,8 @@ from torch import nn
 
 from shared_hooks import context
 from shared_hooks.copies import Buffers, copied
-from shared_hooks.errors import UnknownLayer
+from shared_hooks.dice import Dice
+from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
@@ -126,22 +128,34 @@ class Planner:
         """As if nobody had planned: the caller's random numbers go on, and buffers are put back."""
         weight = self.weight()
         with torch.random.fork_rng(devices=[weight.device] if weight is not None and weight.is_cuda else []):
-            buffers = Buffers(self._model)
+            buffers, dice = Buffers(self._model), Dice()
             try:
                 return self._record(args, kwargs, settle=settle)
             finally:
                 buffers.restore()
+                dice.restore()
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
         """``settle``: run once before, so that caches are built and the state is steady."""
-        random_state = torch.get_rng_state()
+        dice = Dice()
 
         def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
-            torch.set_rng_state(random_state)
+            dice.restore()
             return copied(args, kwargs)
 
         first = run_plain(self._model, *fresh()) if settle else None
-        trace, second = record(self._model, self._modules, fresh)
+        try:
+            trace, second = record(self._model, self._modules, fresh)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            if "torch._dynamo" in sys.modules:
+                # what it compiled under our modes (torch.cond, flex_attention) fails outside of them, too
+                sys.modules["torch._dynamo"].reset()
+            if not settle:
+                run_plain(self._model, *fresh())  # raises what is the model's own
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CutRefused(f"the model cannot be recorded, so that no cut is possible: {what}") from error
         if settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
         return trace
@@ -152,7 +166,9 @@ def _find_anchor(model: nn.Module) -> tuple[dict[str, Any] | None, str]:
     for tensors in ("_parameters", "_buffers"):
         for module in model.modules():
             kept = vars(module).get(tensors)
-            for name, tensor in (kept or {}).items():
+            if not isinstance(kept, dict):  # a scripted module has a wrapper of its own
+                continue
+            for name, tensor in kept.items():
                 if tensor is not None:
                     return kept, name
     return None, ""
