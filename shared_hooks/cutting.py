@@ -226,7 +226,7 @@ class _Cutter:
             return
         for storage in op.writes:
             self._written(place, op, storage)
-        told = op.dynamic or (op.untold and not op.reshapes)
+        told = op.dynamic or (not op.reshapes and op.is_untold)
         if told:
             self.given.append(self._given(place, op))
         for leaf, value in enumerate(op.results):

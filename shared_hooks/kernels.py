@@ -47,7 +47,7 @@ class KernelLog(Ledger):
         ghostly = False
         for storage in handed:
             ghostly |= storage.tainted <= seq
-        unforeseen = ghostly and not self.foresight.foresees(func, args, kwargs, outputs)
+        foreseen = self.foresight.question(func, args, kwargs, outputs) if ghostly else None
         written, unread = _written(facts, args, kwargs) if facts.written else (_NONE, _NONE)
         for tensor, (storage, _), was in zip(inputs, spans, bits, strict=False):
             # somebody else's operation may write to more than it declares
@@ -79,14 +79,15 @@ class KernelLog(Ledger):
         op = self.op or self._unseen(func, inputs, result)
         if op is not None:
             op.reads_tainted |= reads_tainted
-            op.untold |= unforeseen
+            if foreseen is not None:
+                op.unasked.append(foreseen)
             op.draws |= draws
         if draws:
             self.draws.append(seq)
             self._note_draw(kwargs.get("generator"), [*inputs, *outputs])
         if op is not None:
             op.writes += writes
-        if reads_tainted and (facts.shape_from_data or (unforeseen and facts.foreign)):
+        if reads_tainted and (facts.shape_from_data or (facts.foreign and foreseen is not None and not foreseen())):
             self.note_dynamic(op)
         if writes:
             self._note_memory(
