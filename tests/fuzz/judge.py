@@ -1,0 +1,252 @@
+"""The judge: a program's model, cut everywhere, against the whole one, over requests in a row."""
+
+from __future__ import annotations
+
+import enum
+import signal
+import traceback
+import types
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks.errors import IsthmusError
+from tests.fuzz.calls import inputs
+from tests.fuzz.compare import difference
+from tests.fuzz.party import FILE, Party
+from tests.fuzz.program import Program
+from tests.fuzz.source import Source, source_of
+
+MAX_BYTES = 1 << 20
+MAX_CUTS = 6  # of a program, spread over its layers
+AGAIN = 2  # cuts that are run a second time
+MAX_REBUILDS = 2
+SECONDS = 20.0
+
+
+class Outcome(enum.Enum):
+    """What became of one request at one cut."""
+
+    EXACT = "exact"
+    REFUSED = "refused"  # by the plan or the head
+    LATE = "refused late"  # by the tail
+    WRONG = "wrong"
+    OUTSIDE = "outside errors"  # an error that is not of the tree
+    FAILS = "invalid"  # the reference model itself fails
+
+
+BAD = (Outcome.WRONG, Outcome.OUTSIDE)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``where``: the cut and the request. ``kind``: what tells one failure from another (an error's class)."""
+
+    outcome: Outcome
+    where: str
+    detail: str = ""
+    kind: str = ""
+
+
+@dataclass
+class Judgement:
+    """All that was seen of one program."""
+
+    program: Program
+    source: Source
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def failure(self) -> Verdict | None:
+        """The first silent wrong answer or error outside of the tree."""
+        return next((verdict for verdict in self.verdicts if verdict.outcome in BAD), None)
+
+    @property
+    def valid(self) -> bool:
+        """Whether the reference model ran at all."""
+        return bool(self.verdicts) and self.verdicts[0].outcome is not Outcome.FAILS
+
+    def counts(self) -> Counter[Outcome]:
+        """Cuts by outcome."""
+        return Counter(verdict.outcome for verdict in self.verdicts)
+
+    def told(self) -> str:
+        """What is printed and kept of a failure: a file that can be run up to the model."""
+        failure = self.failure
+        said = "" if failure is None else f"{failure.outcome.value} at {failure.where}\n{failure.detail}"
+        notes = "".join(f"# {line}\n" for line in said.splitlines())
+        program = f"# inputs: {self.program.inputs}; training mode: {self.program.training}\n"
+        return f"{notes}{program}# {', '.join(sorted(self.source.features))}\n\n{self.source.text}"
+
+
+class _Refused(Exception):
+    """This cut of this request is over; the verdict says how."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+
+
+class Judge:
+    """Judges one program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.source = source_of(program)
+        self.code: types.CodeType = compile(self.source.text, FILE, "exec")
+        self.found = Judgement(program, self.source)
+        self.request = 0
+
+    def judge(self) -> Judgement:
+        """Every verdict on it."""
+        with _alarm(), warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            try:
+                self._meet()
+                self._run()
+            except _Refused as over:
+                self.found.verdicts.append(over.verdict)
+        return self.found
+
+    # -- the three parties ----------------------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        """Three processes begin: edge and reference from equal generators, the cloud from its own."""
+        self.edge, self.reference, self.cloud = (self._party(seed) for seed in (1, 1, 2))
+        self.planned: set[int] = set()
+        with self._outside("making"):
+            with self.edge:
+                self.head_of = WrappedModel(self.edge.model, metrics=False)
+            with self.cloud:
+                self.tail_of = WrappedModel(self.cloud.model, metrics=False)
+
+    def _party(self, seed: int) -> Party:
+        return Party(self.source.text, self.code, training=self.program.training, seed=seed)
+
+    def _expected(self, batch: int) -> Any:
+        """The next request of the reference model. Ends the program if the model itself fails."""
+        self.request += 1
+        self.edge.reseed(self.request)
+        self.reference.reseed(self.request)
+        with self.reference as party:
+            args, kwargs = self._inputs(party, batch)
+            try:
+                return party.model(*args, **kwargs)
+            except Exception as error:
+                raise _Refused(Verdict(Outcome.FAILS, f"request {self.request}", repr(error))) from None
+
+    def _inputs(self, party: Party, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return inputs(party, self.program.inputs, self.request, batch)
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self.batch = 2
+        with self.reference as party:  # does it run? On a model of its own, because it may keep state.
+            probe = self._party(1)
+        with probe as party:
+            args, kwargs = self._inputs(party, self.batch)
+            try:
+                party.model(*args, **kwargs)
+            except Exception as error:
+                raise _Refused(Verdict(Outcome.FAILS, "request 0", repr(error))) from None
+        rebuilds = 0
+        for cut, batch in self._schedule():
+            try:
+                self._cut(cut, batch)
+            except _Refused as over:
+                self.found.verdicts.append(over.verdict)
+                rebuilds += 1
+                if over.verdict.outcome in (*BAD, Outcome.FAILS) or rebuilds > MAX_REBUILDS:
+                    return
+                self._meet()
+                self._plan()
+        self._whole()
+
+    def _plan(self) -> list[int]:
+        """Ids of the layers that may be cut; the others are counted as refused."""
+        with self._outside("planning"), self.edge as party:
+            args, kwargs = self._inputs(party, 2)
+            self.head_of.plan(*args, **kwargs)
+            layers = self.head_of.layers
+        self.refused = [layer for layer in layers if not layer.can_split]
+        return [layer.layer_id for layer in layers if layer.can_split]
+
+    def _schedule(self) -> Iterator[tuple[int | str, int]]:
+        """(cut, batch): each cut once, then some again, where the program says so on another signature."""
+        cuts: list[int | str] = ["input", *self._plan()]
+        self.found.verdicts += [Verdict(Outcome.REFUSED, layer.name, layer.reason) for layer in self.refused]
+        if len(cuts) > MAX_CUTS:
+            cuts = [cuts[round(i * (len(cuts) - 1) / (MAX_CUTS - 1))] for i in range(MAX_CUTS)]
+        for cut in cuts:
+            yield cut, 2
+        for cut in cuts[len(cuts) // 2 :][:AGAIN]:
+            yield cut, 3 if self.program.second else 2
+
+    def _cut(self, cut: int | str, batch: int) -> None:
+        expected = self._expected(batch)
+        where = f"cut {cut!r}, request {self.request}"
+        with self._outside(f"{where}, head"), self.edge as party:
+            args, kwargs = self._inputs(party, batch)
+            head = getattr(self.head_of, "head", None)
+            early = head(cut, *args, **kwargs) if head else self.head_of.forward(*args, end=cut, **kwargs)
+            data = early.to_bytes()
+        with self._outside(f"{where}, tail", Outcome.LATE), self.cloud:
+            got = self.tail_of.forward(EarlyOutput.from_bytes(data, MAX_BYTES), start=cut)
+        self._compare(got, expected, where)
+        self.found.verdicts.append(Verdict(Outcome.EXACT, where))
+
+    def _whole(self) -> None:
+        """After all requests: the edge's model whole, and what the tails left of the cloud's."""
+        expected = self._expected(2)
+        where = f"whole, request {self.request}"
+        with self._outside(f"{where}, on the edge"), self.edge as party:
+            args, kwargs = self._inputs(party, 2)
+            got = self.head_of.forward(*args, **kwargs) if "end" not in kwargs else party.model(*args, **kwargs)
+        self._compare(got, expected, f"{where}, on the edge")
+
+    def _compare(self, got: Any, expected: Any, where: str) -> None:
+        with self._outside(where):
+            text = difference(got, expected)
+        if text:
+            raise _Refused(Verdict(Outcome.WRONG, where, text, "wrong"))
+
+    @contextmanager
+    def _outside(self, where: str, refused: Outcome = Outcome.REFUSED) -> Iterator[None]:
+        try:
+            yield
+        except IsthmusError as error:
+            raise _Refused(Verdict(refused, where, f"{type(error).__name__}: {error}", type(error).__name__)) from None
+        except (KeyboardInterrupt, SystemExit, _Refused):
+            raise
+        except BaseException as error:  # HookExitException is no Exception
+            last = "".join(traceback.format_exception(error, limit=-4))
+            raise _Refused(Verdict(Outcome.OUTSIDE, where, last, type(error).__name__)) from None
+
+
+class TooLong(Exception):
+    """A program that hangs."""
+
+
+@contextmanager
+def _alarm() -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def judge(program: Program) -> Judgement:
+    """Every verdict on one program."""
+    return Judge(program).judge()
