@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.zoo.compare import bits
-
 
 def difference(ours: Any, theirs: Any, path: str = "output") -> str | None:
     """Where they differ first, in words; None when they are the same."""
@@ -37,13 +35,15 @@ def _tensors(ours: Tensor, theirs: Tensor, path: str) -> str | None:
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return f"{path}: {ours.dtype} {tuple(ours.shape)} instead of {theirs.dtype} {tuple(theirs.shape)}"
     ours, theirs = (t.as_subclass(torch.Tensor) for t in (ours, theirs))
-    if ours.dtype == torch.float32:
-        if torch.equal(ours.contiguous().view(torch.int32), theirs.contiguous().view(torch.int32)):
-            return None
-    elif bits(ours) == bits(theirs):
+    if torch.equal(_bits(ours), _bits(theirs)):
         return None
     return f"{path}: bits differ (largest difference {(ours.double() - theirs.double()).abs().max():.3g})"
 
 
 def _first(found: Any) -> str | None:
     return next((text for text in found if text), None)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    dense = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return dense.reshape(-1).view(torch.int32 if dense.element_size() == 4 else torch.uint8)

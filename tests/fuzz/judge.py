@@ -8,7 +8,7 @@ import traceback
 import types
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import IsthmusError
 from tests.fuzz.calls import inputs
 from tests.fuzz.compare import difference
-from tests.fuzz.party import FILE, Party
+from tests.fuzz.party import FILE, Party, world_kept
 from tests.fuzz.program import Program
 from tests.fuzz.source import Source, source_of
 
@@ -104,7 +104,7 @@ class Judge:
 
     def judge(self) -> Judgement:
         """Every verdict on it."""
-        with _alarm(), warnings.catch_warnings(), torch.no_grad():
+        with world_kept(), _alarm(), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             try:
                 self._meet()
@@ -146,15 +146,6 @@ class Judge:
     # -- requests -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self.batch = 2
-        with self.reference as party:  # does it run? On a model of its own, because it may keep state.
-            probe = self._party(1)
-        with probe as party:
-            args, kwargs = self._inputs(party, self.batch)
-            try:
-                party.model(*args, **kwargs)
-            except Exception as error:
-                raise _Refused(Verdict(Outcome.FAILS, "request 0", repr(error))) from None
         rebuilds = 0
         for cut, batch in self._schedule():
             try:
@@ -170,10 +161,15 @@ class Judge:
 
     def _plan(self) -> list[int]:
         """Ids of the layers that may be cut; the others are counted as refused."""
-        with self._outside("planning"), self.edge as party:
-            args, kwargs = self._inputs(party, 2)
-            self.head_of.plan(*args, **kwargs)
-            layers = self.head_of.layers
+        try:
+            with self._outside("planning"), self.edge as party:
+                args, kwargs = self._inputs(party, 2)
+                self.head_of.plan(*args, **kwargs)
+                layers = self.head_of.layers
+        except _Refused as over:
+            if over.verdict.outcome is Outcome.OUTSIDE:
+                self._expected(2)  # the model's own error, perhaps
+            raise
         self.refused = [layer for layer in layers if not layer.can_split]
         return [layer.layer_id for layer in layers if layer.can_split]
 
@@ -247,6 +243,8 @@ def _alarm() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def judge(program: Program) -> Judgement:
-    """Every verdict on one program."""
-    return Judge(program).judge()
+def judge(program: Program, before: Callable[[str], None] = lambda text: None) -> Judgement:
+    """Every verdict on one program; ``before`` is called with its source."""
+    judge = Judge(program)
+    before(judge.source.text)
+    return judge.judge()

@@ -165,7 +165,7 @@ class Writer:
         for line in text.splitlines():
             if line.strip() == "{body}":
                 indent = line[: len(line) - len("{body}")]
-                written += [indent + inner for inner in body]
+                written += [indent + inner for inner in body or ["pass"]]
             else:
                 written.append(line.format_map(names))
         return "\n".join(written)
