@@ -16,7 +16,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.fuzz.hunt import ROUND, Hunt, Known, Tally
+from tests.fuzz.hunt import Known, Tally
+from tests.fuzz.worker import running, work
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
     workers = [
-        context.Process(target=_work, args=(number, options, queue), daemon=True) for number in range(options.processes)
+        context.Process(target=work, args=(number, options, queue), daemon=True) for number in range(options.processes)
     ]
     for worker in workers:
         worker.start()
@@ -52,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
             if not workers[number].is_alive() and queue.empty():
                 working.discard(number)
                 died += 1
-                print(f"\nprocess {number} died ({workers[number].exitcode}) on {options.results / _running(number)}")
+                print(f"\nprocess {number} died ({workers[number].exitcode}) on {options.results / running(number)}")
     total.seconds = time.monotonic() - began
     print("\n" + total.table())
     for reason, count in total.reasons.most_common(options.reasons):
@@ -60,36 +61,6 @@ def main(arguments: list[str] | None = None) -> int:
     for failure in known:
         print(f"\n{'=' * 100}\n# explains {counted[failure.told]} failing programs\n{failure.told}")
     return 1 if known or died else 0
-
-
-def _work(number: int, options: argparse.Namespace, queue: Any) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    path = options.results / _running(number)
-    hunt = Hunt(before=lambda text: _write(path, text))
-    share = options.programs // options.processes
-    ends = time.monotonic() + 60 * options.minutes
-    turn = 0
-    while hunt.tally.programs < share and time.monotonic() < ends:
-        done, hunt.tally = hunt.tally, Tally()
-        found = hunt.round((options.seed << 24) + (turn << 4) + number, min(ROUND, share), not options.no_shrink)
-        queue.put(("round", number, hunt.tally))
-        hunt.tally.join(done)
-        if found is not None:
-            queue.put(("failure", number, found))
-        turn += 1
-    path.unlink(missing_ok=True)
-    queue.put(("counted", number, Counter({hunt.known[i].told: count for i, count in hunt.counted.items()})))
-    queue.put(("done", number))
-
-
-def _running(number: int) -> str:
-    return f"running-{number}.py"
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _kept(results: Path, number: int, known: Known) -> None:

@@ -37,9 +37,7 @@ LAYERS: dict[str, Kind] = {
     "relu in place": Kind("{y} = self.relu({a})", ("self.relu = nn.ReLU(inplace=True)",)),
     "identity": Kind("{y} = self.same({a})", ("self.same = nn.Identity()",)),
     "gru cell": Kind("{y} = self.gru{k}({a}, {b})", ("self.gru{k} = nn.GRUCell(8, 8)",)),
-    "lstm cell": Kind(
-        "h, c = self.lstm{k}({a}, ({b}, {a}))\n{y} = h + c", ("self.lstm{k} = nn.LSTMCell(8, 8)",)
-    ),
+    "lstm cell": Kind("h, c = self.lstm{k}({a}, ({b}, {a}))\n{y} = h + c", ("self.lstm{k} = nn.LSTMCell(8, 8)",)),
     "gru": Kind("{y} = self.rnn({a}[None])[0][0]", ("self.rnn = nn.GRU(8, 8)",)),
     "sequential": Kind(
         "{y} = self.seq{k}({a})", ("self.seq{k} = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))",)
@@ -48,17 +46,20 @@ LAYERS: dict[str, Kind] = {
         "{y} = {a}\nfor layer in self.many:\n    {y} = layer({y})",
         ("self.many = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))",),
     ),
-    "embedding": Kind(
-        "{y} = {a} + self.emb(({b}[:, 0] > 0).long())", ("self.emb = nn.Embedding(4, 8)",)
-    ),
+    "embedding": Kind("{y} = {a} + self.emb(({b}[:, 0] > 0).long())", ("self.emb = nn.Embedding(4, 8)",)),
     "join": Kind("{y} = self.join(torch.cat([{a}, {b}], -1))", ("self.join = nn.Linear(16, 8)",)),
     "traced by fx": Kind(
-        "{y} = self.fx({a})", ("self.fx = fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))",),
+        "{y} = self.fx({a})",
+        ("self.fx = fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))",),
         ("from torch import fx",),
     ),
     "own hook": Kind(
         "{y} = self.l{s}({a}) + self.seen",
-        ("self.l{s} = nn.Linear(8, 8)", "self.seen = 0", "self.l{s}.register_forward_hook(lambda m, i, o: setattr(self, 'seen', o[:1]))"),
+        (
+            "self.l{s} = nn.Linear(8, 8)",
+            "self.seen = 0",
+            "self.l{s}.register_forward_hook(lambda m, i, o: setattr(self, 'seen', o[:1]))",
+        ),
     ),
 }
 
@@ -93,9 +94,7 @@ VIEWS: dict[str, Kind] = {
     "byte view": Kind("{y} = {a} + {b}.contiguous().view(torch.uint8)[:, 1:9] * 0.01"),
     "odd byte view": Kind("{y} = {a} + {b}.contiguous().view(torch.uint8).flatten()[{n}:][:8] * 0.01"),
     "complex view": Kind("{y} = torch.view_as_real(torch.view_as_complex({a}.reshape(-1, 4, 2)) * 1j).reshape(-1, 8)"),
-    "as subclass": Kind(
-        "{y} = {a}.as_subclass(Tagged)", (), ("class Tagged(torch.Tensor):\n    pass",)
-    ),
+    "as subclass": Kind("{y} = {a}.as_subclass(Tagged)", (), ("class Tagged(torch.Tensor):\n    pass",)),
 }
 
 WRITES: dict[str, Kind] = {
@@ -135,9 +134,7 @@ DATA: dict[str, Kind] = {
     "own operation": Kind(
         "{y} = {b} + torch.ops.isthmus_fuzz.keep({a}).sum(0)", (), ("import tests.fuzz.operation  # registers keep",)
     ),
-    "table by data": Kind(
-        "{y} = {a} * self.table[int({b}.argmax()) % 4]", ("self.table = [0.5, 1.0, 1.5, 2.0]",)
-    ),
+    "table by data": Kind("{y} = {a} * self.table[int({b}.argmax()) % 4]", ("self.table = [0.5, 1.0, 1.5, 2.0]",)),
     "table by tensor": Kind("{y} = {a} * TABLE8[{b}.argmax(-1)][:, None]", (), ("TABLE8 = torch.arange(8) / 8",)),
     "numpy table": Kind(
         "{y} = {a} * torch.from_numpy(STEPS)[{n}]", (), ("import numpy", 'STEPS = numpy.arange(8, dtype="float32") / 4')

@@ -53,20 +53,14 @@ SCOPES: dict[str, Kind] = {
         "try:\n    {body}\n    raise Enough({last})\nexcept Enough as error:\n    {y} = error.args[0] * 0.5", (), _END
     ),
     "swallow everything": Kind("try:\n    {body}\n    {y} = {last}\nexcept Exception:\n    {y} = {a} * 0.5"),
-    "index error": Kind(
-        "try:\n    {body}\n    {y} = {last} + ({a}, {b})[3]\nexcept IndexError:\n    {y} = {a} * 0.5"
-    ),
+    "index error": Kind("try:\n    {body}\n    {y} = {last} + ({a}, {b})[3]\nexcept IndexError:\n    {y} = {a} * 0.5"),
     "finally": Kind("try:\n    {body}\n    {y} = {last}\nfinally:\n    self.flag = False", ("self.flag = False",)),
     "flag up": _around("self.flag = True", "self.flag = False", ("self.flag = False",)),
     "flag turned": _around("self.flag = not self.flag", "self.flag = not self.flag", ("self.flag = False",)),
-    "flag managed": Kind(
-        "with flagged(self):\n    {body}\n{y} = {last}", ("self.flag = False",), _SET
-    ),
+    "flag managed": Kind("with flagged(self):\n    {body}\n{y} = {last}", ("self.flag = False",), _SET),
     "child training": _around("self.l0.train()", "self.l0.eval()", _L0),
     "all training": _around("self.train(not self.training)", "self.train(not self.training)"),
-    "training flag kept": _around(
-        "mode = self.l0.training\nself.l0.train(not mode)", "self.l0.train(mode)", _L0
-    ),
+    "training flag kept": _around("mode = self.l0.training\nself.l0.train(not mode)", "self.l0.train(mode)", _L0),
     "default dtype": _around("torch.set_default_dtype(torch.float64)", "torch.set_default_dtype(torch.float32)"),
     "scope stack": _around("SCOPES.append({n})", "SCOPES.pop()", (), _STACK),
     "depth": _around("self.depth += 1", "self.depth -= 1", ("self.depth = 0",)),

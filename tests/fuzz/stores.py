@@ -23,13 +23,13 @@ class Store:
 
 
 _ROW = "torch.as_tensor({v}).expand(1, 8)[0]"
-_CELL = '''def cell():
+_CELL = """def cell():
     v = 1.0
     def put(new):
         nonlocal v
         v = new
     return put, lambda: v
-put_cell, get_cell = cell()'''
+put_cell, get_cell = cell()"""
 
 STORES: dict[str, Store] = {
     "attribute": Store("self.v = {v}", "self.v", ("self.v = 1.0",)),
@@ -87,9 +87,7 @@ STORES: dict[str, Store] = {
     ),
     "tag": Store("{a}.tag = {v}", 'getattr({a}, "tag", 1.0)'),
     "buffer": Store(f"self.buf.copy_({_ROW})", "self.buf", ('self.register_buffer("buf", torch.ones(8))',)),
-    "buffer replaced": Store(
-        f"self.new = {_ROW}.clone()", "self.new", ('self.register_buffer("new", torch.ones(8))',)
-    ),
+    "buffer replaced": Store(f"self.new = {_ROW}.clone()", "self.new", ('self.register_buffer("new", torch.ones(8))',)),
     "buffer row": Store(
         f"self.rows[1] = {_ROW}", "self.rows.sum(0)", ('self.register_buffer("rows", torch.ones(3, 8))',)
     ),
