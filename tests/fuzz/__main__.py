@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -35,6 +35,10 @@ def inputs(party: Party, way: str, number: int, batch: int) -> tuple[tuple[Any, 
             memory = torch.empty(batch * 8 + 1)
             memory[1:] = x.flatten()
             return (memory[1:].view(batch, 8),), {}
+        case "odd wide":  # of the list only
+            memory = torch.empty(batch * 1001 + 1)
+            memory[1:] = torch.randn(batch * 1001, generator=torch.Generator().manual_seed(number))
+            return (memory[1:].view(batch, 1001),), {}
         case "subclass":
             tagged: Tensor = x.as_subclass(party.module.Tagged)
             tagged.scale = 2.0  # type: ignore[attr-defined]

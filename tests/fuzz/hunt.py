@@ -1,7 +1,7 @@
 """Many programs judged, in rounds: what fails in a way not seen before is shrunk by hypothesis, the rest is counted.
 
-A failure is *known* when it is of the same kind as one that was shrunk and its program has all features that were left of
-that one. So each mistake is shrunk once, and a run goes on.
+A failure is *known* when it is of the same kind as one that was shrunk and its program has all features that were left
+of that one. So each mistake is shrunk once, and a run goes on.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Known:
         assert failure is not None
         left = (self.features - _NEUTRAL) or self.features
         same = (failure.outcome, failure.kind) == (self.verdict.outcome, self.verdict.kind)
-        return same and left <= judgement.source.features
+        return same and left <= judgement.subject.features
 
 
 class New(Exception):
@@ -87,7 +87,7 @@ class New(Exception):
 
 
 class Hunt:
-    """Rounds of programs. ``before`` is called with each program's source (kept for the case that it ends the process)."""
+    """Rounds of programs. ``before`` is called with each source: it may be the last thing seen of the process."""
 
     def __init__(self, *, before: Callable[[str], None] = lambda text: None) -> None:
         self.before = before
@@ -124,9 +124,9 @@ class Hunt:
         self.tally.seconds += time.monotonic() - began
         if not found:
             return None
-        smallest = min(found, key=lambda judgement: (len(judgement.source.text), judgement.source.text))
+        smallest = min(found, key=lambda judgement: (len(judgement.subject.text), judgement.subject.text))
         assert smallest.failure is not None
-        self.known.append(Known(smallest.failure, smallest.source.features, smallest.told()))
+        self.known.append(Known(smallest.failure, smallest.subject.features, smallest.told()))
         self.counted[len(self.known) - 1] += 1
         return self.known[-1]
 

@@ -21,7 +21,7 @@ from tests.fuzz.calls import inputs
 from tests.fuzz.compare import difference
 from tests.fuzz.party import FILE, Party, world_kept
 from tests.fuzz.program import Program
-from tests.fuzz.source import Source, source_of
+from tests.fuzz.source import source_of
 
 MAX_BYTES = 1 << 20
 MAX_CUTS = 6  # of a program, spread over its layers
@@ -53,19 +53,44 @@ class Verdict:
     detail: str = ""
     kind: str = ""
 
+    @property
+    def bad(self) -> bool:
+        """Silently wrong, or an error outside of the tree."""
+        return self.outcome in BAD
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to judge: the text of a Python module, the name of the class in it, and how it is called."""
+
+    text: str
+    features: frozenset[str] = frozenset()
+    name: str = "Model"
+    inputs: str = "one"
+    training: bool = False
+    second: bool = False
+    file: str = FILE
+
+    @classmethod
+    def of(cls, program: Program) -> Subject:
+        """A generated one."""
+        source = source_of(program)
+        return cls(
+            source.text, source.features, inputs=program.inputs, training=program.training, second=program.second
+        )
+
 
 @dataclass
 class Judgement:
-    """All that was seen of one program."""
+    """All that was seen of one model."""
 
-    program: Program
-    source: Source
+    subject: Subject
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
     def failure(self) -> Verdict | None:
         """The first silent wrong answer or error outside of the tree."""
-        return next((verdict for verdict in self.verdicts if verdict.outcome in BAD), None)
+        return next((verdict for verdict in self.verdicts if verdict.bad), None)
 
     @property
     def valid(self) -> bool:
@@ -81,8 +106,8 @@ class Judgement:
         failure = self.failure
         said = "" if failure is None else f"{failure.outcome.value} at {failure.where}\n{failure.detail}"
         notes = "".join(f"# {line}\n" for line in said.splitlines())
-        program = f"# inputs: {self.program.inputs}; training mode: {self.program.training}\n"
-        return f"{notes}{program}# {', '.join(sorted(self.source.features))}\n\n{self.source.text}"
+        called = f"# inputs: {self.subject.inputs}; training mode: {self.subject.training}\n"
+        return f"{notes}{called}# {', '.join(sorted(self.subject.features))}\n\n{self.subject.text}"
 
 
 class _Refused(Exception):
@@ -93,22 +118,29 @@ class _Refused(Exception):
 
 
 class Judge:
-    """Judges one program."""
+    """Judges one model."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.source = source_of(program)
-        self.code: types.CodeType = compile(self.source.text, FILE, "exec")
-        self.found = Judgement(program, self.source)
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.code: types.CodeType = compile(subject.text, subject.file, "exec")
+        self.changes = "later" in subject.text
+        self.found = Judgement(subject)
         self.request = 0
 
-    def judge(self) -> Judgement:
-        """Every verdict on it."""
+    def moving(self) -> Judgement:
+        """Each cut once, the cut moving from request to request, then some again; the whole model in the end."""
+        return self._all(self._run)
+
+    def staying(self, requests: int) -> Judgement:
+        """So many requests in a row at each cut, on instances of their own."""
+        return self._all(lambda: self._stay(requests))
+
+    def _all(self, run: Callable[[], None]) -> Judgement:
         with world_kept(), _alarm(), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             try:
                 self._meet()
-                self._run()
+                run()
             except _Refused as over:
                 self.found.verdicts.append(over.verdict)
         return self.found
@@ -118,7 +150,6 @@ class Judge:
     def _meet(self) -> None:
         """Three processes begin: edge and reference from equal generators, the cloud from its own."""
         self.edge, self.reference, self.cloud = (self._party(seed) for seed in (1, 1, 2))
-        self.planned: set[int] = set()
         with self._outside("making"):
             with self.edge:
                 self.head_of = WrappedModel(self.edge.model, metrics=False)
@@ -126,7 +157,8 @@ class Judge:
                 self.tail_of = WrappedModel(self.cloud.model, metrics=False)
 
     def _party(self, seed: int) -> Party:
-        return Party(self.source.text, self.code, training=self.program.training, seed=seed)
+        subject = self.subject
+        return Party(subject.text, self.code, name=subject.name, training=subject.training, seed=seed)
 
     def _expected(self, batch: int) -> Any:
         """The next request of the reference model. Ends the program if the model itself fails."""
@@ -141,7 +173,7 @@ class Judge:
                 raise _Refused(Verdict(Outcome.FAILS, f"request {self.request}", repr(error))) from None
 
     def _inputs(self, party: Party, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return inputs(party, self.program.inputs, self.request, batch)
+        return inputs(party, self.subject.inputs, self.request, batch)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -157,6 +189,20 @@ class Judge:
                     return
                 self._meet()
                 self._plan()
+        self._whole()
+
+    def _stay(self, requests: int) -> None:
+        cuts: list[int | str] = ["input", *self._plan()]
+        self.found.verdicts += [Verdict(Outcome.REFUSED, layer.name, layer.reason) for layer in self.refused]
+        for cut in cuts:
+            self._meet()
+            self._plan()
+            try:
+                for _ in range(requests):
+                    self._cut(cut, 2)
+            except _Refused as over:
+                self.found.verdicts.append(over.verdict)
+        self._meet()
         self._whole()
 
     def _plan(self) -> list[int]:
@@ -182,7 +228,7 @@ class Judge:
         for cut in cuts:
             yield cut, 2
         for cut in cuts[len(cuts) // 2 :][:AGAIN]:
-            yield cut, 3 if self.program.second else 2
+            yield cut, 3 if self.subject.second else 2
 
     def _cut(self, cut: int | str, batch: int) -> None:
         expected = self._expected(batch)
@@ -196,6 +242,11 @@ class Judge:
             got = self.tail_of.forward(EarlyOutput.from_bytes(data, MAX_BYTES), start=cut)
         self._compare(got, expected, where)
         self.found.verdicts.append(Verdict(Outcome.EXACT, where))
+        if self.changes:  # somebody changes the models between two requests, all alike
+            for party in (self.edge, self.reference, self.cloud):
+                for module in party.model.modules():
+                    if hasattr(module, "later"):
+                        module.later += 0.5
 
     def _whole(self) -> None:
         """After all requests: the edge's model whole, and what the tails left of the cloud's."""
@@ -245,6 +296,6 @@ def _alarm() -> Iterator[None]:
 
 def judge(program: Program, before: Callable[[str], None] = lambda text: None) -> Judgement:
     """Every verdict on one program; ``before`` is called with its source."""
-    judge = Judge(program)
-    before(judge.source.text)
-    return judge.judge()
+    subject = Subject.of(program)
+    before(subject.text)
+    return Judge(subject).moving()

@@ -177,6 +177,7 @@ PYTHON: dict[str, Kind] = {
     "seeded random": Kind("random.seed({n})\n{y} = {a} * random.random()", (), ("import random",)),
     "torch random": Kind("{y} = {a} + torch.rand(8)"),
     "torch random read": Kind("{y} = {a} * torch.rand(()).item()"),
+    "changed later": Kind("{y} = {a} * self.later  # somebody changes it between requests", ("self.later = 1.0",)),
     "counter": Kind(
         "{y} = {a} * (1 + next(self.counter) % 3)",
         ("self.counter = itertools.count()",),

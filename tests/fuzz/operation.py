@@ -1,5 +1,5 @@
-"""An operation whose result's shape depends on data, registered without a meta kernel and without a tag, as torchvision's
-``nms`` is. Imported by generated models that use it; registered once.
+"""An operation whose result's shape depends on data, registered without a meta kernel and without a tag, as
+torchvision's ``nms`` is. Imported by generated models that use it; registered once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One process of the three (edge, cloud, reference), played in this one: a module of its own, and its own random numbers.
+"""One process of the three (edge, cloud, reference), played in this one: its own module, its own random numbers.
 
 What a process has for itself, and what a generated model may change, is kept per party and exchanged when it is
 another's turn: the generated module (with its globals) under its name in ``sys.modules``, Python's and torch's
@@ -24,16 +24,17 @@ FILE = "<fuzzed model>"
 class Party:
     """A model made of ``source`` with weights of a fixed seed. ``with party:`` is its turn, one after the other."""
 
-    def __init__(self, source: str, code: types.CodeType, *, training: bool, seed: int) -> None:
+    def __init__(self, source: str, code: types.CodeType, *, name: str, training: bool, seed: int) -> None:
         self.module = types.ModuleType(NAME)
         self.dtype = torch.float32
         self.draws = "random" in source  # exchanging Python's generator costs as much as a small layer
         self.reseed(seed)
-        linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+        if code.co_filename == FILE:
+            linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
         with self:
             exec(code, self.module.__dict__)
             torch.default_generator.manual_seed(0)  # torch.manual_seed looks at devices, for two milliseconds
-            self.model: nn.Module = self.module.Model().train(training)
+            self.model: nn.Module = getattr(self.module, name)().train(training)
             torch.set_rng_state(self.torch)
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
