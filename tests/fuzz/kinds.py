@@ -134,6 +134,11 @@ DATA: dict[str, Kind] = {
     "own operation": Kind(
         "{y} = {b} + torch.ops.isthmus_fuzz.keep({a}).sum(0)", (), ("import tests.fuzz.operation  # registers keep",)
     ),
+    "rounds by address": Kind(
+        "{y} = torch.ops.isthmus_fuzz.by_address({a})",
+        (),
+        ("import tests.fuzz.operation  # registers by_address",),
+    ),
     "table by data": Kind("{y} = {a} * self.table[int({b}.argmax()) % 4]", ("self.table = [0.5, 1.0, 1.5, 2.0]",)),
     "table by tensor": Kind("{y} = {a} * TABLE8[{b}.argmax(-1)][:, None]", (), ("TABLE8 = torch.arange(8) / 8",)),
     "numpy table": Kind(
@@ -178,6 +183,9 @@ PYTHON: dict[str, Kind] = {
     "torch random": Kind("{y} = {a} + torch.rand(8)"),
     "torch random read": Kind("{y} = {a} * torch.rand(()).item()"),
     "changed later": Kind("{y} = {a} * self.later  # somebody changes it between requests", ("self.later = 1.0",)),
+    "width changed later": Kind(
+        "{y} = {b} + {a}[:, : int(4 * self.later) % 9].sum(-1, keepdim=True)", ("self.later = 1.0",)
+    ),
     "counter": Kind(
         "{y} = {a} * (1 + next(self.counter) % 3)",
         ("self.counter = itertools.count()",),

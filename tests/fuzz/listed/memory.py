@@ -6,6 +6,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+import tests.fuzz.operation  # noqa: F401 - registers isthmus_fuzz::by_address
+
 STEPS = numpy.linspace(0, 1, 8, dtype="float32")
 
 
@@ -116,21 +118,28 @@ class Resized(_Three):
         return self.c(self.b(x)) + y
 
 
-class OddAddress(nn.Module):
-    """An input that begins 4 bytes after a multiple of 64: a row of a data set."""
+class OddAddress(_Three):
+    """An input that begins 4 bytes after a multiple of 64, a row of a data set, and a kernel that rounds by that."""
 
     way = "odd address"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 77), nn.Linear(77, 5)
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.ops.isthmus_fuzz.by_address(x)
+        return self.c(self.b(self.a(x)))
+
+
+class OddAddressLate(_Three):
+    """The same, read after the cut."""
+
+    way = "odd address"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.tanh(self.a(x))) + x.sum() + x.softmax(-1).mean()
+        y = self.b(self.a(x))
+        return self.c(y) + torch.ops.isthmus_fuzz.by_address(x)
 
 
 class OddAddressWide(nn.Module):
-    """The same with longer rows, which more kernels split by address."""
+    """With torch's own kernels: on some processors MKL rounds otherwise."""
 
     way = "odd wide"
 
@@ -140,6 +149,15 @@ class OddAddressWide(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(torch.tanh(self.a(x))) + x.sum(-1, keepdim=True)
+
+
+class OddRow(_Three):
+    """A row within a value that is made on the way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        y = self.b(x)
+        return self.c(y) + torch.ops.isthmus_fuzz.by_address(x[1])
 
 
 class NumpyTable(_Three):

@@ -45,6 +45,14 @@ class OddByteView(_Three):
         return self.c(self.b(x)) + y * 0.01
 
 
+class OddByteViewAlone(_Three):
+    """Only those bytes of a value are needed after the cut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x).view(torch.uint8)[:, 1:9]
+        return self.c(self.b(x)) + y * 0.01
+
+
 class OddByteViewFlat(_Three):
     """A view of bytes that is seen as another dtype again."""
 
@@ -75,6 +83,20 @@ class FxTraced(_Three):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c(self.traced(self.a(x))) + x
+
+
+class _Plain(_Three):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = torch.relu(self.b(self.a(x)))
+        return {"y": y, "z": self.c(y) + x}
+
+
+class FxTracedRoot(nn.Module):
+    """The model itself is a traced one, which answers with its features."""
+
+    def __new__(cls) -> nn.Module:  # type: ignore[misc]
+        traced: nn.Module = fx.symbolic_trace(_Plain())
+        return traced
 
 
 class _Spike(torch.autograd.Function):

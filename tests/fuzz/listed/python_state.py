@@ -244,6 +244,15 @@ class ContextObject(nn.Module):
         return self.out(x) + context.deep[0][0][0][0][0][0]
 
 
+class ContextObjectNumber(ContextObject):
+    """Numbers only, so that no tensor tells that the object was written."""
+
+    def write(self, x: Tensor, context: _Context) -> None:
+        context.scale = 2.0
+        context.items.append(0.25)
+        context.deep[0][0][0][0][0].append(round(float(x.mean()), 2))
+
+
 class CacheReturned(ContextObject):
     """As MiniMax's: the object is part of the answer, and a list in it misses what was not sent."""
 
@@ -270,18 +279,81 @@ class Tag(nn.Module):
 
 
 class SetAndPutBack(_State):
-    """A flag that is up for a while: two runs look alike."""
+    """A flag on a plain object is up for a while: two runs look alike."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.doubled = False
+        self.lowerer = _Writer(self.lower)
+
+    def write(self, x: Tensor) -> None:
+        self.box.v = 2.0
+
+    def lower(self, x: Tensor) -> None:
+        self.box.v = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.doubled = True
-        x = self.mid(self.writer(x))
-        x = x * 2 if self.doubled else x
-        self.doubled = False
-        return self.out(x)
+        x = self.mid(self.writer(x)) * self.box.v
+        return self.out(self.lowerer(x)) * self.box.v
+
+
+class SetAndPutBackOnAModule(SetAndPutBack):
+    """An attribute of a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v = 1.0
+
+    def write(self, x: Tensor) -> None:
+        self.v = 2.0
+
+    def lower(self, x: Tensor) -> None:
+        self.v = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mid(self.writer(x)) * self.v
+        return self.out(self.lowerer(x)) * self.v
+
+
+class ScopesOfModules(SetAndPutBack):
+    """A stack of scopes in a global list, entered and left by modules."""
+
+    def write(self, x: Tensor) -> None:
+        STACK.append(2.0)
+
+    def lower(self, x: Tensor) -> None:
+        STACK.pop()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mid(self.writer(x)) * (1 + len(STACK))
+        return self.out(self.lowerer(x)) * (1 + len(STACK))
+
+
+class ChildsModeByModules(SetAndPutBack):
+    """A child's mode, changed by one module and put back by another."""
+
+    def write(self, x: Tensor) -> None:
+        self.out.train()
+
+    def lower(self, x: Tensor) -> None:
+        self.out.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mid(self.writer(x)) * (2 if self.out.training else 1)
+        return self.out(self.lowerer(x))
+
+
+class DeepListNumber(DeepList):
+    """A number deep in a list."""
+
+    def write(self, x: Tensor) -> None:
+        self.box.deep[0][0][0][0][0][0] = x.shape[0] * 0.75
+
+
+class ClosureNumber(Closure):
+    """A number in a closure's cell."""
+
+    def write(self, x: Tensor) -> None:
+        _put(x.shape[0] * 0.75)
 
 
 class ScopeStack(_State):

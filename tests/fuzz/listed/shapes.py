@@ -45,6 +45,15 @@ class OwnOperationAnswered(_Three):
         return self.c(torch.ops.isthmus_fuzz.keep(self.b(self.a(x))))
 
 
+class OwnOperationAround(_Three):
+    """The same, and its rows go past the layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        kept = torch.ops.isthmus_fuzz.keep(x)
+        return self.c(self.b(x)) + kept.sum(0) * kept.shape[0]
+
+
 class Nonzero(_Three):
     """A shape from data, by an operation with the tag."""
 
@@ -82,6 +91,19 @@ class ChangedLater(_Three):
     def forward(self, x: Tensor) -> Tensor:
         x = self.a(x) * self.later
         return self.c(self.b(x)) + self.later
+
+
+class WidthChangedLater(_Three):
+    """The number says how much of a value is read after the cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.later = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        y = self.b(torch.tanh(x))
+        return self.c(y) + x[:, : int(2 * self.later)].sum()
 
 
 class Epsilon(_Three):
