@@ -34,6 +34,8 @@ class Tally:
     cuts: Counter[Outcome] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    busy: float = 0.0
+    """Seconds of processor time, shrinking included."""
 
     def add(self, judgement: Judgement) -> None:
         if not judgement.valid:
@@ -52,6 +54,7 @@ class Tally:
         self.failing += other.failing
         self.cuts.update(other.cuts)
         self.reasons.update(other.reasons)
+        self.busy += other.busy
 
     def table(self) -> str:
         """One line of a table under its head."""
@@ -61,8 +64,8 @@ class Tally:
         for outcome in (Outcome.EXACT, Outcome.REFUSED, Outcome.LATE, Outcome.WRONG, Outcome.OUTSIDE):
             count = self.cuts[outcome]
             cells.append(f"{count} ({100 * count / max(cuts, 1):.1f} %)")
-        head += ["failing programs", "invalid", "seconds"]
-        cells += [f"{self.failing}", f"{self.invalid}", f"{self.seconds:.0f}"]
+        head += ["failing programs", "invalid", "seconds", "of a processor"]
+        cells += [f"{self.failing}", f"{self.invalid}", f"{self.seconds:.0f}", f"{self.busy:.0f}"]
         return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), cells))
 
 
@@ -98,7 +101,7 @@ class Hunt:
 
     def round(self, number: int, examples: int = ROUND, shrink: bool = True) -> Known | None:
         """Judge that many programs, drawn from this seed; a new failure ends the round, shrunk."""
-        began, seen, found = time.monotonic(), set[Program](), list[Judgement]()
+        began, seen, found = time.process_time(), set[Program](), list[Judgement]()
 
         def one(program: Program) -> None:
             if program in seen and not found:
@@ -121,7 +124,7 @@ class Hunt:
             seed(number)(run(given(programs())(one)))()
         except (New, Flaky):
             pass
-        self.tally.seconds += time.monotonic() - began
+        self.tally.busy += time.process_time() - began
         if not found:
             return None
         smallest = min(found, key=lambda judgement: (len(judgement.subject.text), judgement.subject.text))

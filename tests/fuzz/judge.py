@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import signal
+import threading
 import traceback
 import types
 import warnings
@@ -143,6 +144,8 @@ class Judge:
                 run()
             except _Refused as over:
                 self.found.verdicts.append(over.verdict)
+            except TooLong:
+                self.found.verdicts.append(Verdict(Outcome.OUTSIDE, f"request {self.request}", "hangs", "TooLong"))
         return self.found
 
     # -- the three parties ----------------------------------------------------------------------------------------
@@ -276,12 +279,16 @@ class Judge:
             raise _Refused(Verdict(Outcome.OUTSIDE, where, last, type(error).__name__)) from None
 
 
-class TooLong(Exception):
-    """A program that hangs."""
+class TooLong(BaseException):
+    """A program that hangs. No Exception, because programs catch those."""
 
 
 @contextmanager
 def _alarm() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # others hear no signals
+        yield
+        return
+
     def ring(*_: object) -> None:
         raise TooLong
 
