@@ -15,6 +15,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky
 
+from tests.fuzz.alone import alone
 from tests.fuzz.judge import Judgement, Outcome, Verdict, judge
 from tests.fuzz.kinds import LAYERS
 from tests.fuzz.program import Program
@@ -132,6 +133,19 @@ class Hunt:
         self.known.append(Known(smallest.failure, smallest.subject.features, smallest.told()))
         self.counted[len(self.known) - 1] += 1
         return self.known[-1]
+
+    def alone(self) -> list[Known]:
+        """Every statement in a program of its own; what fails is as small as it gets."""
+        began, first = time.process_time(), len(self.known)
+        for program in alone():
+            judgement = self._judged(program, count=True)
+            if judgement.failure is not None:
+                index = next((i for i, known in enumerate(self.known) if known.explains(judgement)), len(self.known))
+                if index == len(self.known):
+                    self.known.append(Known(judgement.failure, judgement.subject.features, judgement.told()))
+                self.counted[index] += 1
+        self.tally.busy += time.process_time() - began
+        return self.known[first:]
 
     def _judged(self, program: Program, *, count: bool) -> Judgement:
         judgement = judge(program, self.before)

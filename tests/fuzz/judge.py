@@ -70,15 +70,15 @@ class Subject:
     inputs: str = "one"
     training: bool = False
     second: bool = False
+    depth: int | None = None
     file: str = FILE
 
     @classmethod
     def of(cls, program: Program) -> Subject:
         """A generated one."""
         source = source_of(program)
-        return cls(
-            source.text, source.features, inputs=program.inputs, training=program.training, second=program.second
-        )
+        how = {"inputs": program.inputs, "training": program.training, "second": program.second, "depth": program.depth}
+        return cls(source.text, source.features, **how)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -107,7 +107,9 @@ class Judgement:
         failure = self.failure
         said = "" if failure is None else f"{failure.outcome.value} at {failure.where}\n{failure.detail}"
         notes = "".join(f"# {line}\n" for line in said.splitlines())
-        called = f"# inputs: {self.subject.inputs}; training mode: {self.subject.training}\n"
+        called = (
+            f"# inputs: {self.subject.inputs}; training mode: {self.subject.training}; depth: {self.subject.depth}\n"
+        )
         return f"{notes}{called}# {', '.join(sorted(self.subject.features))}\n\n{self.subject.text}"
 
 
@@ -155,9 +157,9 @@ class Judge:
         self.edge, self.reference, self.cloud = (self._party(seed) for seed in (1, 1, 2))
         with self._outside("making"):
             with self.edge:
-                self.head_of = WrappedModel(self.edge.model, metrics=False)
+                self.head_of = WrappedModel(self.edge.model, self.subject.depth, metrics=False)
             with self.cloud:
-                self.tail_of = WrappedModel(self.cloud.model, metrics=False)
+                self.tail_of = WrappedModel(self.cloud.model, self.subject.depth, metrics=False)
 
     def _party(self, seed: int) -> Party:
         subject = self.subject

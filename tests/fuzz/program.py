@@ -17,6 +17,7 @@ INPUTS = (
     "subclass",
     "number",
 )
+FORMS = ("tensor", "pair", "dict")
 OUTPUTS = ("last", "three", "dict", "list", "dataclass", "named tuple", "nested", "views", "number")
 
 
@@ -37,9 +38,10 @@ class Step:
 class Program:
     """A model: its forward, its nested modules, and how it is called.
 
-    Every register holds a float tensor of shape (batch, 8). Register 0 is the first input, others follow. ``stores``
-    are the places outside of registers where its Python keeps things (`stores.STORES`). ``training``: the model is left
-    in training mode. ``second``: some requests have another signature, a batch of 3 instead of 2.
+    Every register holds a float tensor of shape (batch, 8). Register 0 is the first input, others follow. ``forms``:
+    what the blocks answer with. ``stores``: the places outside of registers where its Python keeps things
+    (`stores.STORES`). ``training``: the model is left in training mode. ``second``: some requests have another
+    signature, a batch of 3 instead of 2. ``depth``: of the wrapping, as `WrappedModel` takes it.
     """
 
     root: tuple[Step, ...]
@@ -49,3 +51,5 @@ class Program:
     output: str = "last"
     training: bool = False
     second: bool = False
+    forms: tuple[str, ...] = ("tensor", "tensor")
+    depth: int | None = None

@@ -36,6 +36,11 @@ LAST = {  # how it ends: what is returned, and what that needs at the module's l
     "views": ("{a}, {a}[:, 1:3], {a}.T", ""),
     "number": ("{a}, {a}.shape[0]", ""),
 }
+_FORMS = {  # what a block answers, and how it is taken
+    "tensor": ("{a}", "{y} = {call}"),
+    "pair": ("{a}, {b}", "{y}, other = {call}\n{y} = {y} + 0.5 * other"),
+    "dict": ('{{"a": {a}, "more": [{b}]}}', 'held = {call}\n{y} = held["a"] - held.pop("more")[0]'),
+}
 STORING = ("put", "get", "store for a while")
 TAGGED = "class Tagged(torch.Tensor):\n    pass"
 
@@ -81,6 +86,8 @@ class Writer:
         self.features |= {f"inputs: {program.inputs}", f"output: {program.output}"}
         if program.training:
             self.features.add("training mode")
+        if program.depth is not None:
+            self.features.add(f"depth {program.depth}")
         if program.second:
             self.features.add("second signature")
         root = _Class(0)
@@ -195,19 +202,22 @@ class Writer:
         number = cls.level + 1 + step.n % 2
         if number > len(self.program.blocks):
             return []
+        form = self.program.forms[number - 1]
         if number not in self.classes:
             block = _Class(number)
             self.classes[number] = ""  # takes its place
             lines, inner = self.steps(block, self.program.blocks[number - 1], ["late", "x"])
             context = ", ctx" if self.has_context else ""
-            lines.append(f"return {inner[-1]}")
+            self.features.add(f"block answers: {form}")
+            lines.append("return " + _FORMS[form][0].format(a=inner[-1], b=inner[0]))
             self.classes[number] = self.one_class(f"Block{number}", block, f"x, late{context}", lines)
         box = "self.box" if self.has_box else ""
         cls.init[f"self.b{number} = Block{number}({box})"] = None
         cls.made += 1
         registers.append(str(names["y"]))
         context = ", ctx" if self.has_context else ""
-        return [f"{names['y']} = self.b{number}({names['a']}, {names['b']}{context})"]
+        call = f"self.b{number}({names['a']}, {names['b']}{context})"
+        return _FORMS[form][1].format(y=names["y"], call=call).splitlines()
 
 
 def _indented(lines: list[str], level: int) -> str:

@@ -68,7 +68,7 @@ STORES: dict[str, Store] = {
         shared=True,
     ),
     "numpy array": Store(
-        "self.box.n[0] = float(torch.as_tensor({v}).mean())",
+        "self.box.n[0] = float(torch.as_tensor({v}).float().mean())",
         "torch.from_numpy(self.box.n)",
         ('self.n = numpy.ones(8, "float32")',),
         ("import numpy",),

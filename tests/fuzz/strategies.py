@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from tests.fuzz.kinds import DATA, LAYERS, MATHS, PYTHON, VIEWS, WRITES
-from tests.fuzz.program import INPUTS, OUTPUTS, Program, Step
+from tests.fuzz.program import FORMS, INPUTS, OUTPUTS, Program, Step
 from tests.fuzz.scopes import SCOPES
 from tests.fuzz.stores import STORES
 
@@ -51,7 +51,10 @@ def programs(draw: st.DrawFn) -> Program:
     stores = tuple(_STORES[number() % len(_STORES)] for _ in range(1 + (shape >> 2 & 1)))
     inputs = INPUTS[number() % len(INPUTS)] if shape & 8 else "one"
     output = OUTPUTS[number() % len(OUTPUTS)] if shape & 16 else "last"
-    return Program(root, blocks, stores, inputs, output, shape >> 5 == 7, shape >> 5 in (1, 2))
+    more = number() if blocks else 0
+    forms = (FORMS[more % len(FORMS)], FORMS[more // 4 % len(FORMS)])
+    depth = 1 if more >> 5 == 7 else None
+    return Program(root, blocks, stores, inputs, output, shape >> 5 == 7, shape >> 5 in (1, 2), forms, depth)
 
 
 _SCOPES = list(SCOPES)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 
+from shared_hooks import WrappedModel
+from tests.fuzz.alone import alone
+from tests.fuzz.calls import inputs
+from tests.fuzz.hunt import Hunt
 from tests.fuzz.judge import Outcome, judge
+from tests.fuzz.party import FILE, Party, world_kept
 from tests.fuzz.program import Program, Step
 from tests.fuzz.source import source_of
 from tests.fuzz.strategies import programs
@@ -59,11 +65,29 @@ class Model(nn.Module):
     )
 
 
-@pytest.mark.parametrize("kind", ["sum of the edge's"])
-def test_the_judge_sees_a_wrong_answer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tail that answers something else is a failure, and so is one that raises."""
-    from shared_hooks import WrappedModel
+def test_every_statement_alone_is_exact_or_refused() -> None:
+    found = Hunt().alone()
+    assert not found, "\n".join([f"{len(found)} failures", *(known.told for known in found)])
 
+
+def test_every_statement_runs() -> None:
+    """A template that always fails would test nothing."""
+    failing = []
+    with world_kept(), torch.no_grad():
+        for program in alone():
+            text = source_of(program).text
+            code = compile(text, FILE, "exec")
+            with Party(text, code, name="Model", training=False, seed=1) as party:
+                args, kwargs = inputs(party, program.inputs, 1, 2)
+                try:
+                    party.model(*args, **kwargs)
+                except Exception as error:
+                    failing.append(f"{error!r} in\n{text}")
+    assert not failing, "\n".join([f"{len(failing)} of {len(alone())}", *failing])
+
+
+def test_the_judge_sees_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tail that answers a little more is a failure."""
     whole = WrappedModel.forward
 
     def off_by_a_bit(self, *args, **kwargs):  # type: ignore[no-untyped-def]

@@ -21,6 +21,9 @@ def work(number: int, options: argparse.Namespace, queue: Any) -> None:
     share = options.programs // options.processes
     ends = time.monotonic() + 60 * options.minutes
     turn = 0
+    for found in hunt.alone() if number == 0 else []:
+        queue.put(("failure", number, found))
+    queue.put(("round", number, hunt.tally))
     while hunt.tally.programs < share and time.monotonic() < ends:
         done, hunt.tally = hunt.tally, Tally()
         found = hunt.round((options.seed << 24) + (turn << 4) + number, min(ROUND, share), not options.no_shrink)
