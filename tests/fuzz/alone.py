@@ -21,6 +21,9 @@ READERS = {  # what shows a scope, within it
 }
 
 
+PARTS = 4  # of a test run, so that processes may share them
+
+
 def alone() -> list[Program]:
     """Every statement, store, value, way to be called and form of answer in a program of its own."""
     layer = Step("linear")
@@ -31,6 +34,8 @@ def alone() -> list[Program]:
             put, get = Step("put", b=value), Step("get", a=int(store == "tag"))  # the tensor that was tagged
             found.append(Program((put, layer, get, layer), stores=(store,)))
             found.append(Program((layer, Step("block", b=1), layer, get, layer), ((put, layer),), stores=(store,)))
-    found += [Program((layer,), inputs=way, output=form) for way in INPUTS for form in OUTPUTS]
+    for number in range(max(len(INPUTS), len(OUTPUTS)) * 2):
+        way, form = INPUTS[number % len(INPUTS)], OUTPUTS[number % len(OUTPUTS)]
+        found.append(Program((layer,), inputs=way, output=form))
     found += [Program((Step("block"), layer), ((Step("linear"),),), forms=(form, "tensor")) for form in FORMS]
     return found

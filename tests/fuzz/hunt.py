@@ -15,7 +15,6 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky
 
-from tests.fuzz.alone import alone
 from tests.fuzz.judge import Judgement, Outcome, Verdict, judge
 from tests.fuzz.kinds import LAYERS
 from tests.fuzz.program import Program
@@ -134,10 +133,10 @@ class Hunt:
         self.counted[len(self.known) - 1] += 1
         return self.known[-1]
 
-    def alone(self) -> list[Known]:
-        """Every statement in a program of its own; what fails is as small as it gets."""
+    def alone(self, small: list[Program]) -> list[Known]:
+        """Judge statements that are alone in their programs; what fails is as small as it gets."""
         began, first = time.process_time(), len(self.known)
-        for program in alone():
+        for program in small:
             judgement = self._judged(program, count=True)
             if judgement.failure is not None:
                 index = next((i for i, known in enumerate(self.known) if known.explains(judgement)), len(self.known))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tests.fuzz.alone import alone
 from tests.fuzz.hunt import ROUND, Hunt, Tally
 
 
@@ -21,7 +22,7 @@ def work(number: int, options: argparse.Namespace, queue: Any) -> None:
     share = options.programs // options.processes
     ends = time.monotonic() + 60 * options.minutes
     turn = 0
-    for found in hunt.alone() if number == 0 else []:
+    for found in hunt.alone(alone()) if number == 0 else []:
         queue.put(("failure", number, found))
     queue.put(("round", number, hunt.tally))
     while hunt.tally.programs < share and time.monotonic() < ends:
