@@ -116,7 +116,7 @@ WRITES: dict[str, Kind] = {
     ),
     "rng in place": Kind("{y} = torch.empty_like({a}).normal_()"),
     "numpy write": Kind("{a}.detach().numpy()[{k}] = 0.25"),
-    "numpy result": Kind("{y} = torch.from_numpy({a}.detach().numpy() * 2)"),
+    "numpy result": Kind("{y} = torch.from_numpy({a}.detach().numpy() * 2) * 1"),
     "data write": Kind("{a}.data.mul_(0.5)"),
     "data swap": Kind("{y} = {a} * 1\n{y}.data = {b}.clone()"),
     "set_": Kind("{y} = {a} * 1\n{y}.set_({b}.clone())"),
