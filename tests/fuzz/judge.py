@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-import signal
-import threading
 import traceback
 import types
 import warnings
@@ -18,6 +16,7 @@ import torch
 
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import IsthmusError
+from tests.fuzz.alarm import TooLong, alarm
 from tests.fuzz.calls import inputs
 from tests.fuzz.compare import difference
 from tests.fuzz.party import FILE, Party, world_kept
@@ -139,7 +138,7 @@ class Judge:
         return self._all(lambda: self._stay(requests))
 
     def _all(self, run: Callable[[], None]) -> Judgement:
-        with world_kept(), _alarm(), warnings.catch_warnings(), torch.no_grad():
+        with world_kept(), alarm(SECONDS), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             try:
                 self._meet()
@@ -279,28 +278,6 @@ class Judge:
         except BaseException as error:  # HookExitException is no Exception
             last = "".join(traceback.format_exception(error, limit=-4))
             raise _Refused(Verdict(Outcome.OUTSIDE, where, last, type(error).__name__)) from None
-
-
-class TooLong(BaseException):
-    """A program that hangs. No Exception, because programs catch those."""
-
-
-@contextmanager
-def _alarm() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # others hear no signals
-        yield
-        return
-
-    def ring(*_: object) -> None:
-        raise TooLong
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def judge(program: Program, before: Callable[[str], None] = lambda text: None) -> Judgement:

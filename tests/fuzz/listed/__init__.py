@@ -13,9 +13,10 @@ from pathlib import Path
 from torch import nn
 
 from tests.fuzz.judge import Subject
-from tests.fuzz.listed import control, half_done, memory, outside, python_state, shapes
+from tests.fuzz.listed import control, half_done, handed_on, memory, outside, python_state, shapes
 
-FILES = (python_state, half_done, memory, shapes, outside, control)
+FILES = (python_state, handed_on, half_done, memory, shapes, outside, control)
+BASES = ("State", "Writer")
 
 
 def subjects() -> list[Subject]:
@@ -25,7 +26,7 @@ def subjects() -> list[Subject]:
         text, path = inspect.getsource(file), str(Path(inspect.getfile(file)))
         for name, kind in vars(file).items():
             own = isinstance(kind, type) and issubclass(kind, nn.Module) and kind.__module__ == file.__name__
-            if own and kind.__doc__ and not name.startswith("_"):
+            if own and not name.startswith("_") and name not in BASES:
                 way, training = getattr(kind, "way", "one"), getattr(kind, "left_training", False)
                 found.append(Subject(text, name=name, inputs=way, training=training, file=path))
     return found

@@ -7,16 +7,14 @@ import contextvars
 import random
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 G: Any = 1.0
 TABLE: dict[str, Any] = {"v": 1.0}
-STACK: list[float] = []
 VAR: contextvars.ContextVar[Any] = contextvars.ContextVar("VAR", default=1.0)
 
 
-class _Box:
+class Box:
     """A plain object."""
 
     def __init__(self) -> None:
@@ -39,7 +37,7 @@ def _cell() -> tuple[Any, Any]:
 _put, _get = _cell()
 
 
-class _Writer(nn.Module):
+class Writer(nn.Module):
     """Writes with a function, hands its input through a layer."""
 
     def __init__(self, write: Any) -> None:
@@ -52,13 +50,13 @@ class _Writer(nn.Module):
         return self.layer(x)
 
 
-class _State(nn.Module):
+class State(nn.Module):
     """Writer, a layer, then what was written is read."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.box = _Box()
-        self.writer, self.mid, self.out = _Writer(self.write), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.box = Box()
+        self.writer, self.mid, self.out = Writer(self.write), nn.Linear(8, 8), nn.Linear(8, 8)
 
     def write(self, x: Tensor) -> None: ...
 
@@ -70,7 +68,7 @@ class _State(nn.Module):
         return self.out(x * self.read())
 
 
-class PlainObject(_State):
+class PlainObject(State):
     """A number in a plain object."""
 
     def write(self, x: Tensor) -> None:
@@ -87,7 +85,7 @@ class PlainObjectTensor(PlainObject):
         self.box.v = x[:1]
 
 
-class Deque(_State):
+class Deque(State):
     """In a deque."""
 
     def write(self, x: Tensor) -> None:
@@ -97,7 +95,7 @@ class Deque(_State):
         return self.box.queue[0]
 
 
-class InUserDict(_State):
+class InUserDict(State):
     """In a UserDict."""
 
     def write(self, x: Tensor) -> None:
@@ -107,7 +105,7 @@ class InUserDict(_State):
         return self.box.user["v"]
 
 
-class DeepList(_State):
+class DeepList(State):
     """Deep in a list."""
 
     def write(self, x: Tensor) -> None:
@@ -117,7 +115,7 @@ class DeepList(_State):
         return self.box.deep[0][0][0][0][0][0]
 
 
-class Global(_State):
+class Global(State):
     """In a global name."""
 
     def write(self, x: Tensor) -> None:
@@ -128,7 +126,7 @@ class Global(_State):
         return G
 
 
-class GlobalDict(_State):
+class GlobalDict(State):
     """In a global dictionary."""
 
     def write(self, x: Tensor) -> None:
@@ -138,7 +136,7 @@ class GlobalDict(_State):
         return TABLE["v"]
 
 
-class Closure(_State):
+class Closure(State):
     """In a closure's cell."""
 
     def write(self, x: Tensor) -> None:
@@ -148,7 +146,7 @@ class Closure(_State):
         return _get()
 
 
-class ContextVariable(_State):
+class ContextVariable(State):
     """In a context variable."""
 
     def write(self, x: Tensor) -> None:
@@ -158,7 +156,7 @@ class ContextVariable(_State):
         return VAR.get()
 
 
-class PythonsRandom(_State):
+class PythonsRandom(State):
     """Seeded before the cut, drawn after it."""
 
     def write(self, x: Tensor) -> None:
@@ -168,7 +166,7 @@ class PythonsRandom(_State):
         return random.random()
 
 
-class PythonsRandomDrawnBefore(_State):
+class PythonsRandomDrawnBefore(State):
     """Drawn before the cut, used after it; the two processes' generators stand elsewhere."""
 
     def write(self, x: Tensor) -> None:
@@ -178,7 +176,7 @@ class PythonsRandomDrawnBefore(_State):
         return self.box.v
 
 
-class EqualValue(_State):
+class EqualValue(State):
     """Set to what planning has left there, which is no change to see: the other side's is older."""
 
     def write(self, x: Tensor) -> None:
@@ -188,7 +186,7 @@ class EqualValue(_State):
         return self.box.v
 
 
-class EqualFlag(_State):
+class EqualFlag(State):
     """The same with an attribute of a module."""
 
     def __init__(self) -> None:
@@ -216,132 +214,6 @@ class EqualOfAnotherType(EqualFlag):
         return 2.0 if self.ready is True else 1.0
 
 
-class _Context:
-    """Made anew in each forward."""
-
-    def __init__(self) -> None:
-        self.scale: Any = 1.0
-        self.items: list[Any] = []
-        self.deep: list[Any] = [[[[[[]]]]]]
-
-
-class ContextObject(nn.Module):
-    """An object handed through the layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writer, self.mid, self.out = _Writer(self.write), nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def write(self, x: Tensor, context: _Context) -> None:
-        context.scale = 2.0
-        context.items.append(x * 0.5)
-        context.deep[0][0][0][0][0].append(x.mean(0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        context = _Context()
-        x = self.mid(self.writer(x, context))
-        x = x * context.scale + context.items[0]
-        return self.out(x) + context.deep[0][0][0][0][0][0]
-
-
-class ContextObjectNumber(ContextObject):
-    """Numbers only, so that no tensor tells that the object was written."""
-
-    def write(self, x: Tensor, context: _Context) -> None:
-        context.scale = 2.0
-        context.items.append(0.25)
-        context.deep[0][0][0][0][0].append(round(float(x.mean()), 2))
-
-
-class CacheReturned(ContextObject):
-    """As MiniMax's: the object is part of the answer, and a list in it misses what was not sent."""
-
-    def forward(self, x: Tensor) -> Any:
-        context = _Context()
-        x = self.out(self.mid(self.writer(x, context)))
-        return {"x": x, "items": list(context.items), "deep": context.deep}
-
-
-class Tag(nn.Module):
-    """An attribute set on a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writer, self.mid, self.out = _Writer(self.write), nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def write(self, x: Tensor) -> None:
-        x.scale = 2.0  # type: ignore[attr-defined]
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = torch.tanh(x)
-        x = self.mid(self.writer(kept))
-        return self.out(x) * getattr(kept, "scale", 1.0)
-
-
-class SetAndPutBack(_State):
-    """A flag on a plain object is up for a while: two runs look alike."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lowerer = _Writer(self.lower)
-
-    def write(self, x: Tensor) -> None:
-        self.box.v = 2.0
-
-    def lower(self, x: Tensor) -> None:
-        self.box.v = 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.mid(self.writer(x)) * self.box.v
-        return self.out(self.lowerer(x)) * self.box.v
-
-
-class SetAndPutBackOnAModule(SetAndPutBack):
-    """An attribute of a module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.v = 1.0
-
-    def write(self, x: Tensor) -> None:
-        self.v = 2.0
-
-    def lower(self, x: Tensor) -> None:
-        self.v = 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.mid(self.writer(x)) * self.v
-        return self.out(self.lowerer(x)) * self.v
-
-
-class ScopesOfModules(SetAndPutBack):
-    """A stack of scopes in a global list, entered and left by modules."""
-
-    def write(self, x: Tensor) -> None:
-        STACK.append(2.0)
-
-    def lower(self, x: Tensor) -> None:
-        STACK.pop()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.mid(self.writer(x)) * (1 + len(STACK))
-        return self.out(self.lowerer(x)) * (1 + len(STACK))
-
-
-class ChildsModeByModules(SetAndPutBack):
-    """A child's mode, changed by one module and put back by another."""
-
-    def write(self, x: Tensor) -> None:
-        self.out.train()
-
-    def lower(self, x: Tensor) -> None:
-        self.out.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.mid(self.writer(x)) * (2 if self.out.training else 1)
-        return self.out(self.lowerer(x))
-
-
 class DeepListNumber(DeepList):
     """A number deep in a list."""
 
@@ -354,35 +226,3 @@ class ClosureNumber(Closure):
 
     def write(self, x: Tensor) -> None:
         _put(x.shape[0] * 0.75)
-
-
-class ScopeStack(_State):
-    """A stack of scopes in a global list."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        STACK.append(2.0)
-        x = self.mid(self.writer(x))
-        x = x * sum(STACK)
-        STACK.pop()
-        return self.out(x)
-
-
-class ChildsMode(_State):
-    """A child's mode, set and put back, read between."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.out.train()
-        x = self.mid(self.writer(x))
-        x = x * 2 if self.out.training else x
-        self.out.eval()
-        return self.out(x)
-
-
-class ForwardSwapped(_State):
-    """A child's forward is another one for a while."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept, self.mid.forward = self.mid.forward, lambda x: x * 2  # type: ignore[method-assign]
-        x = self.mid(self.writer(x))
-        self.mid.forward = kept  # type: ignore[method-assign]
-        return self.out(self.mid(x))
