@@ -99,7 +99,7 @@ def _apart(whole: torch.Tensor, received: torch.Tensor) -> float:
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return tensor.real.contiguous(), tensor.imag.contiguous()
+    return _plain(tensor.real), _plain(tensor.imag)
 
 
 def _top1(whole: list[torch.Tensor], received: list[torch.Tensor]) -> float | None:

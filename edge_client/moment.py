@@ -50,15 +50,15 @@ class Moment:
                 holder.clear()
                 holder.extend(before) if isinstance(holder, (list, deque)) else holder.update(before)
         with torch.no_grad():
-            for tensor, before in self._tensors:
+            for tensor, values in self._tensors:
                 # batch normalisation writes without raising the version counter, so the values are compared
-                if not torch.equal(tensor, before):
-                    tensor.copy_(before)
+                if not torch.equal(tensor, values):
+                    tensor.copy_(values)
         self._put_generators_back()
 
     def _draws(self) -> list[Any]:
         on_gpu = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        return [torch.get_rng_state(), on_gpu, random.getstate(), np.random.get_state(legacy=False)]
+        return [torch.get_rng_state(), on_gpu, random.getstate(), np.random.get_state(legacy=False)]  # noqa: NPY002 (models draw from it)
 
     def _put_generators_back(self) -> None:
         cpu, gpu, python, numpy = self._generators
@@ -70,7 +70,7 @@ class Moment:
         if moved[2]:
             random.setstate(python)
         if moved[3]:
-            np.random.set_state(numpy)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _holds(holder: Any, before: Any) -> bool:
 
 def _writable(tensor: torch.Tensor) -> bool:
     """Whether a copy can be written back: no meta tensor, and no element that lies in two places."""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         return False
     return not any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 

@@ -20,7 +20,15 @@ from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.state import State
 from edge_client.times import ServerTimes, Stamps, Times, now_ns
 from edge_client.witness import INPUT, Kept, Witness, Witnesses
-from shared_hooks.errors import Cancelled, DeadlineExceeded, IsthmusError, PlanMismatch, ServerUnavailable, SpecError
+from shared_hooks.errors import (
+    Cancelled,
+    CutRefused,
+    DeadlineExceeded,
+    IsthmusError,
+    PlanMismatch,
+    ServerUnavailable,
+    SpecError,
+)
 from shared_hooks.lifecycle import About, Stage
 
 SENDING_SECONDS: Final = 0.001
@@ -246,7 +254,7 @@ class Requests:
         assert exchange.reply is not None
         output = self._half.output(exchange)
         stamps.unpacked = finished = now_ns()
-        self.witnesses.check_cut(INPUT if isinstance(running.work, Path) else running.head.split)
+        self.witnesses.check_cut(INPUT if isinstance(running.work, Path) else running.head.split, running.head.layer_id)
         witness, output = self._witness(running, output)
         return Answer(
             output=output,
@@ -276,9 +284,11 @@ class Requests:
         about = running.exchange.about
         welcome = running.connection.welcome
         said = {} if welcome is None else dict(welcome.about)
-        return self.witnesses.judge(
-            running.kept, output, running.head.split, about.id, said, running.exchange.stamps.kept_ns
-        )
+        kept_ns = running.exchange.stamps.kept_ns
+        witness, output = self.witnesses.judge(running.kept, output, running.head.split, about.id, said, kept_ns)
+        if not witness.same:
+            self.lifecycle.emit(Stage.ON_ERROR, about, where="witness", error=CutRefused(witness.finding))
+        return witness, output
 
 
 def _too_late(exchange: Exchange, connection: Connection) -> IsthmusError:

@@ -23,6 +23,7 @@ from torch import nn
 from edge_client.answer import Call
 from edge_client.comparison import Comparison, compare, tolerance
 from edge_client.moment import Moment
+from edge_client.text import one_line
 from edge_client.times import now_ns
 from shared_hooks import WrappedModel, context
 from shared_hooks.copies import copied
@@ -68,7 +69,8 @@ class Share:
 
     def take(self) -> bool:
         """Whether the next one is taken. Any thread may ask."""
-        return next(self._numbers) * self._share % 1 < self._share
+        number = next(self._numbers)
+        return math.ceil((number + 1) * self._share) > math.ceil(number * self._share)
 
 
 def check_share(value: float) -> float:
@@ -116,6 +118,8 @@ class Witnesses:
         self._find = find
         self._refused: dict[str, str] = {}
         self._own = threading.local()
+        if share:
+            _unlike({}, wrapped.device)  # what this machine is: asked once, and not in the first request
 
     @property
     def refused(self) -> Mapping[str, str]:
@@ -128,10 +132,10 @@ class Witnesses:
             return None
         return Kept(self._wrapped.model, self._wrapped.device, call)
 
-    def check_cut(self, cut: str) -> None:
-        """Raises CutRefused for the name of a layer whose cut is out of use."""
+    def check_cut(self, cut: str, layer_id: int = -1) -> None:
+        """Raises CutRefused for a layer whose cut is out of use."""
         if cut in self._refused:
-            where = INPUT if cut == INPUT else f"layer {cut}"
+            where = INPUT if cut == INPUT else f"layer {layer_id} ({cut})"
             raise CutRefused(f"cannot cut after {where}: {self._refused[cut]}")
 
     def between(self, start: int | None, end: int) -> int:
@@ -149,31 +153,29 @@ class Witnesses:
         """
         started, device = now_ns(), self._wrapped.device
         apart, limit = _unlike(about, device), 0.0
-        output, found, finding = received, UNKNOWN, ""
+        output, found, how, more = received, UNKNOWN, "", ""
         try:
             structure, tensors = flatten(kept.whole())
             output = unflatten(structure, [tensor.cpu() for tensor in tensors], self._find)
             found = compare(output, received, self._find)
             limit = _limit(kept, output, about, self._wrapped.model, device) if apart else 0.0
         except Exception as error:  # the split run did not raise: a difference like any other
-            finding = f"computing it whole here failed with {type(error).__name__}: {error}"
-        same = found.within(limit)
+            how = f"cannot be computed whole here ({type(error).__name__}: {one_line(str(error))[:200]})"
+        same = found.within(limit) if apart else found.bits
         if not same:
-            finding = finding or _difference(found, limit, apart)
-            self._refuse(cut, request_id, finding)
+            how, more = (how, "") if how else _difference(found, limit, apart)
+            self._refuse(cut, f"witness: request {request_id} {how}")
+            log.warning("cut %s is out of use: witness: request %d %s%s", cut, request_id, how, more)
         stopped = now_ns()
         self._ran(started, stopped)
         ns = stopped - started + kept_ns
-        log.debug("witness: request %d cut after %s: %s, %.1f ms", request_id, cut, finding or "the same", ns / 1e6)
+        log.debug("witness: request %d cut after %s: %s, %.1f ms", request_id, cut, how or "the same", ns / 1e6)
         came = None if same else received
-        made = Witness(same, not apart, found.largest, limit, found.top1, found.what, ns, finding, came)
+        made = Witness(same, not apart, found.largest, limit, found.top1, found.what, ns, how + more, came)
         return made, received if same else output
 
-    def _refuse(self, cut: str, request_id: int, finding: str) -> None:
-        reason = f"witness: the answer to request {request_id} is not the whole model's: {finding}"
-        first = self._refused.setdefault(cut, reason)
-        self._wrapped.refuse(cut, first)
-        log.warning("cut %s is out of use: %s", cut, reason)
+    def _refuse(self, cut: str, reason: str) -> None:
+        self._wrapped.refuse(cut, self._refused.setdefault(cut, reason))
 
     def _ran(self, started: int, stopped: int) -> None:
         if not hasattr(self._own, "runs"):
@@ -196,13 +198,14 @@ def _limit(kept: Kept, whole: Any, about: Mapping[str, str], model: nn.Module, d
     return tolerance(formats, tf32=on_gpu and tf32)
 
 
-def _difference(found: Comparison, limit: float, apart: list[str]) -> str:
+def _difference(found: Comparison, limit: float, apart: list[str]) -> tuple[str, str]:
+    """How it differs, and what else there is to say."""
     if math.isinf(found.largest):
-        how = "in types, shapes, whole numbers, or where it holds NaN or infinity"
+        how = "in types, shapes, whole numbers, NaN or infinities"
     elif found.largest:
-        how = f"by up to {found.largest:.2g} of its scale"
+        how = f"by {found.largest:.2g} of its scale"
     else:
         how = "in the sign of a zero or the bits of a NaN"
-    top1 = "" if found.top1 is None else f", top-1 agrees in {100 * found.top1:.4g} % of the rows"
-    allowed = f"; {limit:.2g} is allowed between machines not alike ({'; '.join(apart)})" if apart else ""
-    return f"it differs {how}{top1}{allowed}"
+    top1 = "" if found.top1 is None else f", top-1 the same in {100 * found.top1:.4g} % of its rows"
+    allowed = f", {limit:.2g} may be ({'; '.join(apart)})" if apart else ""
+    return f"differs {how}", f"{top1}{allowed}"

@@ -24,12 +24,13 @@ def kind(device: torch.device) -> dict[str, str]:
 
 
 def unlike(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """In words, what is not alike for the bits; what a side does not say counts as alike, so nothing is let pass for it.
+    """In words, what is not alike for the bits. What a side does not say counts as alike: silence excuses nothing.
 
-    On a GPU the kernels are its own, whatever the processor beside it.
+    A GPU's kernels are its own, whatever the processor beside it.
     """
-    names = ["torch", "kind"] + ([] if mine["kind"].startswith("cuda") else ["processor", "threads"])
-    return [f"{name} {mine[name]} here, {theirs[name]} there" for name in names if theirs.get(name, mine[name]) != mine[name]]
+    names = ("torch", "kind") if mine["kind"].startswith("cuda") else ("torch", "kind", "processor", "threads")
+    differ = [name for name in names if theirs.get(name, mine[name]) != mine[name]]
+    return [f"{name} {mine[name]} here, {theirs[name]} there" for name in differ]
 
 
 @functools.cache
