@@ -284,8 +284,8 @@ class Requests:
         about = running.exchange.about
         welcome = running.connection.welcome
         said = {} if welcome is None else dict(welcome.about)
-        kept_ns = running.exchange.stamps.kept_ns
-        witness, output = self.witnesses.judge(running.kept, output, running.head.split, about.id, said, kept_ns)
+        number, kept_ns = running.exchange.id, running.exchange.stamps.kept_ns
+        witness, output = self.witnesses.judge(running.kept, output, running.head.split, number, said, kept_ns)
         if not witness.same:
             self.lifecycle.emit(Stage.ON_ERROR, about, where="witness", error=CutRefused(witness.finding))
         return witness, output

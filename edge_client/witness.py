@@ -44,6 +44,7 @@ class Witness:
     """What became of the comparison of one answer with the whole model's."""
 
     same: bool  # nothing differs that may not
+    bits: bool  # every bit is the same
     exact: bool  # the machines are alike, and every bit counted
     largest: float  # difference, in units of the output's scale (its largest magnitude); 0.0: none
     tolerance: float  # what that may be; 0.0 where every bit counts
@@ -56,7 +57,7 @@ class Witness:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able but for infinities; without what was received."""
-        names = ("same", "exact", "largest", "tolerance", "top1", "compared", "ns", "finding")
+        names = ("same", "bits", "exact", "largest", "tolerance", "top1", "compared", "ns", "finding")
         return {name: getattr(self, name) for name in names}
 
 
@@ -171,7 +172,7 @@ class Witnesses:
         ns = stopped - started + kept_ns
         log.debug("witness: request %d cut after %s: %s, %.1f ms", request_id, cut, how or "the same", ns / 1e6)
         came = None if same else received
-        made = Witness(same, not apart, found.largest, limit, found.top1, found.what, ns, how + more, came)
+        made = Witness(same, found.bits, not apart, found.largest, limit, found.top1, found.what, ns, how + more, came)
         return made, received if same else output
 
     def _refuse(self, cut: str, reason: str) -> None:

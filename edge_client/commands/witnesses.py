@@ -42,14 +42,13 @@ def summary(answers: Sequence[Answer], refused: Mapping[str, str]) -> list[str]:
     head = f"witness: {len(seen)} of {len(answers)} answers computed whole, too"
     if not seen:
         return [f"{head}: none was split" if answers else head, *_out_of_use(refused)]
-    largest = max(one.largest for one in seen)
     if wrong:
         return [f"{head}: {wrong} DIFFER{'S' if wrong == 1 else ''}", *_out_of_use(refused)]
-    if not largest:
+    if all(one.bits for one in seen):
         return [f"{head}: all the same bit for bit"]
     lowest = min((one.top1 for one in seen if one.top1 is not None), default=None)
     top1 = "" if lowest is None else f", top-1 the same in {'all' if lowest == 1 else f'{100 * lowest:.4g} % or more'}"
-    allowed = max(one.tolerance for one in seen)
+    largest, allowed = max(one.largest for one in seen), max(one.tolerance for one in seen)
     return [
         f"{head}: all the same as far as unlike machines give it",
         f"witness: at most {largest:.2g} of the output's scale apart, {allowed:.2g} may be{top1}",

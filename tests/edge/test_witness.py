@@ -101,7 +101,12 @@ class TestAnAnswerThatIsRight:
             assert answer.times.end_to_end == answer.measured_ns and all(ns >= 0 for _, ns in answer.times.rows())
             if answer.witness is not None:
                 told = answer.witness
-                assert told.same and told.exact and (told.largest, told.tolerance, told.top1) == (0.0, 0.0, 1.0)
+                assert (
+                    told.same
+                    and told.exact
+                    and told.bits
+                    and (told.largest, told.tolerance, told.top1) == (0.0, 0.0, 1.0)
+                )
                 assert told.compared == "1 tensor, 10 values" and told.ns > 0
                 assert told.finding == "" and told.received is None
         assert client.refused == {}
@@ -389,7 +394,13 @@ class TestUnlikeMachines:
         with pair(small_models.Residual, "body", serves=wrong(), witness=1.0, about=self.ABOUT) as client:
             answer = client.infer(image())
             told = answer.witness
-            assert told is not None and told.same and not told.exact and 0 < told.largest < told.tolerance < 1e-3
+            assert (
+                told is not None
+                and told.same
+                and not told.exact
+                and not told.bits
+                and 0 < told.largest < told.tolerance < 1e-3
+            )
             assert told.top1 == 1.0 and not torch.equal(answer.output, whole())  # what came stays the answer
             assert client.refused == {} and client.infer(image()).witness is not None
 
@@ -474,7 +485,7 @@ class Giving(Told):
 
 class TestAuto:
     def test_it_goes_on_with_others(self) -> None:
-        """Four under way, all wrong: one is found, the others go again, another way; every answer is the model's own."""
+        """Four under way, all wrong: one is found, the others go again, another way; all answers are right."""
         told = Giving("body", "stem", EDGE_ONLY)
         with (
             pair(small_models.Residual, "input", serves=wrong(), witness=1.0) as client,
