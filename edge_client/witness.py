@@ -95,8 +95,11 @@ class Kept:
         self.around = context.ambient()
         self._before = Moment(self._model, self._device)
 
-    def whole(self) -> Any:
-        """The model on the inputs, as if the head had not been; everything is left as it was found."""
+    def whole(self, find: ClassFinder) -> Any:
+        """The model's output, on the CPU, as if the head had not been; everything is left as it was found.
+
+        ``find`` knows the classes that it may consist of.
+        """
         args, kwargs = self.call.args, dict(self.call.kwargs)
         if self._device.type != "cpu":
             args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
@@ -104,7 +107,9 @@ class Kept:
         self._before.restore()
         try:
             with context.restored(self.around):
-                return run_plain(self._model, args, kwargs)
+                structure, tensors = flatten(run_plain(self._model, args, kwargs))
+            # copies: an output may be a buffer, which is put back
+            return unflatten(structure, [tensor.detach().cpu().clone() for tensor in tensors], find)
         finally:
             now.restore()
 
@@ -156,8 +161,7 @@ class Witnesses:
         apart, limit = _unlike(about, device), 0.0
         output, found, how, more = received, UNKNOWN, "", ""
         try:
-            structure, tensors = flatten(kept.whole())
-            output = unflatten(structure, [tensor.cpu() for tensor in tensors], self._find)
+            output = kept.whole(self._find)
             found = compare(output, received, self._find)
             limit = _limit(kept, output, about, self._wrapped.model, device) if apart else 0.0
         except Exception as error:  # the split run did not raise: a difference like any other

@@ -259,7 +259,7 @@ class TestItBeginsWhereTheHeadBegan:
             states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
             torch.rand(3)
             after = torch.get_rng_state()
-            assert torch.equal(kept.whole(), expected)
+            assert torch.equal(kept.whole(no_class), expected)
             assert torch.equal(torch.get_rng_state(), after)
             assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
 
@@ -305,10 +305,24 @@ class TestItBeginsWhereTheHeadBegan:
             model.kept.clone(),
             model.total.clone(),
         )
-        assert torch.equal(kept.whole(), expected)
+        assert torch.equal(kept.whole(no_class), expected)
         assert model.seen == 2 and model.late == 2 and model.log == before[1] == [1, 2]
         assert model.known["inner"] == before[2] == [1, 2] and model.log is before[0]["log"]
         assert torch.equal(model.kept, before[3]) and torch.equal(model.total, before[4])
+
+    def test_an_output_that_is_a_buffer(self) -> None:
+        class Total(Stateful):
+            def forward(self, values: Tensor) -> Tensor:
+                super().forward(values)
+                out: Tensor = self.total
+                return out
+
+        model = Total()
+        kept = Kept(model, CPU, Call((torch.zeros(1),)))
+        model(torch.zeros(1))
+        assert kept.whole(no_class).item() == 1.0
+        model(torch.zeros(1))
+        assert model.total.item() == 2.0 and kept.whole(no_class).item() == 1.0 and model.total.item() == 2.0
 
     def test_inputs_that_the_head_writes_to(self) -> None:
         for cut in ("first", "input"):
