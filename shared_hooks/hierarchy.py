@@ -46,7 +46,9 @@ def walk(model: nn.Module, depth: int | None) -> dict[nn.Module, ModuleInfo]:
         opaque = is_opaque(module)
         found[module] = ModuleInfo(path or ROOT, type(module).__name__, opaque)
         if not opaque and (depth is None or level < depth):
-            children = [(child, f"{path}.{name}" if path else name, level + 1) for name, child in module.named_children()]
+            children = [
+                (child, f"{path}.{name}" if path else name, level + 1) for name, child in module.named_children()
+            ]
             waiting += reversed(children)
     # a module's call takes three frames of its own, and ours as many again
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + 16 * deepest if deepest > 50 else 0))

@@ -153,7 +153,9 @@ class Ledger:
         storage = self.storage_of(tensor)
         view = View.of(tensor, self._base(tensor, storage)) if not storage.opaque else View(_shape(tensor), (), 0)
         if tensor.dim() > MAX_RANK and self.started:
-            self.refuse(f"a tensor of rank {tensor.dim()} is made; at most {MAX_RANK} dimensions cross", storage.created)
+            self.refuse(
+                f"a tensor of rank {tensor.dim()} is made; at most {MAX_RANK} dimensions cross", storage.created
+            )
         flags = ("c" if tensor.is_conj() else "") + ("n" if tensor.is_neg() else "")
         made_in = self.stack[-1] if self.started else None
         if type(tensor) is not torch.Tensor and self.started and storage.tainted <= self.seq:
@@ -179,7 +181,9 @@ class Ledger:
     def _note_class(self, tensor: torch.Tensor, storage: Storage) -> None:
         """A tensor that has a class of its own, and depends on the inputs: the other side would see a plain one."""
         if type(tensor) is not torch.nn.Parameter and not is_mapped([tensor]):
-            self.refuse(f"a {type(tensor).__name__}, a tensor of a class of its own, is made before it", storage.created)
+            self.refuse(
+                f"a {type(tensor).__name__}, a tensor of a class of its own, is made before it", storage.created
+            )
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

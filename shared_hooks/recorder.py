@@ -68,7 +68,10 @@ def record(
 
 
 def _again(
-    model: nn.Module, modules: dict[nn.Module, ModuleInfo], known: list[torch.Tensor], fresh_inputs: Callable[[], Inputs]
+    model: nn.Module,
+    modules: dict[nn.Module, ModuleInfo],
+    known: list[torch.Tensor],
+    fresh_inputs: Callable[[], Inputs],
 ) -> Recorder | None:
     """One more recording, for what it shows of memory that torch does not see; None if it cannot be made."""
     recorder = Recorder(model, modules, known, closely=True)
@@ -189,7 +192,9 @@ class Recorder(KernelLog):
     def named(self, storage: Storage) -> str:
         """Where the model keeps this storage."""
         if not storage.name:
-            storage.name = next((name for name, tensor in _named(self.model) if self._on(tensor, storage)), "a constant")
+            storage.name = next(
+                (name for name, tensor in _named(self.model) if self._on(tensor, storage)), "a constant"
+            )
         return storage.name
 
     def _on(self, tensor: torch.Tensor, storage: Storage) -> bool:
@@ -443,8 +448,6 @@ def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             if not name.startswith("_"):
                 for tensor in tensors_in(value):
                     yield f"{path}.{name}" if path else name, tensor
-
-
 
 
 def _mark_escapes(root: Call, values: list[Value]) -> None:
