@@ -33,8 +33,6 @@ _ESCAPES = frozenset(
 )
 # Functions written in Python that copy a tensor's bytes without a kernel.
 COPIES_BYTES = frozenset({"__deepcopy__"})
-# Functions that copy Python numbers or foreign memory into a tensor of their own.
-COPIES_NUMBERS = frozenset({"tensor", "new_tensor"})
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -150,6 +148,13 @@ def literals_of(value: Any) -> Any:
     if isinstance(value, (torch.dtype, torch.memory_format)):
         return str(value)
     return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def is_made_from_numbers(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a function copies what it is given outside torch's sight; ``as_tensor`` may take memory as it is."""
+    if name in ("as_tensor", "asarray"):
+        return bool(args) and isinstance(args[0], (bool, int, float, complex, list, tuple))
+    return name in ("tensor", "new_tensor")
 
 
 def is_mapped(tensors: list[torch.Tensor]) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import io
 
 import numpy as np
 import torch
@@ -252,14 +251,6 @@ def copied_deeply(net: Net, x: Tensor) -> Tensor:
     hidden = net.a(x)
     other = copy.deepcopy(hidden)
     return net.c(net.b(hidden) + other)
-
-
-@claim("input", 0, because="other memory|outside torch")
-def saved_and_loaded(net: Net, x: Tensor) -> Tensor:
-    hidden, file = net.a(x), io.BytesIO()
-    torch.save(hidden, file)
-    file.seek(0)
-    return net.c(net.b(hidden) + torch.load(file))
 
 
 # --- a tensor object that gets other memory, or more
