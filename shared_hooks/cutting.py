@@ -89,6 +89,8 @@ class _Cutter:
         for storage in self.frontier:
             if storage.opaque:
                 raise CutRefused("a sparse, nested or quantised tensor crosses")
+            if storage.foreign:
+                raise CutRefused("a value that no operation made (threads, NumPy, an extension) crosses")
             if storage.outside:
                 raise CutRefused("the model keeps a value of this request in its own state, and reads it after the cut")
         inputs = tuple(self._source_of_input(value) for value in self.trace.inputs)

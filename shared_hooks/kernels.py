@@ -12,6 +12,9 @@ from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, i
 from shared_hooks.trace import Event, Op, Span, Storage
 from shared_hooks.trees import UnknownHolder, flatten
 
+# an indexing of more rows counts as reading everything
+MAX_ROWS = 512
+
 
 class KernelLog(Ledger):
     """A ledger that also keeps the data events, and what follows from them: what depends on the inputs."""
@@ -50,6 +53,9 @@ class KernelLog(Ledger):
         reads = []
         if not is_view and func._schema.name not in FORM_ONLY:
             reads = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
+            rows = self._rows(func, args)
+            if rows is not None:
+                reads = [*rows, *(span for tensor, span in zip(inputs, spans, strict=True) if tensor is not args[0])]
         draws = before is not None and not torch.equal(before, _random_state(func, kwargs, result))
         reads_tainted = any(storage.tainted <= seq for storage, _ in reads)
         writes = [span[0] for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in written]
@@ -78,6 +84,26 @@ class KernelLog(Ledger):
                 writes.clear()  # it changes no data, and models detach their weights
         self._note_writes(writes)
         return result
+
+    def _rows(self, func: Any, args: tuple[Any, ...]) -> list[Span] | None:
+        """What of its first argument an indexing reads, where the index is a constant; None where that is not known."""
+        name = func._schema.name
+        if name not in ("aten::index_select", "aten::index") or self.dynamic:
+            return None  # an index that Python made after it had read data may be made from the data
+        source = args[0]
+        chosen = [(args[1], args[2])] if name == "aten::index_select" else list(enumerate(args[1]))
+        chosen = [(dim, index) for dim, index in chosen if index is not None]
+        if len(chosen) != 1 or source.dim() == 0 or self.storage_of(source).opaque:
+            return None
+        dim, index = chosen[0]
+        storage = self.storage_of(index)
+        if index.dtype not in (torch.int64, torch.int32) or storage.opaque or storage.tainted <= self.seq:
+            return None
+        numbers = (index.reshape(-1) % source.shape[dim]).unique().tolist()
+        starts = [number for number in numbers if number - 1 not in set(numbers)] if len(numbers) <= MAX_ROWS else []
+        stops = [number + 1 for number in numbers if number + 1 not in set(numbers)] if starts else []
+        runs = [source.narrow(dim, start, stop - start) for start, stop in zip(starts, stops, strict=True)]
+        return [self.span(run) for run in runs] or None
 
     def _note_draw(self, generator: torch.Generator | None, tensors: list[torch.Tensor]) -> None:
         if generator is None:

@@ -12,12 +12,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.operations import is_mapped
+from shared_hooks.parcel import MAX_RANK
 from shared_hooks.trace import NEVER, Call, Op, Refusal, Storage, Value
 from shared_hooks.trees import flatten
 from shared_hooks.views import View
 
-# the most that a frame may bring
-MAX_RANK = 32
 _POINT = View((1,), (1,), 0)
 
 

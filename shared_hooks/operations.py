@@ -73,6 +73,8 @@ def shape_from_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], re
 
     torch tags its own; of an operation of anybody else's the form must come out of a run without data (on ``meta``).
     """
+    if func._schema.name == "aten::index":  # tagged for its masks
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     if torch.Tag.dynamic_output_shape in func.tags or func._schema.name in _SHAPED_BY_DATA:
         return True
     if not is_foreign(func):

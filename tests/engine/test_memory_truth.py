@@ -223,14 +223,14 @@ def table_from_a_global_array(net: Net, x: Tensor) -> Tensor:
     return net.c(net.b(net.a(x) + table) * table)
 
 
-@claim("input", 0, because="its own state|outside torch")
+@claim("input", 0, because="no operation made|outside torch")
 def data_through_numpy(net: Net, x: Tensor) -> Tensor:
     hidden = net.a(x)
     table = torch.from_numpy(np.sin(hidden.numpy()))
     return net.c(net.b(hidden) * table)
 
 
-@claim("input", 0, because="its own state|outside torch")
+@claim("input", 0, because="no operation made|outside torch")
 def data_through_a_buffer_of_bytes(net: Net, x: Tensor) -> Tensor:
     hidden = net.a(x)
     table = torch.frombuffer(bytearray(hidden.numpy().tobytes()), dtype=torch.float32).view(2, 8)
