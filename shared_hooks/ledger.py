@@ -12,13 +12,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.operations import is_mapped
+from shared_hooks.parcel import MAX_RANK
 from shared_hooks.trace import NEVER, Call, Op, Refusal, Storage, Value
 from shared_hooks.trees import flatten
 from shared_hooks.views import View
 
 PRUNE = 32
-# the most that a frame may bring
-MAX_RANK = 32
 _POINT = View((1,), (1,), 0)
 
 
@@ -106,7 +105,9 @@ class Ledger:
         if len(self._alive) > self._prune_at:
             self._prune()
         elements = size // tensor.dtype.itemsize
-        storage = Storage(self._number(), elements, tensor.dtype, tensor.device.type, -1 if created is None else created)
+        storage = Storage(
+            self._number(), elements, tensor.dtype, tensor.device.type, -1 if created is None else created
+        )
         storage.outside = created is None
         storage.nbytes = size
         self.storages[key] = storage
