@@ -86,7 +86,7 @@ class _Cutter:
 
     def work(self) -> Cutting:
         if self.layer is not None:
-            self._check_trace()
+            self._check_trace(self.layer)
         for storage in self.frontier:
             if storage.opaque:
                 raise CutRefused("a sparse, nested or quantised tensor crosses")
@@ -121,9 +121,11 @@ class _Cutter:
                 before[call.path] = max(before.get(call.path, 0), call.number)
         return {path: before[path] for path in sorted(again) if path in before}
 
-    def _check_trace(self) -> None:
+    def _check_trace(self, layer: Call) -> None:
         """Reasons to refuse that hold for the model rather than for one value."""
         trace = self.trace
+        if layer.layer_id in trace.unsettled:
+            raise CutRefused(f"here the model's Python state cannot be left: {trace.unsettled[layer.layer_id]}")
         if trace.unsteady:
             raise CutRefused(trace.unsteady)
         if trace.draws and min(trace.draws) < self.position < max(trace.draws):

@@ -15,8 +15,10 @@ from shared_hooks.errors import UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
+from shared_hooks.outliving import Judge
 from shared_hooks.plan import Plan
-from shared_hooks.recorder import record
+from shared_hooks.python_state import PythonState
+from shared_hooks.recorder import record, told
 from shared_hooks.report import identical
 from shared_hooks.session import run_plain
 from shared_hooks.trace import Trace
@@ -123,28 +125,71 @@ class Planner:
         return []
 
     def _record_quietly(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
-        """As if nobody had planned: the caller's random numbers go on, and buffers are put back."""
+        """As if nobody had planned: the caller's random numbers go on, buffers and Python state are put back.
+
+        Of Python state only what was built once and hangs on no input (a table of positions) stays: the plan is of runs
+        that find it there.
+        """
         weight = self.weight()
-        with torch.random.fork_rng(devices=[weight.device] if weight is not None and weight.is_cuda else []):
-            buffers = Buffers(self._model)
+        devices = [weight.device] if weight is not None and weight.is_cuda else []
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            buffers, trial = Buffers(self._model), _Trial(self._model, self._modules, args, kwargs)
             try:
-                return self._record(args, kwargs, settle=settle)
+                return trial.run(settle=settle)
             finally:
+                trial.end()
                 buffers.restore()
 
-    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
+
+class _Trial:
+    """The runs of a model that make one trace."""
+
+    def __init__(
+        self, model: nn.Module, modules: dict[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._model = model
+        self._modules = modules
+        self._inputs = args, kwargs
+        self._random = torch.get_rng_state()
+        self._before = PythonState(model)
+        self._keeps_what_it_built = False
+
+    def _fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        torch.set_rng_state(self._random)
+        return copied(*self._inputs)
+
+    def run(self, *, settle: bool) -> Trace:
         """``settle``: run once before, so that caches are built and the state is steady."""
-        random_state = torch.get_rng_state()
-
-        def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
-            torch.set_rng_state(random_state)
-            return copied(args, kwargs)
-
-        first = run_plain(self._model, *fresh()) if settle else None
-        trace, second = record(self._model, self._modules, fresh)
-        if settle and not identical(first, second):
+        first = run_plain(self._model, *self._fresh()) if settle else None
+        built = self._before.changes()
+        state = PythonState(self._model) if built else self._before
+        trace, second, judge = record(self._model, self._modules, self._fresh, state)
+        kept = judge.findings()
+        if kept and not settle:
+            self._before.restore()
+            return self.run(settle=True)
+        kept += judge.from_data()
+        if not kept and any(Judge(self._before, judge.log).matters(change) for change in built):
+            kept = self._built_from_inputs()
+            self._keeps_what_it_built = not kept
+        if state.overflow:
+            trace.unsteady = "the model keeps more Python objects than are looked at"
+        elif kept:
+            trace.unsteady = f"the model keeps state from one run to the next: {told(kept)}"
+        elif settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
         return trace
+
+    def _built_from_inputs(self) -> list[str]:
+        """What the first run leaves in the model's state for good must hang on no input; names of what does."""
+        self._before.restore()
+        _, _, judge = record(self._model, self._modules, self._fresh, self._before)
+        return [change.name for change in self._before.changes() if judge.depends(change)]
+
+    def end(self) -> None:
+        """Put the model's state back, but for what it keeps for good."""
+        if not self._keeps_what_it_built:
+            self._before.restore()
 
 
 def _find_anchor(model: nn.Module) -> tuple[dict[str, Any] | None, str]:

@@ -8,7 +8,7 @@ element by element, and anything that runs out of the function mode's sight. Bot
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,7 +31,9 @@ from shared_hooks.operations import (
     literals_of,
     name_of,
 )
-from shared_hooks.python_state import StateWatch, contents_of, is_custom, plain_tensors
+from shared_hooks.outliving import Judge
+from shared_hooks.purity import pure_modules
+from shared_hooks.python_state import PythonState
 from shared_hooks.trace import NEVER, Call, Event, Op, Trace, Value
 from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
 from shared_hooks.views import View
@@ -40,19 +42,20 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def record(
-    model: nn.Module, modules: dict[nn.Module, ModuleInfo], fresh_inputs: Callable[[], Inputs]
-) -> tuple[Trace, Any]:
-    """Run the model on fresh inputs; return what it did, and its output. The model's own exceptions pass through.
+    model: nn.Module, modules: dict[nn.Module, ModuleInfo], fresh_inputs: Callable[[], Inputs], state: PythonState
+) -> tuple[Trace, Any, Judge]:
+    """Run the model on fresh inputs; return what it did, its output, and a judge of what it did to ``state``, which is
+    the model's Python state now. The model's own exceptions pass through.
 
     A tensor that no operation made is a constant kept somewhere (a global, a closure), or the work of code that torch
     does not see. Where there are such tensors the model is recorded again: what is there a second time is a constant.
     """
-    recorder = Recorder(model, modules, [])
+    recorder = Recorder(model, modules, state, [])
     output = recorder.watch(*fresh_inputs())
     if recorder.unknown:
-        recorder = Recorder(model, modules, recorder.unknown)
+        recorder = Recorder(model, modules, state, recorder.unknown)
         output = recorder.watch(*fresh_inputs())
-    return recorder.finish(output), output
+    return recorder.finish(output), output, recorder.judge
 
 
 class _Functions(TorchFunctionMode):
@@ -87,13 +90,24 @@ class _Kernels(TorchDispatchMode):
 class Recorder(KernelLog):
     """The session that builds a `Trace`; one run, one thread."""
 
-    def __init__(self, model: nn.Module, modules: dict[nn.Module, ModuleInfo], constants: list[torch.Tensor]) -> None:
-        super().__init__([*model.parameters(), *model.buffers(), *plain_tensors(model), *constants])
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: dict[nn.Module, ModuleInfo],
+        state: PythonState,
+        constants: list[torch.Tensor],
+    ) -> None:
+        super().__init__([*model.parameters(), *model.buffers(), *state.tensors(), *constants])
         self.model = model
         self.modules = modules
         self.muted = False
         self.counts: dict[str, int] = {}
-        self.python = StateWatch(modules)
+        self.pure = pure_modules(modules)
+        self.judge = Judge(state, self)
+        self.looked = False
+        self.pure_stack = [True]  # what is around the model is no code of its
+        self.half_done: dict[int, str] = {}
+        self.unsettled: dict[int, str] = {}
         self.layers: list[Call] = []
         self.ops: list[Op] = []
 
@@ -130,11 +144,12 @@ class Recorder(KernelLog):
         if module._forward_hooks or module._forward_pre_hooks:
             for outer in self.stack:
                 outer.keep = outer.keep or "a module inside it has hooks of somebody else's"
+        pure = module in self.pure and all(map(_is_plain, (*args, *kwargs.values())))
+        self.looked &= pure and self.pure_stack[-1]
+        self.pure_stack.append(pure)
         storages = len(self.storages)
-        given = contents_of((*args, *kwargs.values()))
-        custom = is_custom(module)
-        if custom:
-            self._note_state()
+        if not pure:
+            call.keep = call.keep or "its Python may change state"
         self.stack.append(call)
         self.in_opaque += info.opaque
         self.muted = False
@@ -143,14 +158,11 @@ class Recorder(KernelLog):
         finally:
             self.muted = True
             self.in_opaque -= info.opaque
-            if custom:
-                self._note_state()
             call.exit = self.tick()
             self.stack.pop()
+            self.pure_stack.pop()
             self.muted = False
         self.muted = True
-        if contents_of((*args, *kwargs.values())) != given:
-            call.keep = call.keep or "it changes a list or dictionary that it is given"
         try:
             call.structure, tensors = flatten(output, plain=True)
         except UnknownHolder:
@@ -164,14 +176,27 @@ class Recorder(KernelLog):
         if not call.has_child:
             call.layer_id = len(self.layers)
             self.layers.append(call)
+            self._look(call.layer_id)
+        # whoever called it goes on now
+        self.looked &= self.pure_stack[-1]
         self.muted = False
         return output
 
-    def _note_state(self) -> None:
-        """If attributes changed since the last look, the calls that are running did it."""
-        if self.python.changed():
-            for call in self.stack:
-                call.keep = call.keep or "it changes Python attributes of a module"
+    def _look(self, layer: int) -> None:
+        """Is the state as it was at the beginning? Only where code that may write state has run since the last look."""
+        if self.looked:
+            before = layer - 1
+            for found in (self.half_done, self.unsettled):
+                if before in found:
+                    found[layer] = found[before]
+            return
+        self.looked = True
+        changes = [change for change in self.judge.state.changes() if self.judge.matters(change)]
+        if changes:
+            self.half_done[layer] = told(change.name for change in changes)
+        stuck = [change.name for change in changes if not change.can_be_undone]
+        if stuck:
+            self.unsettled[layer] = told(stuck)
 
     def _opaque_effects(self, call: Call, args: list[torch.Tensor], results: list[torch.Tensor], known: int) -> None:
         """A scripted or compiled module may run fused kernels that nobody sees: take its arguments as read."""
@@ -298,7 +323,22 @@ class Recorder(KernelLog):
             self.dynamic,
             self.foreign,
             self.draws,
+            half_done=self.half_done,
+            unsettled=self.unsettled,
         )
+
+
+def told(names: Iterable[str]) -> str:
+    """The first few, and how many more."""
+    known = list(dict.fromkeys(names))
+    return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
+
+
+def _is_plain(value: Any) -> bool:
+    """An argument that a module can do nothing to but by an operation."""
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str, torch.Tensor, nn.Parameter)
 
 
 def _mark_escapes(root: Call, values: list[Value]) -> None:

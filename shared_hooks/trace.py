@@ -144,7 +144,9 @@ class Trace:
     ``input_structure``: of (args, kwargs); ``end``: the last seq; ``dynamic``: where Python read data; ``foreign``:
     the last
     seq at which a tensor appeared that no operation made (threads of the model's own, extensions), -1 if none;
-    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree.
+    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree. By layer id, where the model's
+    Python state after that layer is not as it is after the forward: ``half_done`` what has to be put back after a head,
+    ``unsettled`` what cannot be.
     """
 
     root: Call
@@ -160,6 +162,8 @@ class Trace:
     foreign: int
     draws: list[int]
     unsteady: str = ""
+    half_done: dict[int, str] = field(default_factory=dict)
+    unsettled: dict[int, str] = field(default_factory=dict)
 
     @cached_property
     def calls(self) -> list[Call]:
