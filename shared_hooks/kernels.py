@@ -32,7 +32,7 @@ class KernelLog(Ledger):
         before = _random_state(func, kwargs, inputs) if may_draw else None
         result = func(*args, **kwargs)
         outputs = arguments_of((result,), {})
-        written, unread = _written(func, args, kwargs)
+        written, unread = written_by(func, args, kwargs)
         made = [self.storage_of(tensor, created=seq) for tensor in outputs]
         is_view = bool(made) and not written and all(storage.index in known for storage in made)
         reads = []
@@ -94,7 +94,7 @@ class KernelLog(Ledger):
                     call.keep = call.keep or "it writes in place to a value made outside it"
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[set[int], set[int]]:
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[set[int], set[int]]:
     """Identities of the tensors an operation writes, and of those among them that it does not read."""
     written: set[int] = set()
     unread: set[int] = set()

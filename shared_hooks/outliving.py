@@ -14,6 +14,7 @@ import torch
 
 from shared_hooks.kernels import KernelLog
 from shared_hooks.python_state import MISSING, Change, PythonState
+from shared_hooks.taint import Taint
 from shared_hooks.trace import NEVER
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -28,6 +29,11 @@ class Judge:
         self.log = log
         self._read: dict[str, bool] = {}
 
+    @property
+    def reads_data(self) -> bool:
+        """Whether Python has looked at values that hang on the inputs."""
+        return bool(self.log.dynamic or self.log.escaped)
+
     def findings(self) -> list[str]:
         """Names of the changes that matter."""
         return [change.name for change in self.state.changes() if self.matters(change)]
@@ -40,7 +46,7 @@ class Judge:
 
     def from_data(self) -> list[str]:
         """Names of attributes that the model's code sets to plain values, where it reads data: they may be data."""
-        if not (self.log.dynamic or self.log.escaped):
+        if not self.reads_data:
             return []
         return [
             place.entry(key)
@@ -60,12 +66,6 @@ class Judge:
             self._read[name] = reach.reads(name) or bool(_BY_NAME & reach.names)
         return not self._read[name]
 
-    def depends(self, change: Change) -> bool:
-        """Whether what is there now hangs on the inputs, or may."""
-        if isinstance(change.now, _PLAIN):
-            return bool(self.log.dynamic or self.log.escaped) and change.now is not None
-        return any(self._is_tainted(tensor) for tensor in _tensors_in(change.now, set()))
-
     def _is_tainted(self, tensor: torch.Tensor) -> bool:
         return self.log.storage_of(tensor).tainted < NEVER
 
@@ -75,7 +75,7 @@ class Judge:
         if type(before) is not type(now) or not depth:
             return False
         if isinstance(before, _PLAIN):
-            return bool(before == now) and not (self.log.dynamic or self.log.escaped)
+            return bool(before == now) and not self.reads_data
         if isinstance(before, torch.Tensor):
             return not self._is_tainted(now) and _same_bits(before, now)
         if isinstance(before, (list, tuple)):
@@ -95,6 +95,13 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return torch.equal(a, b)
+
+
+def depends(change: Change, taint: Taint, *, reads_data: bool) -> bool:
+    """Whether what a change has put there hangs on the inputs, or may. ``reads_data``: Python looked at values."""
+    if isinstance(change.now, _PLAIN):
+        return reads_data and change.now is not None
+    return any(map(taint.has, _tensors_in(change.now, set())))
 
 
 def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:

@@ -15,12 +15,13 @@ from shared_hooks.errors import UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
-from shared_hooks.outliving import Judge
+from shared_hooks.outliving import Judge, depends
 from shared_hooks.plan import Plan
 from shared_hooks.python_state import PythonState
 from shared_hooks.recorder import record, told
 from shared_hooks.report import identical
 from shared_hooks.session import run_plain
+from shared_hooks.taint import Taint
 from shared_hooks.trace import Trace
 from shared_hooks.trees import UnknownHolder
 
@@ -170,7 +171,7 @@ class _Trial:
             return self.run(settle=True)
         kept += judge.from_data()
         if not kept and any(Judge(self._before, judge.log).matters(change) for change in built):
-            kept = self._built_from_inputs()
+            kept = self._built_from_inputs(reads_data=judge.reads_data)
             self._keeps_what_it_built = not kept
         if state.overflow:
             trace.unsteady = "the model keeps more Python objects than are looked at"
@@ -180,11 +181,14 @@ class _Trial:
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
         return trace
 
-    def _built_from_inputs(self) -> list[str]:
+    def _built_from_inputs(self, *, reads_data: bool) -> list[str]:
         """What the first run leaves in the model's state for good must hang on no input; names of what does."""
         self._before.restore()
-        _, _, judge = record(self._model, self._modules, self._fresh, self._before)
-        return [change.name for change in self._before.changes() if judge.depends(change)]
+        args, kwargs = self._fresh()
+        taint = Taint((args, kwargs))
+        with taint:
+            run_plain(self._model, args, kwargs)
+        return [change.name for change in self._before.changes() if depends(change, taint, reads_data=reads_data)]
 
     def end(self) -> None:
         """Put the model's state back, but for what it keeps for good."""

@@ -1,0 +1,59 @@
+"""Which tensors of one run hang on its inputs, or on random numbers: a look at the kernels alone, by whole storages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shared_hooks.kernels import written_by
+from shared_hooks.operations import FORM_ONLY, arguments_of
+from shared_hooks.trees import tensors_in
+
+
+class Taint(TorchDispatchMode):
+    """Active while the model runs on ``inputs``; asked afterwards."""
+
+    def __init__(self, inputs: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._marked: dict[int, StorageWeakRef] = {}
+        for tensor in tensors_in(inputs):
+            self._mark(tensor)
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = arguments_of(args, kwargs)
+        written, unread = written_by(func, args, kwargs)
+        reads = [] if func._schema.name in FORM_ONLY else [tensor for tensor in given if id(tensor) not in unread]
+        taints = torch.Tag.nondeterministic_seeded in func.tags or any(map(self.has, reads))
+        result = func(*args, **kwargs)
+        for tensor in [*arguments_of((result,), {}), *(tensor for tensor in given if id(tensor) in written)]:
+            if taints:
+                self._mark(tensor)
+            elif id(tensor) in unread and _is_whole(tensor):
+                self._marked.pop(_key(tensor), None)
+        return result
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether it hangs on the inputs; so does what cannot be told."""
+        key = _key(tensor)
+        return key in self._marked or key == 0
+
+    def _mark(self, tensor: torch.Tensor) -> None:
+        key = _key(tensor)
+        if key:
+            # a weak reference keeps the address from being used again
+            self._marked[key] = StorageWeakRef(tensor.untyped_storage())
+
+
+def _key(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
