@@ -85,6 +85,8 @@ class _Cutter:
         self.last_write: dict[Storage, tuple[list[Any] | None, Op]] = {}
 
     def work(self) -> Cutting:
+        if self.trace.unsteady:  # even before the first layer: the state is one side's, not the other's
+            raise CutRefused(self.trace.unsteady)
         if self.layer is not None:
             self._check_trace(self.layer)
         for storage in self.frontier:
@@ -126,8 +128,6 @@ class _Cutter:
         trace = self.trace
         if layer.layer_id in trace.unsettled:
             raise CutRefused(f"here the model's Python state cannot be left: {trace.unsettled[layer.layer_id]}")
-        if trace.unsteady:
-            raise CutRefused(trace.unsteady)
         if trace.draws and min(trace.draws) < self.position < max(trace.draws):
             raise CutRefused("random numbers are drawn before and after it, and a generator's state does not cross")
         if trace.foreign >= self.position:

@@ -97,10 +97,10 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(a, b)
 
 
-def depends(change: Change, taint: Taint, *, reads_data: bool) -> bool:
-    """Whether what a change has put there hangs on the inputs, or may. ``reads_data``: Python looked at values."""
+def depends(change: Change, taint: Taint) -> bool:
+    """Whether what a change has put there hangs on the inputs, or may."""
     if isinstance(change.now, _PLAIN):
-        return reads_data and change.now is not None
+        return taint.reads_data and change.now is not None
     return any(map(taint.has, _tensors_in(change.now, set())))
 
 

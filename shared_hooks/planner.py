@@ -11,7 +11,7 @@ from torch import nn
 
 from shared_hooks import context
 from shared_hooks.copies import Buffers, copied
-from shared_hooks.errors import UnknownLayer
+from shared_hooks.errors import CutRefused, UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
@@ -161,6 +161,8 @@ class _Trial:
 
     def run(self, *, settle: bool) -> Trace:
         """``settle``: run once before, so that caches are built and the state is steady."""
+        if self._before.unrepeatable:
+            raise CutRefused(f"planning would move what cannot be put back: {told(self._before.unrepeatable)}")
         first = run_plain(self._model, *self._fresh()) if settle else None
         built = self._before.changes()
         state = PythonState(self._model) if built else self._before
@@ -171,7 +173,7 @@ class _Trial:
             return self.run(settle=True)
         kept += judge.from_data()
         if not kept and any(Judge(self._before, judge.log).matters(change) for change in built):
-            kept = self._built_from_inputs(reads_data=judge.reads_data)
+            kept = self._built_from_inputs()
             self._keeps_what_it_built = not kept
         if state.overflow:
             trace.unsteady = "the model keeps more Python objects than are looked at"
@@ -181,14 +183,14 @@ class _Trial:
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
         return trace
 
-    def _built_from_inputs(self, *, reads_data: bool) -> list[str]:
+    def _built_from_inputs(self) -> list[str]:
         """What the first run leaves in the model's state for good must hang on no input; names of what does."""
         self._before.restore()
         args, kwargs = self._fresh()
         taint = Taint((args, kwargs))
         with taint:
             run_plain(self._model, args, kwargs)
-        return [change.name for change in self._before.changes() if depends(change, taint, reads_data=reads_data)]
+        return [change.name for change in self._before.changes() if depends(change, taint)]
 
     def end(self) -> None:
         """Put the model's state back, but for what it keeps for good."""

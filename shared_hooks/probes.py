@@ -1,4 +1,4 @@
-"""State that objects written in C keep out of sight: asked for, compared by value, and put back where that can be done."""
+"""State that objects written in C keep out of sight: asked for, compared by value, put back where that can be done."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Probe:
 
     inside: tuple[Any, ...] = ()
     can_be_undone = True
+    only_goes_on = False
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -107,6 +108,7 @@ class _Cache(Probe):
 class _Generator(Probe):
     """Something that runs in steps, and cannot be wound back."""
 
+    only_goes_on = True
     can_be_undone = False
 
     def now(self) -> Any:
@@ -115,6 +117,7 @@ class _Generator(Probe):
 
 
 class _Iterator(Probe):
+    only_goes_on = True
     can_be_undone = False
 
     def now(self) -> Any:

@@ -1,7 +1,7 @@
 """All mutable Python state that a model's code can reach, as it is at one moment: to compare, and to put back.
 
-From the modules it goes through attributes, lists, dictionaries, sets, deques, plain objects, closures, class attributes
-and the globals that the model's code names; not into torch, the standard library, or tensors (those count by identity).
+From the modules it goes through attributes, containers, plain objects, closures, class attributes and the globals that
+the model's code names; not into torch, the standard library, or tensors (those count by identity).
 What is remembered of each container is a shallow copy, so "the same" means the same objects: an equal one is a change.
 
 Comparing is made to be cheap, since planning does it after many layers: one pass over all containers, in C.
@@ -252,6 +252,11 @@ class PythonState:
         if self.settings is not None:
             self.settings.restore()
         return [change.name for change in self.changes()]
+
+    @property
+    def unrepeatable(self) -> list[str]:
+        """Names of generators and iterators: they only go on."""
+        return [name for name, probe, _ in self.probes if probe.only_goes_on]
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor that was found."""

@@ -107,7 +107,7 @@ def _only_added_to(steps: list[dis.Instruction]) -> bool:
     load, operand, operation, last = steps[:4]
     return (
         operand.opname in ("LOAD_CONST", "LOAD_FAST", "LOAD_SMALL_INT")
-        and (operation.argrepr.endswith("=") and operation.opname == "BINARY_OP" or "INPLACE_" in operation.opname)
+        and ((operation.argrepr.endswith("=") and operation.opname == "BINARY_OP") or "INPLACE_" in operation.opname)
         and last.opname == "STORE_ATTR"
         and last.argval == load.argval
     )
