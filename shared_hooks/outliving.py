@@ -27,6 +27,8 @@ class Judge:
     def __init__(self, state: PythonState, log: KernelLog) -> None:
         self.state = state
         self.log = log
+        self.seen: dict[Any, Change] = {}
+        """What has changed at any time during the run, whether it matters or not."""
         self._read: dict[str, bool] = {}
 
     @property
@@ -35,8 +37,14 @@ class Judge:
         return bool(self.log.dynamic or self.log.escaped)
 
     def findings(self) -> list[str]:
-        """Names of the changes that matter."""
-        return [change.name for change in self.state.changes() if self.matters(change)]
+        """Names of the changes that matter, now."""
+        return [change.name for change in self.changes()]
+
+    def changes(self) -> list[Change]:
+        """The changes that matter, now."""
+        found = self.state.changes()
+        self.seen.update((change.name, change) for change in found)
+        return [change for change in found if self.matters(change)]
 
     def matters(self, change: Change) -> bool:
         """Whether a change tells on later runs."""

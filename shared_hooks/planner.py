@@ -15,6 +15,7 @@ from shared_hooks.errors import CutRefused, UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
+from shared_hooks.numbers import Numbers, Spot
 from shared_hooks.outliving import Judge, depends
 from shared_hooks.plan import Plan
 from shared_hooks.python_state import PythonState
@@ -46,10 +47,12 @@ class Planner:
         self._depth = depth
         self._lifecycle = lifecycle
         self._anchor = _find_anchor(model)
-        self._plans: OrderedDict[str, list[Plan]] = OrderedDict()
+        self._plans: OrderedDict[Any, list[Plan]] = OrderedDict()
+        self._numbers: Numbers | None = None
+        self._own: set[Spot] = set()
         self._latest: Plan | None = None
         self._obstacle = "call plan() or forward() with example inputs first"
-        self._impossible: set[str] = set()
+        self._impossible: set[Any] = set()
         self._lock = threading.RLock()
         self.made = 0
         """How often the model was recorded."""
@@ -82,14 +85,16 @@ class Planner:
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any], unless_known: bool) -> list[Plan]:
         """The plan of these inputs; or those of their signature, if another thread has made any meanwhile."""
-        key, digest, around = context.signature(self._modules, self.weight(), args, kwargs)
+        digest, around = context.signature(self._modules, args, kwargs)
+        key = self._key(args, kwargs)
         with self._lock:
             if unless_known and self._plans.get(key):
                 return list(self._plans[key])
             self.made += 1
+            trace = self._record_quietly(args, kwargs, settle=not self._plans.get(key))
+            key = self._key(args, kwargs)  # only now it is known what the model changes by itself
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
-            trace = self._record_quietly(args, kwargs, settle=not paths)
             plan = Plan(trace, digest, self._depth, around, self._aliases)
             for known in paths:
                 if known.path == plan.path:
@@ -105,18 +110,22 @@ class Planner:
             self._latest = plan
             return [plan]
 
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        numbers = 0 if self._numbers is None else self._numbers.current()
+        return numbers, context.key_of(self._modules, self.weight(), args, kwargs)
+
     def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The plans of these inputs' signature; made now if there is none."""
-        key = context.signature(self._modules, self.weight(), args, kwargs)[0]
+        key = self._key(args, kwargs)
         with self._lock:
             known = list(self._plans.get(key, ()))
         return known or self._told(args, kwargs, unless_known=True)
 
     def plans_if_possible(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The same for a forward without a cut: a model that cannot be planned cannot be cut, but it can run."""
-        key = ""
+        key: Any = None
         try:
-            key = context.signature(self._modules, self.weight(), args, kwargs)[0]
+            key = self._key(args, kwargs)
             return [] if key in self._impossible else self.plans_for(args, kwargs)
         except UnknownHolder as error:
             self._obstacle = str(error)
@@ -140,6 +149,9 @@ class Planner:
             finally:
                 trial.end()
                 buffers.restore()
+                if self._numbers is None or not trial.changed <= self._own:
+                    self._own |= trial.changed
+                    self._numbers = Numbers(PythonState(self._model), self._own)
 
 
 class _Trial:
@@ -154,6 +166,8 @@ class _Trial:
         self._random = torch.get_rng_state()
         self._before = PythonState(model)
         self._keeps_what_it_built = False
+        self.changed: set[Spot] = set()
+        """The attributes that the model changes by itself."""
 
     def _fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         torch.set_rng_state(self._random)
@@ -167,6 +181,7 @@ class _Trial:
         built = self._before.changes()
         state = PythonState(self._model) if built else self._before
         trace, second, judge = record(self._model, self._modules, self._fresh, state)
+        self.changed |= {change.spot for change in [*built, *judge.seen.values()] if change.spot is not None}
         kept = judge.findings()
         if kept and not settle:
             self._before.restore()

@@ -60,6 +60,8 @@ class Change:
     now: Any
     is_attribute: bool = False
     can_be_undone: bool = True
+    spot: tuple[int, str] | None = None
+    """Of an attribute: the identity of what holds it, and its name."""
 
     @property
     def attribute(self) -> str:
@@ -100,7 +102,7 @@ class Place:
         for key in [*now, *(key for key in before if key not in now)]:
             old, new = before.get(key, MISSING), now.get(key, MISSING)
             if new is not old and not isinstance(new, Shim) and not isinstance(old, Shim):
-                found.append(Change(self.entry(key), old, new, self.is_attributes))
+                found.append(Change(self.entry(key), old, new, self.is_attributes, True, (id(self.owner), key)))
         if not found and self.in_order and list(now) != [key for key in before if key in now]:
             found.append(Change(self.name, MISSING, MISSING))
         return found

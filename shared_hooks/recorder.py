@@ -191,7 +191,7 @@ class Recorder(KernelLog):
                     found[layer] = found[before]
             return
         self.looked = True
-        changes = [change for change in self.judge.state.changes() if self.judge.matters(change)]
+        changes = self.judge.changes()
         if changes:
             self.half_done[layer] = told(change.name for change in changes)
         stuck = [change.name for change in changes if not change.can_be_undone]

@@ -27,7 +27,7 @@ class Taint(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         self._values.__enter__()  # type: ignore[no-untyped-call]
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
