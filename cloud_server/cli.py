@@ -58,7 +58,7 @@ def serve(config: ServerConfig) -> int:
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     engines = []
     for entry in config.models:
-        engines.append(ServedModel(entry, device, lifecycle))
+        engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
     with Core(engines, config.limits, config.workers, config.hooks, lifecycle) as core:
         server = CloudServer(core, config.listen)
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.

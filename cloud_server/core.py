@@ -20,7 +20,7 @@ from cloud_server.limits import Limits
 from cloud_server.load import QueueClock
 from cloud_server.probe import Probe
 from cloud_server.profiles import Profiles
-from cloud_server.recipes import RecipeCache
+from cloud_server.crossings import CrossingCache
 from cloud_server.request import Request
 from cloud_server.session import Session
 from cloud_server.workers import Workers
@@ -51,7 +51,7 @@ class Core:
             if engine.identity.model_id in self.engines:
                 raise SpecError(f'models: two are called "{engine.identity.model_id}"')
             self.engines[engine.identity.model_id] = engine
-        self.recipes = RecipeCache(self.limits)
+        self.crossings = CrossingCache(self.limits)
         self.books = Books(self.limits, self.check_open, self.lifecycle)
         self._changed = self.books.changed  # guards draining and sessions, too: nothing comes in beside a drain
         self._draining = False

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from shared_hooks import ForwardMetrics, LayerMetrics, Recipe
+from shared_hooks import Crossing, ForwardMetrics, LayerMetrics
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Engine(Protocol):
     @property
     def identity(self) -> Identity: ...
 
-    def admit(self, recipe: Recipe, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+    def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks what a request announces, before anything is allocated for it; raises an IsthmusError otherwise."""
 
-    def compute(self, recipe: Recipe, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
+    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
         """Runs the tail on a complete payload, which it may keep and write to. Raises an IsthmusError."""
 
     def admit_file(

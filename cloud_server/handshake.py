@@ -8,7 +8,7 @@ from cloud_server.engine import Engine, Identity
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Disagreement, UnknownModel
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_NAME = 256
 
 

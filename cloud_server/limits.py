@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from shared_hooks import RehearsalLimits
 from shared_hooks.errors import SpecError
 
 KIB = 1 << 10
@@ -29,13 +30,29 @@ class Limits:
     max_pending_bytes: int = 2 * GIB
     """Payload bytes of these requests together."""
     max_message_bytes: int = 16 * MIB
-    """One frame: a chunk, a header or a recipe."""
+    """One frame: a chunk, a header or the description of a cut."""
     chunk_bytes: int = 512 * KIB
     """Size of the chunks in which answers are sent."""
+    max_cut_bytes: int = MIB
+    """Description of one cut."""
+    max_cuts: int = 1024
+    """Descriptions kept, of all clients together."""
+    max_cuts_bytes: int = 16 * MIB
+    """Size of these descriptions together."""
     max_recipes: int = 1024
-    """Recipes kept, of all clients together."""
-    max_recipe_bytes: int = 64 * MIB
-    """Serialized size of these recipes together."""
+    """Recipes (what the tail does at one cut) that a model's engine works out and keeps."""
+    max_recipe_steps: int = 4_000_000
+    """Steps of these recipes together."""
+    max_rehearsal_seconds: float = 20.0
+    """Time to work out one of them, in which a worker answers nobody else."""
+    rehearsal_seconds_per_minute: float = 30.0
+    """Time to work them out in any minute; what is beyond is put off."""
+    max_operations: int = 400_000
+    """Kernels that a model may run on one request, as far as can be foreseen."""
+    max_constant_bytes: int = GIB
+    """Memory that a model's constants may take before the cut (masks, positions), as the inputs' form makes them."""
+    max_elements: int = 1 << 36
+    """Elements of all results of one request, as far as can be foreseen: a bound on a tail's work before it starts."""
     max_answers: int = 4096
     """Answers kept until they are acknowledged."""
     max_answer_bytes: int = 512 * MIB
@@ -78,3 +95,15 @@ class Limits:
                 f"limits.max_request_bytes: expected at most max_pending_bytes ({self.max_pending_bytes}), "
                 f"found {self.max_request_bytes}"
             )
+
+    def rehearsals(self) -> RehearsalLimits:
+        """What working out the tails of clients' cuts may take."""
+        return RehearsalLimits(
+            operations=self.max_operations,
+            native_bytes=self.max_constant_bytes,
+            elements=self.max_elements,
+            seconds=self.max_rehearsal_seconds,
+            recipes=self.max_recipes,
+            steps=self.max_recipe_steps,
+            seconds_a_minute=self.rehearsal_seconds_per_minute,
+        )

@@ -13,7 +13,7 @@ from cloud_server.answers import Key
 from cloud_server.engine import FILE, Computed, Engine
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import Recipe
+from shared_hooks import Crossing
 from shared_hooks.errors import BadFrame, IsthmusError
 from shared_hooks.lifecycle import About
 
@@ -31,13 +31,13 @@ class State(Enum):
 class Request:
     """A request and its payload buffer. State changes happen under the core's lock; bytes are written by one thread."""
 
-    def __init__(self, session: Session, engine: Engine, recipe: Recipe | None, frame: split_pb2.RequestHeader) -> None:
-        """``recipe``: None for a request that brings an input file."""
+    def __init__(self, session: Session, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader) -> None:
+        """``crossing``: None for a request that brings an input file."""
         self.key: Key = (session.client_id, frame.id)
         self.session: Session | None = session
         """The stream to answer on; None once it is gone, another one after a reconnect."""
         self.engine = engine
-        self.recipe = recipe
+        self.crossing = crossing
         self.about = About(frame.id, 0, None, engine.identity.model_id, session.client_id)
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
@@ -95,14 +95,14 @@ class Request:
         return computed
 
     def _compute(self, max_bytes: int) -> Computed:
-        if self.recipe is None:
+        if self.crossing is None:
             return self.engine.compute_file(self.suffix, self.header, self.payload, self.want_metrics, max_bytes)
-        return self.engine.compute(self.recipe, self.header, self.payload, self.want_metrics)
+        return self.engine.compute(self.crossing, self.header, self.payload, self.want_metrics)
 
     @property
     def split(self) -> str:
         """Where the model is cut."""
-        return FILE if self.recipe is None else self.recipe.layer_name
+        return FILE if self.crossing is None else self.crossing.layer_name
 
     @property
     def age_seconds(self) -> float:
@@ -118,7 +118,7 @@ def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:
     """Tells a request that is sent again from another one of its id; the header holds the payload's checksums."""
     digest = hashlib.blake2b(digest_size=16)
     file = frame.file.SerializeToString(deterministic=True)
-    for part in (engine.identity.model_id.encode(), frame.recipe_digest.encode(), frame.header, file):
+    for part in (engine.identity.model_id.encode(), frame.cut_digest.encode(), frame.header, file):
         digest.update(len(part).to_bytes(8, "little") + part)
     digest.update(frame.payload_bytes.to_bytes(8, "little") + bytes([frame.want_metrics]))
     digest.update("\0".join(frame.hooks).encode())

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from cloud_server.config import ModelEntry
+from cloud_server.custody import Custody
 from cloud_server.engine import FILE, Computed, Identity, Progress
-from shared_hooks import EarlyOutput, Parcel, Plan, Recipe, WrappedModel
+from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError, ModelFailed, UnknownLayer
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
@@ -28,13 +29,23 @@ from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 class ServedModel:
     """Implements `cloud_server.engine.Engine`: builds the model of an entry, plans its example, runs its tails."""
 
-    def __init__(self, entry: ModelEntry, device: torch.device, lifecycle: Lifecycle | None = None) -> None:
-        """Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example."""
+    def __init__(
+        self,
+        entry: ModelEntry,
+        device: torch.device,
+        lifecycle: Lifecycle | None = None,
+        rehearsals: RehearsalLimits | None = None,
+    ) -> None:
+        """Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example.
+
+        ``rehearsals`` bounds what working out the tails of clients' cuts may take.
+        """
         self._lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
         self._lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=entry.spec.model_id)
         self._device = device
         self._spec = entry.spec
-        self._wrapped = WrappedModel(entry.spec.load_model(device), depth=entry.depth, lifecycle=self._lifecycle)
+        model = entry.spec.load_model(device)
+        self._wrapped = WrappedModel(model, depth=entry.depth, lifecycle=self._lifecycle, rehearsals=rehearsals)
         self._plan = self._plan_example(entry)
         # Only a model that reads values from its data can take more than one path.
         self._branches = self._plan is not None and any(op.kind is Kind.VALUE for op in self._plan.trace.ops)
@@ -49,6 +60,7 @@ class ServedModel:
             preprocess_digest=entry.spec.preprocess_digest(),
             machine=describe(device),
         )
+        self._custody = Custody(entry.spec.model_id, model, lambda: entry.spec.load_model(device))
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
@@ -67,51 +79,45 @@ class ServedModel:
                 f"{entry.spec.origin}: the model fails on its example: {type(error).__name__}: {error}"
             ) from error
 
-    def admit(self, recipe: Recipe, header: bytes, payload_bytes: int, max_bytes: int) -> None:
-        """Checks that header, recipe and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""
+    def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        """Checks that header, cut and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""
         announced = Parcel.check_header(header, max_bytes)
         if announced != payload_bytes:
             raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
         _, sections = read_header(header)
         decoded = sum(section.raw_bytes for section in sections)
-        if decoded != recipe.payload_bytes:
-            raise BadFrame(f"the header describes {decoded} bytes of tensors, the recipe {recipe.payload_bytes}")
-        if self._plan is not None and recipe.signature == self._plan.signature:
-            self._check_plan(self._plan, recipe)
+        if decoded != crossing.payload_bytes:
+            raise BadFrame(f"the header describes {decoded} bytes of tensors, the cut {crossing.payload_bytes}")
+        if self._plan is not None and crossing.signature == self._plan.signature:
+            self._check_plan(self._plan, crossing)
 
-    def _check_plan(self, plan: Plan, recipe: Recipe) -> None:
-        """For inputs like the example, the server knows by itself what crosses."""
-        if recipe.plan_digest != plan.digest:
-            if self._branches:
-                return  # another path through the model, taken for this input's data: its layers are its own
-            raise Disagreement(
-                "plan: on inputs of these shapes the client's model ran other operations or layers than this side's, "
-                "and it does not branch on data: the code differs"
-            )
-        cut = recipe.layer_id
+    def _check_plan(self, plan: Plan, crossing: Crossing) -> None:
+        """For inputs like the example, the server knows without a rehearsal what crosses."""
+        if self._branches:
+            return  # another path through the model may be taken for this input's data: its layers are its own
+        cut = crossing.layer_id
         try:
             layer = plan.resolve(cut)
         except UnknownLayer as error:
-            raise Disagreement(f"the recipe's cut: {error}") from error
+            raise Disagreement(f"the request's cut: {error}") from error
         name = layer.name if layer else "input"
-        if name != recipe.layer_name:
-            raise Disagreement(f'layer {cut} is "{name}" here, and "{recipe.layer_name}" in the recipe')
+        if name != crossing.layer_name:
+            raise Disagreement(f'layer {cut} is "{name}" here, and "{crossing.layer_name}" in the request')
         plan.cutting(cut)  # raises CutRefused where this side would not cut
         here = plan.frontier_bytes(cut)
-        # A client that knows more paths through the model than this plan sends what those read, too, but never less.
-        if recipe.payload_bytes < here or (recipe.payload_bytes > here and not self._branches):
+        if crossing.payload_bytes != here:
             raise Disagreement(
-                f"after {name} {here} bytes cross by this side's plan, {recipe.payload_bytes} by the recipe"
+                f"after {name} {here} bytes cross by this side's plan, {crossing.payload_bytes} by the request"
             )
 
-    def compute(self, recipe: Recipe, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
+    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
         """The tail on one payload, in whose memory it may work. Raises ModelFailed with the model's error as cause."""
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
-        early = EarlyOutput.unpack(recipe, header, payload, payload.nbytes + recipe.payload_bytes, disposable=True)
+        early = EarlyOutput.unpack(crossing, header, payload, payload.nbytes + crossing.payload_bytes, disposable=True)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=early)
         decoded = time.perf_counter_ns()
-        return self._run(decoded - started, want_metrics, early, start=recipe.layer_id)
+        return self._run(decoded - started, want_metrics, early, start=crossing.layer_id)
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
@@ -153,7 +159,7 @@ class ServedModel:
             if start is None:
                 self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
             with transforms.during(self._wrapped) as changed:
-                output = self._wrapped.forward(*args, start=start, **kwargs)
+                output = self._wrapped.whole(*args, **kwargs) if start is None else self._wrapped.tail(*args)
                 names = changed()
             returned = time.perf_counter_ns()
             if self._device.type == "cuda":
@@ -162,6 +168,8 @@ class ServedModel:
             raise
         except Exception as error:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._custody.check()
         computed = time.perf_counter_ns()
         durations = self._wrapped.durations()  # before more hooks, which may run the model
         layers = tuple(self._wrapped.get_layer_metrics()) if want_metrics else ()

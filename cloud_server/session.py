@@ -96,8 +96,8 @@ class Session:
 
     def _on_frame(self, frame: split_pb2.ClientFrame, uploads: Uploads) -> None:
         kind = frame.WhichOneof("frame")
-        if kind == "recipe":
-            self._core.recipes.add(frame.recipe.digest, frame.recipe.data)
+        if kind == "cut":
+            self._core.crossings.add(frame.cut.digest, frame.cut.data)
         elif kind == "request":
             uploads.announce(frame.request)
         elif kind == "acknowledge":

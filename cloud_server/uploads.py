@@ -53,7 +53,7 @@ class Uploads:
             missing = (
                 isinstance(error, Disagreement)
                 and not frame.HasField("file")
-                and self._core.recipes.get(frame.recipe_digest) is None
+                and self._core.crossings.get(frame.cut_digest) is None
             )
             self._fail(frame.id, error, retry=True if missing else None)
             return
@@ -101,13 +101,13 @@ class Uploads:
             file = frame.file
             self._engine.admit_file(file.suffix, file.preprocess_digest, frame.header, frame.payload_bytes, limit)
             return Request(self._session, self._engine, None, frame)
-        recipe = self._core.recipes.get(frame.recipe_digest)
-        if recipe is None:
-            raise Disagreement(f'no recipe "{frame.recipe_digest[:80]}" is held here; upload it, then ask again')
-        if recipe.payload_bytes > limit:
-            raise TooLarge(f"a frontier of {recipe.payload_bytes} bytes is announced; at most {limit} are accepted")
-        self._engine.admit(recipe, frame.header, frame.payload_bytes, limit)
-        return Request(self._session, self._engine, recipe, frame)
+        crossing = self._core.crossings.get(frame.cut_digest)
+        if crossing is None:
+            raise Disagreement(f'no cut "{frame.cut_digest[:80]}" is held here; upload it, then ask again')
+        if crossing.payload_bytes > limit:
+            raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; at most {limit} are accepted")
+        self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
+        return Request(self._session, self._engine, crossing, frame)
 
     def chunk(self, chunk: ChunkFrame) -> None:
         """A piece of a payload. Raises BadFrame for one that nobody announced."""

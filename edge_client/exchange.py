@@ -16,13 +16,13 @@ from shared_hooks.lifecycle import About, Lifecycle, Stage
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A packed frontier, as the connection sees it: bytes and the digest of the recipe that explains them.
+    """A packed frontier, as the connection sees it: bytes and the digest of the cut's description.
 
-    ``file``: the payload is an input file of this kind instead, and there is no recipe.
+    ``file``: the payload is an input file of this kind instead, and there is no cut.
     """
 
-    recipe_digest: str
-    recipe_data: bytes
+    cut_digest: str
+    cut_data: bytes
     header: bytes
     buffers: tuple[memoryview, ...]
     nbytes: int
@@ -51,7 +51,7 @@ class Exchange:
         on_settled: Callable[[], None] = lambda: None,
     ) -> None:
         self.id = request_id
-        self.recipe_digest = outgoing.recipe_digest
+        self.cut_digest = outgoing.cut_digest
         self.payload_bytes = outgoing.nbytes
         self.until = until  # time.monotonic() at which the caller gives up
         self.stamps = stamps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ class EdgeHalf:
         Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
         """
         early: EarlyOutput
-        early, observations, changed = self._run("head", call, stamps, end=cut)
+        early, observations, changed = self._run(partial(self.wrapped.head, cut), "head", call, stamps)
         records = self.wrapped.last_records()
         stamps.computed = now_ns()
         self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
@@ -164,7 +165,7 @@ class EdgeHalf:
     def whole(self, call: Call, stamps: Stamps) -> Whole:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
-        output, observations, changed = self._run("whole", call, stamps)
+        output, observations, changed = self._run(self.wrapped.whole, "whole", call, stamps)
         layers, forward = self.wrapped.last_records()()  # before hooks, which may run the model
         self.lifecycle.emit(Stage.AFTER_HEAD, split=EDGE_ONLY, output=output)
         stamps.computed = now_ns()
@@ -199,7 +200,9 @@ class EdgeHalf:
         self.lifecycle.emit(Stage.AFTER_DECODE, value=value)
         return value
 
-    def _run(self, part: str, call: Call, stamps: Stamps, **cut: Cut) -> tuple[Any, Observations, tuple[str, ...]]:
+    def _run(
+        self, forward: Callable[..., Any], part: str, call: Call, stamps: Stamps
+    ) -> tuple[Any, Observations, tuple[str, ...]]:
         """The head or the whole, what was observed, and the modules that a Transform may have changed.
 
         Its own time goes to ``stamps.head_ns``.
@@ -210,10 +213,10 @@ class EdgeHalf:
             with transforms.during(self.wrapped) as changed:
                 if self.hooks:
                     with named.observing(self.wrapped, self.hooks) as found:
-                        output = self.wrapped.forward(*args, **cut, **kwargs)
+                        output = forward(*args, **kwargs)
                         observations = found()
                 else:
-                    output = self.wrapped.forward(*args, **cut, **kwargs)
+                    output = forward(*args, **kwargs)
                 names = changed()
             returned = now_ns()
             if self.device.type == "cuda":  # else the device's time would count as encoding

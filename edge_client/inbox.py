@@ -67,7 +67,7 @@ class Inbox:
             first, longest = PUT_OFF_SECONDS
             delay = min(longest, first * 2**exchange.put_offs)
             exchange.put_off(error)
-            self._outbox.forget_recipe(exchange.recipe_digest)  # it may be what the server misses
+            self._outbox.forget_cut(exchange.cut_digest)  # it may be what the server misses
             self._outbox.put(exchange, delay)
         else:
             exchange.settle(error)

@@ -42,7 +42,7 @@ class Outbox(Iterator[wire.ClientFrame]):
         self._sending: tuple[Exchange, Iterator[wire.ClientFrame]] | None = None
         self._handed_over: Exchange | None = None  # its last chunk went out with the previous pull
         self._begins: Exchange | None = None  # its first frame goes out with this pull
-        self._recipes: set[str] = set()
+        self._cuts: set[str] = set()
         self._begun: dict[int, Exchange] = {}  # sent on this stream, in part or whole, and not answered
         self._limit = 0
         self._draining = False
@@ -65,10 +65,10 @@ class Outbox(Iterator[wire.ClientFrame]):
                 self._waiting.append(exchange)
             self._changed.notify()
 
-    def forget_recipe(self, digest: str) -> None:
-        """The server no longer holds this recipe: it goes out again with the next request that names it."""
+    def forget_cut(self, digest: str) -> None:
+        """The server no longer holds this cut's description: it goes out again with the next request that names it."""
         with self._changed:
-            self._recipes.discard(digest)
+            self._cuts.discard(digest)
 
     def answered(self, request_id: int, acknowledge: bool = True) -> None:
         """The answer has come: make room for the next request, and let the server forget it."""
@@ -183,9 +183,9 @@ class Outbox(Iterator[wire.ClientFrame]):
         outgoing = exchange.outgoing
         if outgoing is None:
             return
-        if outgoing.file is None and outgoing.recipe_digest not in self._recipes:
-            self._recipes.add(outgoing.recipe_digest)
-            yield wire.recipe_frame(outgoing)
+        if outgoing.file is None and outgoing.cut_digest not in self._cuts:
+            self._cuts.add(outgoing.cut_digest)
+            yield wire.cut_frame(outgoing)
         left = outgoing.nbytes
         if not left:
             self._handed_over = exchange

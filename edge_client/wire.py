@@ -16,7 +16,7 @@ from shared_hooks import EarlyOutput, Parcel
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.trees import ClassFinder
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 CHUNK_BYTES: Final = 1 << 20
 INLINE_BYTES: Final = 4 << 10  # about what a reply's header weighs with the metrics of some layers
 MIN_CHUNK_BYTES: Final = 256 << 10
@@ -52,10 +52,10 @@ def hello_frame(
     )
 
 
-def recipe_frame(outgoing: Outgoing) -> split_pb2.ClientFrame:
-    """The recipe of a cut, once per stream."""
+def cut_frame(outgoing: Outgoing) -> split_pb2.ClientFrame:
+    """The description of a cut, once per stream."""
     return split_pb2.ClientFrame(
-        recipe=split_pb2.RecipeUpload(digest=outgoing.recipe_digest, data=outgoing.recipe_data)
+        cut=split_pb2.CutUpload(digest=outgoing.cut_digest, data=outgoing.cut_data)
     )
 
 
@@ -64,7 +64,7 @@ def request_frame(exchange: Exchange, outgoing: Outgoing) -> split_pb2.ClientFra
     return split_pb2.ClientFrame(
         request=split_pb2.RequestHeader(
             id=exchange.id,
-            recipe_digest=outgoing.recipe_digest,
+            cut_digest=outgoing.cut_digest,
             header=outgoing.header,
             payload_bytes=outgoing.nbytes,
             deadline_ms=min(2**32 - 1, max(1, int(exchange.remaining() * 1000))),
@@ -78,7 +78,7 @@ def request_frame(exchange: Exchange, outgoing: Outgoing) -> split_pb2.ClientFra
 def outgoing(early: EarlyOutput, codec: str) -> Outgoing:
     """A frontier (`shared_hooks.EarlyOutput`) as bytes; the buffers are views, nothing is joined."""
     parcel = early.pack(codec=codec)
-    return Outgoing(early.recipe.digest, early.recipe.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes)
+    return Outgoing(early.crossing.digest, early.crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes)
 
 
 def outgoing_file(data: torch.Tensor, suffix: str, preprocess_digest: str) -> Outgoing:

@@ -8,16 +8,19 @@ output = other.forward(EarlyOutput.from_bytes(data), start="layer3.0.conv1")
 """
 
 from shared_hooks import errors
+from shared_hooks.crossing import Crossing
 from shared_hooks.early import EarlyOutput
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics, TensorShape
 from shared_hooks.parcel import Parcel
 from shared_hooks.plan import LayerInfo, Plan
 from shared_hooks.recipe import Recipe
+from shared_hooks.recipe_book import RehearsalLimits
 from shared_hooks.report import Report
 from shared_hooks.session import HookExitException
 from shared_hooks.wrapped import WrappedModel
 
 __all__ = [
+    "Crossing",
     "EarlyOutput",
     "ForwardMetrics",
     "HookExitException",
@@ -26,6 +29,7 @@ __all__ = [
     "Parcel",
     "Plan",
     "Recipe",
+    "RehearsalLimits",
     "Report",
     "TensorShape",
     "WrappedModel",

@@ -13,7 +13,7 @@ from torch import nn
 
 from shared_hooks.errors import BadFrame, Disagreement
 from shared_hooks.hierarchy import ModuleInfo
-from shared_hooks.trees import dtype_name, dtype_named, flatten
+from shared_hooks.trees import dtype_name, dtype_named, flatten_inputs
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -120,7 +120,7 @@ def key_of(
     It covers what the `signature` does, and strides, devices and aliasing among inputs, which the other side may have
     differently, and dtype and device of one ``weight`` of the model: it may be moved or converted between forwards.
     """
-    structure, tensors = flatten((args, kwargs))
+    structure, tensors = flatten_inputs(args, kwargs)
     forms: list[Any] = []
     first: dict[int, int] = {}
     for tensor in tensors:
@@ -145,7 +145,7 @@ def signature(
 
     It covers the structure, shapes, dtypes and literals of the inputs, autocast and the training flags.
     """
-    structure, tensors = flatten((args, kwargs))
+    structure, tensors = flatten_inputs(args, kwargs)
     context = context_of(modules)
     shapes = [[list(tensor.shape), dtype_name(tensor.dtype)] for tensor in tensors]
     return hashlib.blake2b(json.dumps([structure, shapes, context]).encode(), digest_size=16).hexdigest(), context

@@ -47,6 +47,14 @@ def fresh_copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense tensor in row-major order, as one run of bytes on the CPU."""
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+    if flat.stride() != (1,):  # one element may have any stride, and counts as contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format).as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8)
+
+
 def _strided(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout == torch.strided and not tensor.is_nested and type(tensor) in (torch.Tensor, torch.nn.Parameter)

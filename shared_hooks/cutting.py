@@ -1,18 +1,19 @@
-"""Turn a trace and a frontier into what both sides do for one cut: the recipe for the tail, the captures for
-the head.
+"""Turn a trace and a frontier into what both sides need for one cut: the `Crossing` that the tail's side reads, and
+the captures of the head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from shared_hooks.crossing import INPUTS, Crossing, Fill, Given, Layout, Mark, Place, Read, Slot, TensorForm, row_major
 from shared_hooks.errors import CutRefused
 from shared_hooks.liveness import Frontier
 from shared_hooks.operations import Kind
-from shared_hooks.recipe import Slot
 from shared_hooks.trace import Call, Op, Storage, Trace, Value
-from shared_hooks.trees import Structure, dtype_name
+from shared_hooks.trees import Structure, form_of
 from shared_hooks.views import LiveSet, View
 
 
@@ -33,19 +34,22 @@ class Capture:
 
 @dataclass(frozen=True)
 class Cutting:
-    """Slots, steps and inputs for the recipe; captures (one a slot) and banked operations for the head.
+    """What crosses, and captures (one a slot) and banked operations for the head.
 
     ``position``: the seq of the cut; ``watched``: the head needs a function mode.
     """
 
     slots: tuple[Slot, ...]
-    inputs: tuple[list[Any], ...]
-    steps: tuple[list[Any], ...]
+    marks: tuple[Mark, ...]
+    fills: tuple[Fill, ...]
+    given: tuple[Given, ...]
+    reads: tuple[Read, ...]
+    layouts: tuple[Layout, ...]
     captures: tuple[Capture, ...]
     banked: tuple[int, ...]
     position: int
     watched: bool
-    counts: dict[str, int]
+    generators: tuple[str, ...]
 
 
 def cut_after(trace: Trace, layer: Call | None, frontier: Frontier, *, wide: bool = False) -> Cutting:
@@ -56,11 +60,40 @@ def cut_after(trace: Trace, layer: Call | None, frontier: Frontier, *, wide: boo
     return _Cutter(trace, layer, frontier, wide).work()
 
 
+def crossing_of(
+    cutting: Cutting,
+    trace: Trace,
+    layer_id: int,
+    layer_name: str,
+    depth: int | None,
+    context: dict[str, Any],
+    path: str,
+) -> Crossing:
+    """What travels of a cut. ``path``: the digest of the path up to it."""
+    inputs = tuple(TensorForm(value.shape, value.view.stride, value.dtype) for value in trace.inputs)
+    return Crossing(
+        layer_id,
+        layer_name,
+        depth,
+        context,
+        trace.input_structure,
+        inputs,
+        cutting.slots,
+        cutting.marks,
+        cutting.fills,
+        cutting.given,
+        cutting.reads,
+        cutting.layouts,
+        path,
+        cutting.generators,
+    )
+
+
 _NOWHERE = View((), (), 0)
 
 
 def _reshaped(trace: Trace, layer: Call) -> set[Storage]:
-    """Storages of tensors whose shape is changed in place before the cut."""
+    """Storages of tensors whose shape is changed in place before the cut: a placeholder cannot change its shape."""
     ops = (op for op in trace.ops if op.reshapes and op.args_tainted and op.seq < layer.exit)
     return {value.storage for op in ops for value in op.results if value.storage.born_tainted}
 
@@ -79,27 +112,28 @@ class _Cutter:
         self.position = 0 if layer is None else layer.exit
         self.frontier = frontier
         self.slot_of = {storage: number for number, storage in enumerate(frontier)}
-        self.steps: list[list[Any]] = []
-        self.given: set[Value] = set()
+        self.marks: list[Mark] = []
+        self.marked: set[Storage] = set()
+        self.fills: dict[Storage, Fill] = {}
+        self.given: list[Given] = []
+        self.reads: list[Read] = []
+        self.layouts: list[Layout] = []
         self.banked: list[int] = []
-        self.last_write: dict[Storage, tuple[list[Any] | None, Op]] = {}
 
     def work(self) -> Cutting:
-        if self.trace.unsteady:  # even before the first layer: the state is one side's, not the other's
-            raise CutRefused(self.trace.unsteady)
-        if self.layer is not None:
-            self._check_trace(self.layer)
+        self._check_trace()
         for storage in self.frontier:
             if storage.opaque:
                 raise CutRefused("a sparse, nested or quantised tensor crosses")
             if storage.outside:
                 raise CutRefused("the model keeps a value of this request in its own state, and reads it after the cut")
-        inputs = tuple(self._source_of_input(value) for value in self.trace.inputs)
-        self.given.update(self.trace.inputs)
-        if self.layer is not None:
-            self._walk(self.trace.root)
-        self._fill()
-        self._check_given()
+        self._inputs()
+        for call, place, op in self._prefix():
+            if op is None:
+                self._opaque(call)
+            else:
+                self._operation(place, op)
+        self._check_placed()
         written = {storage for event in self.trace.events if event.seq > self.position for storage in event.writes}
         unsure = self.wide or max(self.trace.dynamic, default=-1) > self.position
         slots = tuple(
@@ -109,179 +143,153 @@ class _Cutter:
         captures = tuple(self._capture(storage) for storage in self.frontier)
         dynamic = any(seq < self.position for seq in self.trace.dynamic)
         watched = dynamic or bool(self.banked) or any(capture.kind == "op" for capture in captures)
-        watched = watched and self.layer is not None
-        steps = tuple(self.steps)
-        return Cutting(slots, inputs, steps, captures, tuple(self.banked), self.position, watched, self._counts())
+        return Cutting(
+            slots,
+            tuple(self.marks),
+            tuple(self.fills.values()),
+            tuple(self.given),
+            tuple(self.reads),
+            tuple(self.layouts),
+            captures,
+            tuple(self.banked),
+            self.position,
+            watched and self.layer is not None,
+            self._generators(),
+        )
 
-    def _counts(self) -> dict[str, int]:
-        before: dict[str, int] = {}
-        again: set[str] = set()
-        for call in self.trace.calls:
-            if call.enter > self.position:
-                again.add(call.path)
-            else:
-                before[call.path] = max(before.get(call.path, 0), call.number)
-        return {path: before[path] for path in sorted(again) if path in before}
-
-    def _check_trace(self, layer: Call) -> None:
+    def _check_trace(self) -> None:
         """Reasons to refuse that hold for the model rather than for one value."""
         trace = self.trace
-        if layer.layer_id in trace.unsettled:
-            raise CutRefused(f"here the model's Python state cannot be left: {trace.unsettled[layer.layer_id]}")
-        if trace.draws and min(trace.draws) < self.position < max(trace.draws):
-            raise CutRefused("random numbers are drawn before and after it, and a generator's state does not cross")
+        for refusal in trace.refusals:
+            if refusal.first <= self.position <= refusal.last:
+                raise CutRefused(refusal.reason)
+        if trace.unsteady:  # even before the first layer: the state is one side's, not the other's
+            raise CutRefused(trace.unsteady)
+        if self.layer is None:
+            return
+        for name, drawn in trace.dice.items():
+            # the states of Python's, NumPy's and torch's own generator of the CPU cross
+            if name not in ("python", "numpy", "cpu") and drawn[0][1] < self.position < drawn[-1][1]:
+                raise CutRefused(
+                    f"random numbers of a generator ({name}) whose state does not cross are drawn on both sides"
+                )
         if trace.foreign >= self.position:
             raise CutRefused("code that torch does not see (threads, an extension) reads values after the cut")
 
-    # -- the replay ---------------------------------------------------------------------------------------------
+    def _generators(self) -> tuple[str, ...]:
+        """The generators whose states must arrive with a request."""
+        dice = self.trace.dice
+        torchs = ("torch",) if any(last > self.position for _, last in dice.get("cpu", ())) else ()
+        # the tail repeats the model's Python from its beginning
+        return torchs + tuple(name for name in ("python", "numpy") if name in dice)
 
-    def _walk(self, call: Call) -> bool:
-        """Steps for the part of a call that lies in the prefix; True when the cut has been reached."""
-        for item in call.items:
-            start = item.enter if isinstance(item, Call) else item.seq
-            if start > self.position:
-                return True
+    # -- the prefix ---------------------------------------------------------------------------------------------
+
+    def _prefix(self) -> Iterator[tuple[Call, Place, Op | None]]:
+        """Every operation before the cut with its place; for a scripted or compiled module the call alone."""
+        if self.layer is None:
+            return
+        for call, number, item in self.trace.placed:
+            if (item.enter if isinstance(item, Call) else item.seq) > self.position:
+                return
             if isinstance(item, Op):
-                self._operation(item)
-                continue
-            if item.exit <= self.position and self._can_skip(item):
-                self.steps.append(
-                    ["skip", item.path, item.structure, [self._source(v, item.args, item.exit) for v in item.results]]
-                )
-                self.given.update(item.results)
-                if item is self.layer:
-                    return True
-                continue
-            if item.opaque and item.args_tainted:
-                raise CutRefused(f"{item.name} is scripted or compiled, and its result cannot be replayed")
-            self.steps.append(["enter", item.path])
-            reached = self._walk(item)
-            if item is self.layer:
-                self.steps.append(["end", item.path])
-                return True
-            if reached:
-                return True
-            if item.opaque:
-                self.given.update(item.results)
-        return False
+                yield call, Place(call.path, call.number, number), item
+            elif item.opaque and item.args_tainted:
+                yield item, Place(item.path, item.number, -1), None
 
-    def _can_skip(self, call: Call) -> bool:
-        if not call.args_tainted or call.structure is None or call.keep:
-            return False
-        if call.reads_values and _has_number(call.structure):
-            return False
-        for value in call.results:
-            needed = value.last_use > call.exit
-            if needed and (value.storage.opaque or not (value.storage.born_tainted or value in call.args)):
-                return False
-        return True
+    def _inputs(self) -> None:
+        for leaf, value in enumerate(self.trace.inputs):
+            if value.storage in self.slot_of:
+                self._mark(INPUTS, leaf, value)
+            elif value.storage.opaque:
+                raise CutRefused("an input is sparse, nested or quantised")
 
-    def _operation(self, op: Op) -> None:
+    def _mark(self, place: Place, leaf: int, value: Value) -> None:
+        flags = value.flags.replace("g", "")
+        self.marks.append(Mark(place, leaf, self.slot_of[value.storage], value.view, value.dtype, flags))
+        self.marked.add(value.storage)
+
+    def _operation(self, place: Place, op: Op) -> None:
         if any(value.storage.foreign for value in op.args):
             raise CutRefused(
                 f"before the cut {op.name} takes a value that no operation made (threads, NumPy, an extension)"
             )
         if not op.args_tainted and not op.draws:
-            self.given.update(op.results)
             return
         if op.trouble:
             raise CutRefused(f"{op.name} before the cut cannot be replayed: {op.trouble}")
-        if op.hidden and op.kind is Kind.VALUE:
-            raise CutRefused(f"before the cut {op.name} reads a value where torch functions are not seen")
         if op.kind is Kind.VALUE:
+            if op.hidden:
+                raise CutRefused(f"before the cut {op.name} reads a value where torch functions are not seen")
             self.banked.append(self.trace.ordinals[op])
-            self.steps.append(["value", op.name])
+            self.reads.append(Read(place, op.name, form_of(op.structure)))
             return
-        if op.reshapes:
-            # on a real tensor, be there anything in it or not: a placeholder cannot change its shape
-            self.steps.append(["run", op.name])
-            self.given.update(op.results)
-            return
-        touched = [value.storage for value in op.results] + op.writes
-        if (
-            op.kind is Kind.TENSOR
-            and not op.hidden
-            and not (op.reads_tainted or op.draws or any(s.tainted <= op.end for s in touched))
-        ):
-            self.steps.append(["run", op.name])
-            self.given.update(op.results)
-            return
-        sources = [self._source(value, op.args, op.end) for value in op.results]
-        structure: Structure = op.structure or ["v", None]
-        step: list[Any] = ["draw", op.name, structure, sources]
-        if op.hidden:
-            step = ["below", op.name, structure, sources, self._writes(op)]
-        elif op.args_tainted:
-            step = ["give", op.name, structure, sources, self._writes(op)]
-        self.steps.append(step)
-        self.given.update(op.results)
         for storage in op.writes:
-            self.last_write[storage] = (step, op)
+            self._written(place, op, storage)
+        told = op.dynamic or (op.untold and not op.reshapes)
+        if told:
+            self.given.append(self._given(place, op))
+        for leaf, value in enumerate(op.results):
+            if value in op.args or op.reshapes:
+                continue
+            if value.storage in self.slot_of:
+                if value.storage not in self.marked or self.marks[-1].place == place:
+                    self._first(place, leaf, value)
+            elif value.storage.opaque:
+                raise CutRefused("a sparse, nested or quantised tensor is made before the cut")
+            elif not told and value.view.stride != row_major(value.shape) and value.storage.tainted <= op.end:
+                self.layouts.append(Layout(place, leaf, value.view.stride))
+
+    def _first(self, place: Place, leaf: int, value: Value) -> None:
+        if not value.storage.born_tainted:
+            return  # the cloud makes the storage itself; its content comes with a fill
+        self._mark(place, leaf, value)
+
+    def _written(self, place: Place, op: Op, storage: Storage) -> None:
+        """A storage that began as a constant gets its content at the last write before the cut."""
+        if storage.born_tainted or storage not in self.slot_of:
+            return
+        for number, value in enumerate(op.args):
+            if value.storage is storage:
+                self.fills[storage] = Fill(place, number, self.slot_of[storage])
+                return
+        raise CutRefused("a value is written in place where the write cannot be replayed")
+
+    def _given(self, place: Place, op: Op) -> Given:
+        structure: Structure = op.structure or ["v", None]
+        if any(not storage.born_tainted for storage in op.writes):
+            raise CutRefused(f"{op.name} before the cut writes to a constant, and what it gives cannot be foreseen")
+        writes = tuple(number for number, value in enumerate(op.args) if value.storage in op.writes)
+        return Given(place, op.name, structure, self._leaves(op.results, op.args), writes)
+
+    def _opaque(self, call: Call) -> None:
+        if call.structure is None:
+            raise CutRefused(f"{call.name} is scripted or compiled, and its result cannot be replayed")
+        place = Place(call.path, call.number, -1)
+        self.given.append(Given(place, call.path, call.structure, self._leaves(call.results, call.args)))
+        for leaf, value in enumerate(call.results):
+            if value in call.args:
+                continue
+            if not value.storage.born_tainted or value.storage.opaque:
+                raise CutRefused(f"{call.name} is scripted or compiled, and its result cannot be replayed")
+            if value.storage in self.slot_of and value.storage not in self.marked:
+                self._mark(place, leaf, value)
 
     @staticmethod
-    def _writes(op: Op) -> list[list[int]]:
-        """The arguments on storages that began as constants and are written here: from now on not constant."""
-        written = {storage for storage in op.writes if not storage.born_tainted}
-        return [[number, -1] for number, value in enumerate(op.args) if value.storage in written]
+    def _leaves(results: list[Value], args: list[Value]) -> tuple[TensorForm | int, ...]:
+        return tuple(
+            args.index(value) if value in args else TensorForm(value.shape, value.view.stride, value.dtype)
+            for value in results
+        )
 
-    def _source(self, value: Value, args: list[Value], now: int) -> list[Any]:
-        storage, view = value.storage, value.view
-        if value in args:
-            return ["arg", args.index(value)]
-        if storage.born_tainted:
-            if storage in self.slot_of:
-                return self._slot_source(value)
-        elif storage.tainted <= now:
-            # it began as a constant, so the cloud has the real thing: stay on it
-            for number, arg in enumerate(args):
-                if arg.storage is storage:
-                    return ["real", number, view.shape, view.stride, view.offset, dtype_name(value.dtype)]
-            if storage in self.slot_of:
-                raise CutRefused("a value is written in place where the write cannot be replayed")
-        elif value.last_use > now:
-            raise CutRefused(
-                "an operation before the cut gives a value that does not depend on the inputs, among others"
-            )
-        if storage.opaque:
-            raise CutRefused("a sparse, nested or quantised tensor is made between layers before the cut")
-        return ["hole", view.shape, view.stride, dtype_name(value.dtype)]
-
-    def _slot_source(self, value: Value) -> list[Any]:
-        view = value.view
-        slot = self.slot_of[value.storage]
-        return [
-            "slot",
-            slot,
-            view.shape,
-            view.stride,
-            view.offset,
-            dtype_name(value.dtype),
-            value.flags.replace("g", ""),
-        ]
-
-    def _source_of_input(self, value: Value) -> list[Any]:
-        if value.storage in self.slot_of:
-            return self._slot_source(value)
-        if value.storage.opaque:
-            raise CutRefused("an input is sparse, nested or quantised")
-        return ["hole", value.view.shape, value.view.stride, dtype_name(value.dtype)]
-
-    def _fill(self) -> None:
-        """Storages that began as constants: the cloud makes them itself, and gets their content at the last write."""
-        for storage, number in self.slot_of.items():
-            if storage.born_tainted:
-                continue
-            step, op = self.last_write.get(storage, (None, None))
-            fill = next((f for f in step[4] if op and op.args[f[0]].storage is storage), None) if step else None
-            if fill is None:
-                raise CutRefused("a value is written in place where the write cannot be replayed")
-            fill[1] = number
-
-    def _check_given(self) -> None:
-        """Every value the tail will touch must have been placed by a step, an input, or code that runs again."""
-        for value in self._touched_by_tail():
-            if value.storage in self.slot_of and value not in self.given:
+    def _check_placed(self) -> None:
+        """Every storage that crosses must have been taken up by an input, a result, or code that runs again."""
+        for storage in self.slot_of:
+            if storage.born_tainted and storage not in self.marked:
                 raise CutRefused("a value that crosses is made where torch functions are not seen")
+            if not storage.born_tainted and storage not in self.fills:
+                raise CutRefused("a value is written in place where the write cannot be replayed")
+        for value in self._touched_by_tail():
             if value.storage in self.slot_of and "g" in value.flags:
                 raise CutRefused("a gradient is taken across the cut")
 
@@ -310,11 +318,3 @@ class _Cutter:
                     if value.storage is storage:
                         return Capture("op", self.trace.ordinals[op], leaf, value.view, copy)
         raise CutRefused("a value that crosses is made where torch functions are not seen")
-
-
-def _has_number(structure: Any) -> bool:
-    if isinstance(structure, list):
-        if len(structure) == 2 and structure[0] == "v":
-            return structure[1] is not None and not isinstance(structure[1], str)
-        return any(_has_number(part) for part in structure)
-    return False

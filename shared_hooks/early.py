@@ -1,4 +1,4 @@
-"""What crosses a cut: the frontier's bytes, the Python values read before it, and the recipe to resume."""
+"""What crosses a cut: the frontier's bytes, the Python values read before it, and the description of the cut."""
 
 from __future__ import annotations
 
@@ -8,52 +8,60 @@ from typing import Any
 import torch
 import xxhash
 
+from shared_hooks.crossing import Crossing
+from shared_hooks.crossing_format import MAX_CROSSING_BYTES, decode
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.parcel import ALIGN, Parcel
-from shared_hooks.recipe import MAX_RECIPE_BYTES, Recipe
 from shared_hooks.trees import Structure, form_of
 
-MAGIC = b"ISTHMUS1"
+MAGIC = b"ISTHMUS2"
 DEFAULT_MAX_BYTES = 1 << 30
 _PREFIX = len(MAGIC) + 4 + 4 + 8 + 8
 
 
 @dataclass(frozen=True, eq=False)
 class EarlyOutput:
-    """The result of a head. ``pieces``: one tensor per piece of each slot of ``recipe``, in order.
+    """The result of a head. ``pieces``: one tensor per piece of each slot of ``crossing``, in order.
 
     They may lie in memory that must not be written (the ``bytes`` they came in). ``values``: structures of the Python
-    values that were read from data. ``disposable``: used once, so the tail may work in its memory.
+    values that were read from data. ``generators``: states of random number generators, uint8, as many as ``crossing``
+    names. ``starts``: the address of each slot's storage on the edge modulo 64, in bytes; empty if all are 0.
+    ``disposable``: used once, so the tail may work in its memory.
     """
 
-    recipe: Recipe
+    crossing: Crossing
     pieces: tuple[torch.Tensor, ...]
     values: tuple[Structure, ...]
+    generators: tuple[torch.Tensor, ...] = ()
+    starts: tuple[int, ...] = ()
     disposable: bool = False
 
     @property
     def layer_id(self) -> int:
         """The layer after which the model was cut; -1 for "input"."""
-        return self.recipe.layer_id
+        return self.crossing.layer_id
 
     @property
     def layer_name(self) -> str:
         """The name of that layer."""
-        return self.recipe.layer_name
+        return self.crossing.layer_name
 
     @property
     def nbytes(self) -> int:
         """Raw bytes of the frontier."""
-        return self.recipe.payload_bytes
+        return self.crossing.payload_bytes
 
     def pack(self, codec: str = "raw") -> Parcel:
-        """Header and payload, without the recipe."""
-        return Parcel.of_tensors({"recipe": self.recipe.digest, "values": self.values}, list(self.pieces), codec)
+        """Header and payload, without the cut's description."""
+        meta: Any = self.crossing.digest
+        if self.values or self.starts:
+            meta = [self.crossing.digest, self.values, self.starts]
+        return Parcel.of_tensors(meta, [*self.pieces, *self.generators], codec)
 
     @classmethod
     def unpack(
         cls,
-        recipe: Recipe,
+        crossing: Crossing,
         header: bytes,
         payload: Any,
         max_bytes: int = DEFAULT_MAX_BYTES,
@@ -62,27 +70,32 @@ class EarlyOutput:
     ) -> EarlyOutput:
         """The reverse of `pack`. A writable ``payload`` is used in place. Raises `BadFrame`, `TooLarge`."""
         meta, tensors = Parcel.tensors(header, payload, max_bytes)
-        if not isinstance(meta, dict) or meta.get("recipe") != recipe.digest:
-            raise BadFrame("the payload belongs to another recipe")
-        values = meta.get("values")
-        if not isinstance(values, list) or [form_of(value) for value in values] != list(recipe.values):
-            raise BadFrame("the header brings other Python values than the recipe needs")
-        expected = [(slot.dtype, piece.shape) for slot in recipe.slots for piece in slot.pieces]
-        if [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors] != expected:
-            raise BadFrame("the payload has other tensors than the recipe")
-        return cls(recipe, tuple(tensors), tuple(values), disposable)
+        digest, values, starts = meta if isinstance(meta, list) and len(meta) == 3 else (meta, [], [])
+        if digest != crossing.digest:
+            raise BadFrame("the payload belongs to another cut")
+        if not isinstance(values, list) or [form_of(value) for value in values] != [r.form for r in crossing.reads]:
+            raise BadFrame("the header brings other Python values than the cut needs")
+        expected = [(slot.dtype, piece.shape) for slot in crossing.slots for piece in slot.pieces]
+        states = tensors[len(expected) :]
+        if [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors[: len(expected)]] != expected:
+            raise BadFrame("the payload has other tensors than the cut")
+        if len(states) != len(crossing.generators) or any(s.dtype is not torch.uint8 or s.dim() != 1 for s in states):
+            raise BadFrame("the payload has other states of generators than the cut")
+        _check_starts(crossing, starts)
+        pieces = tuple(tensors[: len(expected)])
+        return cls(crossing, pieces, tuple(values), tuple(states), tuple(starts), disposable)
 
     def to_bytes(self, codec: str = "raw") -> bytes:
-        """Everything in one piece: magic, sizes, checksum, recipe, header, zeros, payload."""
+        """Everything in one piece: magic, sizes, checksum, the cut's description, header, zeros, payload."""
         parcel = self.pack(codec)
-        recipe = self.recipe.to_bytes()
-        sizes = len(recipe).to_bytes(4, "little") + len(parcel.header).to_bytes(4, "little")
+        crossing = self.crossing.to_bytes()
+        sizes = len(crossing).to_bytes(4, "little") + len(parcel.header).to_bytes(4, "little")
         sizes += parcel.nbytes.to_bytes(8, "little")
         front = MAGIC + sizes
-        checksum = xxhash.xxh3_64_intdigest(front + recipe).to_bytes(8, "little")
+        checksum = xxhash.xxh3_64_intdigest(front + crossing).to_bytes(8, "little")
         # dtypes need their own alignment; what kernels want beyond it, the tail sees to
-        padding = bytes(-(_PREFIX + len(recipe) + len(parcel.header)) % ALIGN)
-        return b"".join((front, checksum, recipe, parcel.header, padding, *parcel.buffers))
+        padding = bytes(-(_PREFIX + len(crossing) + len(parcel.header)) % ALIGN)
+        return b"".join((front, checksum, crossing, parcel.header, padding, *parcel.buffers))
 
     @classmethod
     def from_bytes(cls, data: Any, max_bytes: int = DEFAULT_MAX_BYTES) -> EarlyOutput:
@@ -93,18 +106,28 @@ class EarlyOutput:
         view = memoryview(data).cast("B")
         if len(view) < _PREFIX or view[: len(MAGIC)] != MAGIC:
             raise BadFrame("not the bytes of an EarlyOutput, or truncated before the sizes")
-        recipe_size = int.from_bytes(view[8:12], "little")
+        crossing_size = int.from_bytes(view[8:12], "little")
         header_size = int.from_bytes(view[12:16], "little")
         payload_size = int.from_bytes(view[16:24], "little")
-        if payload_size > max_bytes or recipe_size > MAX_RECIPE_BYTES:
-            raise TooLarge(f"{max(payload_size, recipe_size)} bytes are announced; at most {max_bytes} are taken")
-        start = _PREFIX + recipe_size + header_size
+        if payload_size > max_bytes or crossing_size > MAX_CROSSING_BYTES:
+            raise TooLarge(f"{max(payload_size, crossing_size)} bytes are announced; at most {max_bytes} are taken")
+        start = _PREFIX + crossing_size + header_size
         padding = -start % ALIGN
         if len(view) != start + padding + payload_size or any(view[start : start + padding]):
             raise BadFrame(f"truncated or extended: {len(view)} bytes are not what the sizes at the front add up to")
-        recipe_data = bytes(view[_PREFIX : _PREFIX + recipe_size])
-        if view[24:_PREFIX] != xxhash.xxh3_64_intdigest(bytes(view[:24]) + recipe_data).to_bytes(8, "little"):
-            raise BadFrame("altered: the checksum of the recipe is wrong")
-        recipe = Recipe.from_bytes(recipe_data, max_bytes)
-        header = bytes(view[_PREFIX + recipe_size : start])
-        return cls.unpack(recipe, header, view[start + padding :].toreadonly(), max_bytes)
+        crossing_data = bytes(view[_PREFIX : _PREFIX + crossing_size])
+        if view[24:_PREFIX] != xxhash.xxh3_64_intdigest(bytes(view[:24]) + crossing_data).to_bytes(8, "little"):
+            raise BadFrame("altered: the checksum of the cut's description is wrong")
+        crossing = decode(crossing_data, max_bytes)
+        header = bytes(view[_PREFIX + crossing_size : start])
+        return cls.unpack(crossing, header, view[start + padding :].toreadonly(), max_bytes)
+
+
+def _check_starts(crossing: Crossing, starts: Any) -> None:
+    if starts == []:
+        return
+    if not isinstance(starts, list) or len(starts) != len(crossing.slots):
+        raise BadFrame("the header says of other slots where they begin")
+    for start, slot in zip(starts, crossing.slots, strict=True):
+        if type(start) is not int or not 0 <= start < ALIGN or start % slot.dtype.itemsize:
+            raise BadFrame(f"a slot of {slot.dtype} cannot begin at an address of {start!r:.20} modulo {ALIGN}")

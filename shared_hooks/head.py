@@ -14,14 +14,16 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from shared_hooks import generators
+from shared_hooks.crossing import Crossing, Slot
 from shared_hooks.cutting import Capture, Cutting
 from shared_hooks.early import EarlyOutput
 from shared_hooks.following import Follower
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.measuring import Measurement
 from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
+from shared_hooks.parcel import ALIGN
 from shared_hooks.plan import Plan
-from shared_hooks.recipe import Recipe
 from shared_hooks.session import Frame, HookExitException, Session
 from shared_hooks.trees import Structure, UnknownHolder, flatten, leaves_of
 
@@ -40,15 +42,16 @@ class HeadSession(Session):
         save: set[int | str],
         plan: Plan,
         cutting: Cutting,
-        recipe: Recipe,
+        crossing: Crossing,
         inputs: list[torch.Tensor],
     ) -> None:
         super().__init__(modules, measurement, save)
         self.plan = plan
         self.cutting = cutting
-        self.recipe = recipe
-        self.exit = HookExitException(f"cut after layer {recipe.layer_id}")
+        self.crossing = crossing
+        self.exit = HookExitException(f"cut after layer {crossing.layer_id}")
         self.stopped = False
+        self.states = generators.now(crossing.generators)
         self.in_opaque = 0
         self.values: dict[int, Structure] = {}
         self.other_values = False
@@ -91,8 +94,12 @@ class HeadSession(Session):
         paths = self.plan.paths
         if number >= len(paths) or paths[number] != frame.info.path:
             raise Diverged
-        if number == self.recipe.layer_id:
+        if number == self.crossing.layer_id:
             self.stopped = True
+            # here, because what leaves the forward may put generators back
+            if generators.AT_CUT in self.crossing.generators:
+                at = self.crossing.generators.index(generators.AT_CUT)
+                self.states = (*self.states[:at], *generators.now((generators.AT_CUT,)), *self.states[at + 1 :])
             raise self.exit
 
     def release(self) -> None:
@@ -113,28 +120,36 @@ class HeadSession(Session):
     def early(self) -> EarlyOutput:
         """Cut the pieces out of the captured storages, as they are now."""
         pieces: list[torch.Tensor] = []
-        recipe = self.recipe
+        starts: list[int] = []
+        crossing = self.crossing
         if self.other_values:
-            recipe = self.plan.cutting(recipe.layer_id, wide=True)[1]
-            if len(recipe.slots) != len(self.cutting.captures):  # a path became known meanwhile that reads more
+            crossing = self.plan.cutting(crossing.layer_id, wide=True)[1]
+            if len(crossing.slots) != len(self.cutting.captures):  # a path became known meanwhile that reads more
                 raise Diverged
-        for number, (slot, capture) in enumerate(zip(recipe.slots, self.cutting.captures, strict=True)):
+        for number, (slot, capture) in enumerate(zip(crossing.slots, self.cutting.captures, strict=True)):
             if not slot.pieces:
+                starts.append(0)
                 continue
             if number not in self.found:
                 raise Diverged
-            tensor = self.found[number].detach()
-            origin = tensor.storage_offset() - capture.view.offset
-            storage = tensor.untyped_storage()
-            if (origin + slot.elements) * slot.dtype.itemsize > storage.nbytes():
-                raise Diverged
-            whole = torch.empty(0, dtype=slot.dtype, device=tensor.device)
-            whole.set_(storage, origin, (slot.elements,), (1,))
+            whole, origin = _storage_of(slot, capture, self.found[number].detach())
+            starts.append(0 if whole.is_cuda else whole.data_ptr() % ALIGN)
             for piece in slot.pieces:
                 view = whole.as_strided(piece.shape, piece.stride, origin + piece.offset)
                 pieces.append(view.clone() if capture.copy else view)
         values = tuple(self.values[ordinal] for ordinal in self.cutting.banked)
-        return EarlyOutput(recipe, tuple(pieces), values)
+        return EarlyOutput(crossing, tuple(pieces), values, self.states, tuple(starts) if any(starts) else ())
+
+
+def _storage_of(slot: Slot, capture: Capture, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The memory of a slot as one flat tensor, and the element at which it begins in its storage."""
+    origin = int(tensor.storage_offset()) - capture.view.offset
+    storage = tensor.untyped_storage()
+    if origin < 0 or (origin + slot.elements) * slot.dtype.itemsize > storage.nbytes():
+        raise Diverged
+    whole = torch.empty(0, dtype=slot.dtype, device=tensor.device)
+    whole.set_(storage, origin, (slot.elements,), (1,))
+    return whole, origin
 
 
 class Watch(TorchFunctionMode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,18 +36,22 @@ def is_opaque(module: nn.Module) -> bool:
 def walk(model: nn.Module, depth: int | None) -> dict[nn.Module, ModuleInfo]:
     """Every module down to ``depth`` (0 = the model alone, None = all), under its first name, in definition order."""
     found: dict[nn.Module, ModuleInfo] = {}
-
-    def down(module: nn.Module, path: str, level: int) -> None:
+    deepest = 0
+    waiting = [(model, "", 0)]
+    while waiting:
+        module, path, level = waiting.pop()
         if module in found:
-            return
+            continue
+        deepest = max(deepest, level)
         opaque = is_opaque(module)
         found[module] = ModuleInfo(path or ROOT, type(module).__name__, opaque)
-        if opaque or (depth is not None and level >= depth):
-            return
-        for name, child in module.named_children():
-            down(child, f"{path}.{name}" if path else name, level + 1)
-
-    down(model, "", 0)
+        if not opaque and (depth is None or level < depth):
+            children = [
+                (child, f"{path}.{name}" if path else name, level + 1) for name, child in module.named_children()
+            ]
+            waiting += reversed(children)
+    # a module's call takes three frames of its own, and ours as many again
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + 16 * deepest if deepest > 50 else 0))
     return found
 
 

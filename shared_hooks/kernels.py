@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from shared_hooks.escapes import bits_of
+from shared_hooks.foresight import Foresight
 from shared_hooks.ledger import Ledger
-from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of
-from shared_hooks.trace import Event, Op, Storage
+from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, is_foreign, shape_from_data
+from shared_hooks.trace import Event, Op, Span, Storage
 from shared_hooks.trees import UnknownHolder, flatten
+
+_NONE: Set[int] = frozenset()
 
 
 class KernelLog(Ledger):
@@ -21,51 +27,116 @@ class KernelLog(Ledger):
         self.events: list[Event] = []
         self.dynamic: list[int] = []
         self.draws: list[int] = []
+        self.foresight = Foresight()
+        self.dice: dict[str, list[tuple[int, int]]] = {}
+        self.generators: list[torch.Generator] = []
+        self.doubtful = False
+        self.undeclared: set[Storage] = set()
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the dispatcher: which storages it reads and writes."""
         seq = self.tick()
+        facts = facts_of(func)
         inputs = arguments_of(args, kwargs)
         spans = [self.span(tensor) for tensor in inputs]
-        known = {storage.index for storage, _ in spans}
-        may_draw = torch.Tag.nondeterministic_seeded in func.tags
-        before = _random_state(func, kwargs, inputs) if may_draw else None
+        handed = [storage for storage, _ in spans]
+        before = _random_state(func, kwargs, inputs) if facts.may_draw else None
+        bits = [bits_of(tensor) for tensor in inputs] if facts.foreign else []
         result = func(*args, **kwargs)
-        outputs = arguments_of((result,), {})
-        written, unread = written_by(func, args, kwargs)
+        outputs = [result] if type(result) is torch.Tensor else arguments_of((result,), {})
+        ghostly = False
+        for storage in handed:
+            ghostly |= storage.tainted <= seq
+        unforeseen = ghostly and not self.foresight.foresees(func, args, kwargs, outputs)
+        written, unread = written_by(facts, args, kwargs) if facts.written else (_NONE, _NONE)
+        for tensor, (storage, _), was in zip(inputs, spans, bits, strict=False):
+            # somebody else's operation may write to more than it declares
+            self.doubtful |= storage.outside
+            if id(tensor) not in written and bits_of(tensor) != was:
+                written = {*written, id(tensor)}
+                self.undeclared |= {storage} if storage.outside else set()
         made = [self.storage_of(tensor, created=seq) for tensor in outputs]
-        is_view = bool(made) and not written and all(storage.index in known for storage in made)
-        reads = []
-        if not is_view and func._schema.name not in FORM_ONLY:
-            reads = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
+        is_view = bool(made) and not written and all(storage in handed for storage in made)
+        reads: list[Span] = []
+        if not is_view and not facts.form_only:
+            reads = spans
+            if unread:
+                reads = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
         draws = before is not None and not torch.equal(before, _random_state(func, kwargs, result))
-        reads_tainted = any(storage.tainted <= seq for storage, _ in reads)
-        writes = [span[0] for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in written]
+        reads_tainted = False
+        for storage, _ in reads:
+            reads_tainted |= storage.tainted <= seq
+        writes: list[Storage] = []
+        overwrites: list[Span] = []
+        if written:
+            writes = [span[0] for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in written]
+            overwrites = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in unread]
         if reads_tainted or draws:
             for storage in [*writes, *(storage for storage in made if storage.created == seq)]:
                 storage.tainted = min(storage.tainted, seq)
                 storage.born_tainted |= storage.created == seq
-        overwrites = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in unread]
-        self.events.append(Event(seq, reads, overwrites, writes, [storage for storage, _ in spans]))
+        self.events.append(Event(seq, reads, overwrites, writes, handed))
         op = self.op or self._unseen(func, inputs, result)
         if op is not None:
             op.reads_tainted |= reads_tainted
+            op.untold |= unforeseen
             op.draws |= draws
         if draws:
             self.draws.append(seq)
+            self._note_draw(kwargs.get("generator"), [*inputs, *outputs])
         if op is not None:
             op.writes += writes
-        shape_from_data = (
-            torch.Tag.dynamic_output_shape in func.tags or func._schema.name == "aten::_local_scalar_dense"
-        )
-        if reads_tainted and shape_from_data:
-            self.dynamic.append(seq)
-            if op is not None:
-                op.dynamic = True
-            for call in self.stack:
-                call.reads_values = True
-        self._note_writes(writes)
+        if reads_tainted and (facts.shape_from_data or (unforeseen and facts.foreign)):
+            self.note_dynamic(op)
+        if writes:
+            self._note_memory(
+                op, [entry for entry in zip(inputs, spans, strict=True) if id(entry[0]) in written], reads_tainted
+            )
+            if func._schema.name == "aten::detach_":
+                writes.clear()  # it changes no data, and models detach their weights
+            self._note_writes(writes)
         return result
+
+    def _note_draw(self, generator: torch.Generator | None, tensors: list[torch.Tensor]) -> None:
+        if generator is None:
+            name = str(tensors[0].device)
+        else:
+            name = "given"
+            if any(generator is kept for kept in self.generators):
+                self.refuse("the model draws from a generator that it keeps from one forward to the next")
+        self.dice.setdefault(name, []).append((self.seq - 1, self.seq))
+
+    def note_dynamic(self, op: Op | None) -> None:
+        """What the model does from here on may depend on the data."""
+        self.dynamic.append(self.seq)
+        if op is not None:
+            op.dynamic = True
+        for call in self.stack:
+            call.reads_values = True
+
+    def _note_memory(self, op: Op | None, written: list[tuple[torch.Tensor, Span]], tainted: bool) -> None:
+        """A tensor that is written in place may get other memory (``set_``), or more of it (``resize_``, ``out=``)."""
+        for tensor, (storage, _) in written:
+            if storage.opaque:
+                continue
+            now = self.storage_of(tensor, created=self.seq)
+            if now is not storage:
+                self.moved(tensor, storage, tainted or now.tainted <= self.seq)
+            elif tensor.untyped_storage().nbytes() > storage.nbytes:
+                if storage.tainted < self.seq or storage.outside:
+                    self.refuse("a tensor's memory is made larger in place", max(storage.created, 0))
+                elif tainted:
+                    self.refuse("a tensor's memory is made larger in place, before it", self.seq)
+                storage.nbytes = tensor.untyped_storage().nbytes()
+                storage.elements = max(storage.elements, storage.nbytes // storage.itemsize - storage.base)
+
+    def moved(self, tensor: torch.Tensor, before: Storage, tainted: bool) -> None:
+        """A tensor object has been given other memory; ``tainted``: by or with what depends on the inputs."""
+        self.value_by_id.pop(id(tensor), None)
+        if before.outside:
+            self.refuse("the model gives one of its parameters, buffers or constants other memory")
+        elif tainted:
+            self.refuse("a tensor is given other memory in place, before it", self.seq)
 
     def _unseen(self, func: Any, inputs: list[torch.Tensor], result: Any) -> Op | None:
         """An operation that no torch function call of the model's Python stands for."""
@@ -94,20 +165,58 @@ class KernelLog(Ledger):
                     call.keep = call.keep or "it writes in place to a value made outside it"
 
 
-def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[set[int], set[int]]:
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What an operation of the dispatcher says of itself; looking it up takes longer than many a kernel.
+
+    ``written``: the place of each argument that it writes, and whether it is overwritten without being read.
+    """
+
+    func: Any
+    may_draw: bool
+    form_only: bool
+    shape_from_data: bool
+    foreign: bool
+    names: tuple[str, ...]
+    written: tuple[tuple[int, bool], ...]
+
+
+_known: dict[int, _Facts] = {}
+
+
+def facts_of(func: Any) -> _Facts:
+    facts = _known.get(id(func))
+    if facts is None:
+        schema = func._schema
+        written = tuple(
+            (place, schema.name in OVERWRITES or bool(argument.kwarg_only))
+            for place, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        foreign = is_foreign(func)
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags
+        names = tuple(argument.name for argument in schema.arguments)
+        # the function is kept, so that its id stays its own
+        form_only = schema.name in FORM_ONLY
+        facts = _known[id(func)] = _Facts(func, may_draw, form_only, shape_from_data(func), foreign, names, written)
+    return facts
+
+
+def written_by(facts: _Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
     """Identities of the tensors an operation writes, and of those among them that it does not read."""
+    if len(facts.written) == 1:
+        place, overwritten = facts.written[0]
+        if not overwritten and place < len(args) and isinstance(args[place], torch.Tensor):
+            return {id(args[place])}, _NONE
     written: set[int] = set()
     unread: set[int] = set()
-    arguments = func._schema.arguments
-    values = [args[i] if i < len(args) else kwargs.get(argument.name) for i, argument in enumerate(arguments)]
-    for number, argument in enumerate(arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        found = {id(tensor) for tensor in arguments_of((values[number],), {})}
+    values = [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(facts.names)]
+    for place, overwritten in facts.written:
+        found = {id(tensor) for tensor in arguments_of((values[place],), {})}
         written |= found
-        if func._schema.name in OVERWRITES or argument.kwarg_only:
+        if overwritten:
             unread |= found
-            values[number] = None
+            values[place] = None
     # out= may name a tensor that is an argument, too
     return written, unread - {id(tensor) for tensor in arguments_of(tuple(values), {})}
 

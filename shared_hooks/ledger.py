@@ -12,10 +12,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.operations import is_mapped
-from shared_hooks.trace import Call, Op, Storage, Value
+from shared_hooks.trace import NEVER, Call, Op, Refusal, Storage, Value
 from shared_hooks.trees import flatten
 from shared_hooks.views import View
 
+# the most that a frame may bring
+MAX_RANK = 32
 _POINT = View((1,), (1,), 0)
 
 
@@ -42,6 +44,8 @@ class Ledger:
         self.values: list[Value] = []
         self.value_by_id: dict[int, tuple[Any, Value]] = {}
         self.unknown: list[torch.Tensor] = []
+        self.appeared: list[str] = []
+        self.refusals: list[Refusal] = []
         for tensor in existing:
             self.storage_of(tensor)
 
@@ -75,28 +79,31 @@ class Ledger:
 
     def storage_of(self, tensor: torch.Tensor, created: int | None = None, *, is_input: bool = False) -> Storage:
         """The storage of a tensor; one never seen existed before the forward unless ``created`` says otherwise."""
-        index = len(self.storages) + len(self.opaque)
         try:
             if tensor.is_quantized or tensor.is_nested:
                 raise NotImplementedError
             untyped = tensor.untyped_storage()
-            key, size = untyped._cdata, untyped.nbytes()
+            key = untyped._cdata
+            seen = self.storages.get(key)
+            if seen is not None:
+                return seen
+            size = untyped.nbytes()
         except (RuntimeError, NotImplementedError, ValueError):
             known = self.opaque.get(id(tensor))
             if known is not None and known[0]() is tensor:
                 return known[1]
             mapped = is_mapped([tensor])
+            index = len(self.storages) + len(self.opaque)
             storage = Storage(index, 1, tensor.dtype, str(tensor.device), created or -1, opaque=True)
             storage.outside = created is None and not mapped
             self.opaque[id(tensor)] = (weakref.ref(tensor), storage)
             return self._mark(storage, is_input)
-        if key in self.storages:
-            return self.storages[key]
         # a weak reference keeps the address from being used again, not the memory
         self.alive.append(StorageWeakRef(untyped))
-        elements = size // tensor.dtype.itemsize
+        elements, index = size // tensor.dtype.itemsize, len(self.storages) + len(self.opaque)
         storage = Storage(index, elements, tensor.dtype, tensor.device.type, -1 if created is None else created)
         storage.outside = created is None
+        storage.nbytes = size
         self.storages[key] = storage
         self.fresh.append(storage)
         return self._mark(storage, is_input, tensor)
@@ -107,6 +114,9 @@ class Ledger:
             storage.outside, storage.born_tainted = False, True
         elif storage.outside and self.started and (self.escaped or self.op is None):
             # it did not exist before the forward and no operation made it: code out of torch's sight did, from whatever
+            if self.is_constant(tensor):
+                storage.outside, storage.created = False, self.seq
+                return storage
             storage.tainted = self.seq
             storage.foreign = True
             if tensor is not None:
@@ -114,6 +124,16 @@ class Ledger:
             if not self.escaped:
                 self.foreign = self.seq
         return storage
+
+    def is_constant(self, tensor: torch.Tensor | None) -> bool:
+        """Whether a tensor that no operation made is known to hold the same bits whatever the inputs."""
+        return False
+
+    def refuse(self, reason: str, first: int = 0, last: int = NEVER) -> None:
+        """No cut at a position from ``first`` to ``last``."""
+        refusal = Refusal(first, last, reason)
+        if refusal not in self.refusals:
+            self.refusals.append(refusal)
 
     def span(self, tensor: torch.Tensor) -> tuple[Storage, View]:
         storage = self.storage_of(tensor)
@@ -123,7 +143,7 @@ class Ledger:
     def view(tensor: torch.Tensor, storage: Storage) -> View:
         if storage.opaque:
             return _POINT
-        if tensor.dtype.itemsize != storage.itemsize:
+        if tensor.dtype is not storage.dtype and tensor.dtype.itemsize != storage.itemsize:
             return View((storage.elements,), (1,), 0)
         return View.of(tensor, storage.base)
 
@@ -133,9 +153,15 @@ class Ledger:
         if known is not None and known[0]() is tensor:
             return known[1]
         storage = self.storage_of(tensor)
-        view = View.of(tensor, storage.base) if not storage.opaque else View(_shape(tensor), (), 0)
+        view = View.of(tensor, self._base(tensor, storage)) if not storage.opaque else View(_shape(tensor), (), 0)
+        if tensor.dim() > MAX_RANK and self.started:
+            self.refuse(
+                f"a tensor of rank {tensor.dim()} is made; at most {MAX_RANK} dimensions cross", storage.created
+            )
         flags = ("c" if tensor.is_conj() else "") + ("n" if tensor.is_neg() else "")
         made_in = self.stack[-1] if self.started else None
+        if type(tensor) is not torch.Tensor and self.started and storage.tainted <= self.seq:
+            self._note_class(tensor, storage)
         if storage.tainted <= self.seq and tensor.requires_grad and self.started:
             flags += "g"
         value = Value(
@@ -145,7 +171,21 @@ class Ledger:
         self.value_by_id[id(tensor)] = (weakref.ref(tensor), value)
         return value
 
-    # -- the run ------------------------------------------------------------------------------------------------
+    def _base(self, tensor: torch.Tensor, storage: Storage) -> int:
+        """Where offsets count from, in elements of this tensor's dtype."""
+        if tensor.dtype.itemsize == storage.itemsize:
+            return storage.base
+        start = storage.base * storage.itemsize
+        if storage.tainted <= self.seq and (start % tensor.dtype.itemsize or storage.nbytes % tensor.dtype.itemsize):
+            self.refuse("bytes are seen as a type whose size does not divide their number", storage.created)
+        return start // tensor.dtype.itemsize
+
+    def _note_class(self, tensor: torch.Tensor, storage: Storage) -> None:
+        """A tensor that has a class of its own, and depends on the inputs: the other side would see a plain one."""
+        if type(tensor) is not torch.nn.Parameter and not is_mapped([tensor]):
+            self.refuse(
+                f"a {type(tensor).__name__}, a tensor of a class of its own, is made before it", storage.created
+            )
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ function's name, its arguments and its result.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,8 +24,18 @@ _FORM_NAMES = frozenset(
     _version _is_view _is_zerotensor __len__ __hash__
     """.split()
 )
+_NUMBERS = frozenset({bool, int, float, str, torch.Size, torch.dtype, torch.device})
 # Functions that hand the bytes to code torch cannot see.
-_ESCAPES = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "__array__", "__dlpack__", "to_dlpack"})
+_ESCAPES = frozenset(
+    """
+    numpy data_ptr const_data_ptr mutable_data_ptr untyped_storage storage _typed_storage __array__ __dlpack__ to_dlpack
+    __cuda_array_interface__ _cdata
+    """.split()
+)
+# Functions written in Python that copy a tensor's bytes without a kernel.
+COPIES_BYTES = frozenset({"__deepcopy__"})
+# Functions that copy Python numbers or foreign memory into a tensor of their own.
+COPIES_NUMBERS = frozenset({"tensor", "new_tensor"})
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -41,6 +51,9 @@ FORM_ONLY = _aten(
 )
 # ... the first argument is overwritten without being read.
 OVERWRITES = _aten("copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_")
+# Namespaces of torch's own, whose operations carry a tag where a shape depends on data, but for those listed here.
+_OWN = frozenset({"aten", "prims", "prim", "quantized", "_quantized", "mkldnn", "onednn", "mkldnn_prepacked"})
+_SHAPED_BY_DATA = _aten("_local_scalar_dense _pack_padded_sequence to_padded_tensor _padded_dense_to_jagged_forward")
 # Functions that want the form of an argument that they hand to no kernel.
 FORM_OF_OTHERS = frozenset(
     """
@@ -53,13 +66,23 @@ FORM_OF_OTHERS = frozenset(
 REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
 
+def is_foreign(func: Any) -> bool:
+    """Whether a kernel is somebody else's, of which the schema alone is known."""
+    return func.namespace not in _OWN
+
+
+def shape_from_data(func: Any) -> bool:
+    """Whether the form of what one of torch's kernels gives depends on what it reads."""
+    return torch.Tag.dynamic_output_shape in func.tags or func._schema.name in _SHAPED_BY_DATA
+
+
 class Kind(enum.Enum):
     """How one call of a torch function is treated."""
 
     FORM = "reads no data: shapes, dtypes, devices"
     TENSOR = "gives tensors"
     VALUE = "gives a Python value read from data"
-    EFFECT = "gives nothing, writes in place"
+    EFFECT = "gives nothing: writes in place, or asserts"
 
 
 def name_of(func: Callable[..., Any]) -> str:
@@ -73,30 +96,41 @@ def name_of(func: Callable[..., Any]) -> str:
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """The tensors among the arguments of a torch function, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_of(item)
-    elif isinstance(value, slice):
-        yield from tensors_of((value.start, value.stop, value.step))
+    return iter(arguments_of((value,), {}))
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors in positional and keyword arguments, in order."""
-    found = [tensor for value in args for tensor in tensors_of(value)]
+    found: list[torch.Tensor] = []
+    _gather(args, found)
     if kwargs:
-        found += [tensor for value in kwargs.values() for tensor in tensors_of(value)]
+        _gather(kwargs.values(), found)
     return found
+
+
+def _gather(values: Iterable[Any], found: list[torch.Tensor]) -> None:
+    for value in values:
+        kind = type(value)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            found.append(value)
+        elif value is None or kind in _NUMBERS:
+            continue
+        elif isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            _gather(value, found)
+        elif isinstance(value, dict):
+            _gather(value.values(), found)
+        elif isinstance(value, slice):
+            _gather((value.start, value.stop, value.step), found)
 
 
 def literals_of(value: Any) -> Any:
     """The arguments that are no tensors, as JSON: what a function was told. Devices are left out, they may differ."""
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if isinstance(value, torch.Tensor):
+        return "tensor"
     if isinstance(value, (list, tuple)):
         return [literals_of(item) for item in value]
     if isinstance(value, dict):
@@ -105,7 +139,7 @@ def literals_of(value: Any) -> Any:
         return ["slice", literals_of((value.start, value.stop, value.step))]
     if isinstance(value, (torch.dtype, torch.memory_format)):
         return str(value)
-    return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+    return type(value).__name__
 
 
 def is_mapped(tensors: list[torch.Tensor]) -> bool:
@@ -118,15 +152,15 @@ def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
     if isinstance(result, torch.Tensor):
         return Kind.TENSOR
     if result is None:
-        writes = has_tensors and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__")))
-        return Kind.EFFECT if writes or name.endswith(".__set__") else Kind.FORM
+        # what gives nothing writes, or reads (an assertion); but for properties that are not there
+        return Kind.EFFECT if has_tensors and not name.endswith(".__get__") and not is_form(name) else Kind.FORM
     if (
         isinstance(result, (list, tuple))
         and not isinstance(result, torch.Size)
         and next(tensors_of(result), None) is not None
     ):
         return Kind.TENSOR
-    if not has_tensors or isinstance(result, _FORM_TYPES) or is_form(name):
+    if not has_tensors or result is NotImplemented or isinstance(result, _FORM_TYPES) or is_form(name):
         return Kind.FORM
     return Kind.VALUE
 

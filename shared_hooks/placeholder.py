@@ -45,6 +45,13 @@ class Placeholder(torch.Tensor):
             return _wrap(func(*_swap(args, _meta), **_swap(kwargs, _meta)), device)
         _refuse(f"{schema.name.removeprefix('aten::')}()", next(_placeholders((args, kwargs))))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # placeholders are shared by the requests of a cut: this one is not to be seen again
+        session: Any = running.get()
+        if session is not None:
+            session.tagged = True
+        super().__setattr__(name, value)
+
     def tolist(self) -> Any:
         """Raises `PlaceholderRead`, where torch would complain about subclasses; a replay may answer it."""
         return _replayed(torch.Tensor.tolist, self)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
-from shared_hooks.cutting import Cutting, cut_after
+from shared_hooks import collector
+from shared_hooks.crossing import Crossing
+from shared_hooks.cutting import Cutting, crossing_of, cut_after
 from shared_hooks.errors import CutRefused, UnknownLayer
 from shared_hooks.following import footprint, form_of_result
 from shared_hooks.hierarchy import near
-from shared_hooks.liveness import Frontier, frontier_bytes, frontiers
-from shared_hooks.recipe import Recipe
+from shared_hooks.liveness import Frontier, Liveness, frontier_bytes
 from shared_hooks.trace import Call, Trace
-from shared_hooks.trees import form_of
 from shared_hooks.views import LiveSet
 
 INPUT = "input"
@@ -23,7 +25,11 @@ Cut = int | str
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """One layer call. Sizes in bytes, raw; ``frontier_bytes`` crosses when the model is cut after it."""
+    """One layer call. Sizes in bytes, raw; ``frontier_bytes`` crosses when the model is cut after it.
+
+    A plan's own are made without what takes long (what crosses, whether a cut is possible and why not): that is worked
+    out when somebody looks.
+    """
 
     layer_id: int
     name: str
@@ -31,7 +37,33 @@ class LayerInfo:
     output_bytes: int
     frontier_bytes: int
     can_split: bool
-    reason: str = ""
+    # no default on the class, which would be found before `__getattr__` is asked
+    reason: str = field(default_factory=str)
+
+    @classmethod
+    def on_demand(
+        cls, number: int, call: Call, crossing: Callable[[int], int], refusal: Callable[[int], str]
+    ) -> LayerInfo:
+        """The layer of a call; ``crossing`` and ``refusal`` tell the bytes and the reason (or none) of a cut."""
+        made = object.__new__(cls)
+        known = {"layer_id": number, "name": call.name, "layer_type": call.module_type}
+        vars(made).update(known, output_bytes=call.output_bytes, _later=(crossing, refusal))
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        later = vars(self).get("_later")
+        if later is None or name not in ("frontier_bytes", "can_split", "reason"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        crossing, refusal = later
+        if name == "frontier_bytes":
+            vars(self)[name] = crossing(self.layer_id)
+        else:
+            reason = refusal(self.layer_id)
+            vars(self).update(reason=reason, can_split=not reason)
+        return vars(self)[name]
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple(getattr(self, one.name) for one in fields(self))
 
 
 class Known:
@@ -40,7 +72,7 @@ class Known:
     """
 
     def __init__(self) -> None:
-        self.cuttings: dict[tuple[int, bool], tuple[Cutting, Recipe] | CutRefused] = {}
+        self.cuttings: dict[tuple[int, bool], tuple[Cutting, Crossing] | CutRefused] = {}
         self.layers: tuple[LayerInfo, ...] | None = None
 
 
@@ -56,18 +88,28 @@ class Plan:
     siblings: list[Plan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._frontiers = self._compute_frontiers()
+        with collector.put_off():
+            self._work_out()
+
+    def _work_out(self) -> None:
         self._known = Known()
         self._refused: dict[int, str] = {}
         self.names = [op.name for op in self.trace.ops]
         self.calls = {(call.path, call.number): call for call in self.trace.calls}
-        self.forms = [[footprint(value) for value in (*op.args, *op.results)] for op in self.trace.ops]
         self.paths = [call.path for call in self.trace.layers]
         self._ids = {call.name: number for number, call in enumerate(self.trace.layers)}
         self.digest = self._digest()
 
-    def _compute_frontiers(self) -> list[Frontier]:
-        return frontiers(self.trace, [0, *(call.exit for call in self.trace.layers)])
+    @cached_property
+    def liveness(self) -> Liveness:
+        """What is alive where."""
+        with collector.put_off():
+            return Liveness(self.trace)
+
+    @cached_property
+    def forms(self) -> list[list[Any]]:
+        """Where the arguments and results of every operation lie."""
+        return [[footprint(value) for value in (*op.args, *op.results)] for op in self.trace.ops]
 
     def _digest(self) -> str:
         """Over operations and what they are told, layers, shapes and dtypes.
@@ -113,7 +155,7 @@ class Plan:
         """Raw bytes that cross at a cut."""
         return frontier_bytes(self._merged(self.layer_id(cut)))
 
-    def cutting(self, cut: Cut, *, wide: bool = False) -> tuple[Cutting, Recipe]:
+    def cutting(self, cut: Cut, *, wide: bool = False) -> tuple[Cutting, Crossing]:
         """What head and tail do for a cut. Raises `CutRefused`, with the layer's name and the reason.
 
         ``wide``: for a run that read other values from its data than the plan did. They may say which part of a tensor
@@ -147,39 +189,33 @@ class Plan:
         """Another path became known: what must cross may have grown."""
         self._known = Known()
 
-    def _cut(self, number: int, wide: bool) -> tuple[Cutting, Recipe]:
+    def _cut(self, number: int, wide: bool) -> tuple[Cutting, Crossing]:
         layer = None if number < 0 else self.trace.layers[number]
         frontier = self._merged(number)
         if wide:
             frontier = {storage: LiveSet.full(storage.elements) for storage in frontier}
         cutting = cut_after(self.trace, layer, frontier, wide=wide)
-        recipe = Recipe(
-            self.signature,
-            self.digest,
-            number,
-            INPUT if layer is None else layer.name,
-            self.depth,
-            self.context,
-            cutting.slots,
-            self.trace.input_structure,
-            cutting.inputs,
-            cutting.steps,
-            tuple(form_of(self.trace.ops[ordinal].structure) for ordinal in cutting.banked),
-            cutting.counts,
-        )
-        return cutting, recipe
+        name = INPUT if layer is None else layer.name
+        path = "" if layer is None else self.trace.path_digests[number]
+        return cutting, crossing_of(cutting, self.trace, number, name, self.depth, self.context, path)
 
     def _merged(self, number: int) -> Frontier:
         """The frontier of a cut, with what the other known paths that share this prefix read after it."""
-        merged = dict(self._frontiers[number + 1])
-        for sibling in self.siblings:
-            if sibling is not self and self._shares_prefix(sibling, number):
-                own = {storage.index: storage for storage in (*merged, *self._storages())}
-                for storage, live in sibling._frontiers[number + 1].items():
-                    mine = own.get(storage.index)
-                    if mine is not None:
-                        merged[mine] = merged[mine].join(live) if mine in merged else live
+        merged = self.liveness.at(self._position(number))
+        siblings = [one for one in self.siblings if one is not self and self._shares_prefix(one, number)]
+        if not siblings:
+            return merged
+        for sibling in siblings:
+            own = {storage.index: storage for storage in (*merged, *self._storages())}
+            for storage, live in sibling.liveness.at(sibling._position(number)).items():
+                mine = own.get(storage.index)
+                if mine is not None:
+                    merged[mine] = merged[mine].join(live) if mine in merged else live
         return dict(sorted(merged.items(), key=lambda entry: entry[0].index))
+
+    def _position(self, number: int) -> int:
+        """The seq of a cut."""
+        return 0 if number < 0 else self.trace.layers[number].exit
 
     def _storages(self) -> list[Any]:
         found = {value.storage for value in self.trace.inputs}
@@ -216,21 +252,23 @@ class Plan:
 
     @property
     def layers(self) -> tuple[LayerInfo, ...]:
-        """Every layer call in execution order."""
+        """Every layer call in execution order. Making the list takes no time; see `LayerInfo`."""
         known = self._known
         layers = known.layers
         if layers is None:
-            layers = known.layers = tuple(self._info(number, call) for number, call in enumerate(self.trace.layers))
+            layers = known.layers = tuple(
+                LayerInfo.on_demand(number, call, self.frontier_bytes, self._refused_because)
+                for number, call in enumerate(self.trace.layers)
+            )
         return layers
 
-    def _info(self, number: int, call: Call) -> LayerInfo:
-        reason = ""
+    def _refused_because(self, number: int) -> str:
+        """Why there is no cut after a layer; nothing if there is one."""
         try:
             self.cutting(number)
         except CutRefused as error:
-            reason = str(error).partition(": ")[2]
-        crossing = frontier_bytes(self._merged(number))
-        return LayerInfo(number, call.name, call.module_type, call.output_bytes, crossing, not reason, reason)
+            return str(error).partition(": ")[2]
+        return ""
 
 
 def _without_fractions(value: Any) -> Any:

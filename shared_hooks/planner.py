@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -11,7 +12,8 @@ from torch import nn
 
 from shared_hooks import context
 from shared_hooks.copies import Buffers, copied
-from shared_hooks.errors import CutRefused, UnknownLayer
+from shared_hooks.dice import Dice
+from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
@@ -163,14 +165,14 @@ class _Trial:
         self._model = model
         self._modules = modules
         self._inputs = args, kwargs
-        self._random = torch.get_rng_state()
+        self._dice = Dice()
         self._before = PythonState(model)
         self._keeps_what_it_built = False
         self.changed: set[Spot] = set()
         """The attributes that the model changes by itself."""
 
     def _fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        torch.set_rng_state(self._random)
+        self._dice.restore()
         return copied(*self._inputs)
 
     def run(self, *, settle: bool) -> Trace:
@@ -180,7 +182,7 @@ class _Trial:
         first = run_plain(self._model, *self._fresh()) if settle else None
         built = self._before.changes()
         state = PythonState(self._model) if built else self._before
-        trace, second, judge = record(self._model, self._modules, self._fresh, state)
+        trace, second, judge = self._recorded(state, settle=settle)
         self.changed |= {change.spot for change in [*built, *judge.seen.values()] if change.spot is not None}
         kept = judge.findings()
         if kept and not settle:
@@ -198,6 +200,21 @@ class _Trial:
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
         return trace
 
+    def _recorded(self, state: PythonState, *, settle: bool) -> tuple[Trace, Any, Judge]:
+        try:
+            return record(self._model, self._modules, self._fresh, state)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            if "torch._dynamo" in sys.modules:
+                # what it compiled under our modes (torch.cond, flex_attention) fails outside of them, too
+                sys.modules["torch._dynamo"].reset()
+            if not settle:
+                self._before.restore()
+                run_plain(self._model, *self._fresh())  # raises what is the model's own
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CutRefused(f"the model cannot be recorded, so that no cut is possible: {what}") from error
+
     def _built_from_inputs(self) -> list[str]:
         """What the first run leaves in the model's state for good must hang on no input; names of what does."""
         self._before.restore()
@@ -209,6 +226,7 @@ class _Trial:
 
     def end(self) -> None:
         """Put the model's state back, but for what it keeps for good."""
+        self._dice.restore()
         if not self._keeps_what_it_built:
             self._before.restore()
 
@@ -218,7 +236,9 @@ def _find_anchor(model: nn.Module) -> tuple[dict[str, Any] | None, str]:
     for tensors in ("_parameters", "_buffers"):
         for module in model.modules():
             kept = vars(module).get(tensors)
-            for name, tensor in (kept or {}).items():
+            if not isinstance(kept, dict):  # a scripted module has a wrapper of its own
+                continue
+            for name, tensor in kept.items():
                 if tensor is not None:
                     return kept, name
     return None, ""

@@ -7,8 +7,9 @@ element by element, and anything that runs out of the function mode's sight. Bot
 
 from __future__ import annotations
 
+import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,16 +17,23 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared_hooks import collector
 from shared_hooks.attach import running
+from shared_hooks.carried import outside_writes
+from shared_hooks.dice import DiceWatch
+from shared_hooks.escapes import Handed, bits_of, perturbed
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.kernels import KernelLog
 from shared_hooks.metrics import output_bytes
 from shared_hooks.operations import (
+    COPIES_BYTES,
+    COPIES_NUMBERS,
     FORM_OF_OTHERS,
     Kind,
     arguments_of,
     is_escape,
+    is_form,
     is_mapped,
     kind_of,
     literals_of,
@@ -33,8 +41,8 @@ from shared_hooks.operations import (
 )
 from shared_hooks.outliving import Judge
 from shared_hooks.purity import pure_modules
-from shared_hooks.python_state import PythonState
-from shared_hooks.trace import NEVER, Call, Event, Op, Trace, Value
+from shared_hooks.python_state import Change, PythonState
+from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
 from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
 from shared_hooks.views import View
 
@@ -49,13 +57,51 @@ def record(
 
     A tensor that no operation made is a constant kept somewhere (a global, a closure), or the work of code that torch
     does not see. Where there are such tensors the model is recorded again: what is there a second time is a constant.
+    What is made anew each time (``torch.from_numpy``) is one if its bits are the same for other inputs, too.
     """
-    recorder = Recorder(model, modules, state, [])
-    output = recorder.watch(*fresh_inputs())
-    if recorder.unknown:
-        recorder = Recorder(model, modules, state, recorder.unknown)
-        output = recorder.watch(*fresh_inputs())
-    return recorder.finish(output), output, recorder.judge
+
+    def recorded(**close: Any) -> tuple[Recorder, Any]:
+        state.restore()
+        recorder = Recorder(model, modules, state, unknown, **close)
+        return recorder, recorder.watch(*fresh_inputs())
+
+    unknown: list[torch.Tensor] = []
+    with collector.put_off():
+        recorder, output = recorded()
+        if recorder.is_unclear():
+            unknown = recorder.unknown
+            recorder, output = recorded(closely=True)
+            if recorder.appeared or recorder.handed.known or recorder.doubtful:
+                others = [_again(model, modules, state, unknown, source) for source in perturbed(fresh_inputs)]
+                constants = _agreeing(recorder.appeared, others)
+                recorder, output = recorded(closely=True, constants=constants)
+                recorder.written_unseen |= {name for other in others if other for name in other.unseen_writes()}
+        return recorder.finish(output), output, recorder.judge
+
+
+def _again(
+    model: nn.Module,
+    modules: dict[nn.Module, ModuleInfo],
+    state: PythonState,
+    known: list[torch.Tensor],
+    fresh_inputs: Callable[[], Inputs],
+) -> Recorder | None:
+    """One more recording, for what it shows of memory that torch does not see; None if it cannot be made."""
+    state.restore()
+    recorder = Recorder(model, modules, state, known, closely=True)
+    try:
+        recorder.watch(*fresh_inputs())
+    except Exception:  # other values may be none that the model takes
+        return None
+    return recorder
+
+
+def _agreeing(appeared: list[str], others: list[Recorder | None]) -> frozenset[int]:
+    """Which of the tensors that no operation made had the same bits in every recording, by order of appearance."""
+    lists = [other.appeared for other in others if other is not None]
+    if len(lists) < len(others) or any(len(found) != len(appeared) for found in lists):
+        return frozenset()
+    return frozenset(i for i, bits in enumerate(appeared) if bits and all(found[i] == bits for found in lists))
 
 
 class _Functions(TorchFunctionMode):
@@ -71,6 +117,11 @@ class _Functions(TorchFunctionMode):
 
 
 class _Kernels(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch shields the method below from its compiler, which it imports for that: more than a second."""
+        return False
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
@@ -87,6 +138,21 @@ class _Kernels(TorchDispatchMode):
             recorder.muted = False
 
 
+class _ShieldedKernels(_Kernels):
+    """For a process in which torch's compiler is at work."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, kinds, args, kwargs)
+
+
+def _kernels(recorder: Recorder) -> TorchDispatchMode:
+    return (_ShieldedKernels if "torch._dynamo" in sys.modules else _Kernels)(recorder)
+
+
 class Recorder(KernelLog):
     """The session that builds a `Trace`; one run, one thread."""
 
@@ -95,19 +161,32 @@ class Recorder(KernelLog):
         model: nn.Module,
         modules: dict[nn.Module, ModuleInfo],
         state: PythonState,
-        constants: list[torch.Tensor],
+        existing: list[torch.Tensor],
+        *,
+        closely: bool = False,
+        constants: frozenset[int] = frozenset(),
     ) -> None:
-        super().__init__([*model.parameters(), *model.buffers(), *state.tensors(), *constants])
+        own = [*model.parameters(), *model.buffers(), *state.tensors()]
+        super().__init__([*own, *existing])
         self.model = model
         self.modules = modules
         self.muted = False
+        self.handed = Handed()
+        self.constants = constants
+        self.written_unseen: set[str] = set()
+        self.closely = closely
+        self.dice_watch = DiceWatch()
+        self.generators = [
+            value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Generator)
+        ]
+        self.own = [(tensor, _version(tensor), bits_of(tensor) if closely else "") for tensor in own]
         self.counts: dict[str, int] = {}
         self.pure = pure_modules(modules)
         self.judge = Judge(state, self)
         self.looked = False
         self.pure_stack = [True]  # what is around the model is no code of its
         self.half_done: dict[int, str] = {}
-        self.unsettled: dict[int, str] = {}
+        self.changes: list[Change] = []
         self.layers: list[Call] = []
         self.ops: list[Op] = []
 
@@ -115,15 +194,70 @@ class Recorder(KernelLog):
         """Run the model and return its output. Writes to the inputs if the model does."""
         with torch.no_grad():
             self.enter_inputs((args, kwargs))
+        self.dice_watch = DiceWatch()
         token = running.set(self)
         try:
-            with torch.no_grad(), fast_path_off(), _Functions(self), _Kernels(self):
-                return self.model(*args, **kwargs)
+            with torch.no_grad(), fast_path_off(), _Functions(self), _kernels(self):
+                output = self.model(*args, **kwargs)
         finally:
             running.reset(token)
+        self.dice_watch.look(self.seq)
+        return output
 
     def failed(self, error: BaseException) -> None:
         raise error
+
+    def is_constant(self, tensor: torch.Tensor | None) -> bool:
+        # once the data was handed to code outside torch, no likeness of two runs proves anything
+        muted, self.muted = self.muted, True
+        self.appeared.append("" if tensor is None or self.escaped else bits_of(tensor))
+        self.muted = muted
+        return len(self.appeared) - 1 in self.constants
+
+    def is_unclear(self) -> bool:
+        """Whether something happened that a closer look must settle."""
+        unseen = bool(self.unknown or self.handed.known or self.escaped or self.doubtful)
+        return unseen or bool(self.dice_watch.drawn)
+
+    def unseen_writes(self) -> set[str]:
+        """Names of parameters, buffers and the like whose bytes were changed by no operation."""
+        logged = {storage for event in self.events for storage in event.writes}
+        found = self.handed.changed | self.undeclared
+        for tensor, version, bits in self.own:
+            storage = self.storage_of(tensor)
+            if storage not in logged and (version != _version(tensor) or (bits and bits != bits_of(tensor))):
+                found.add(storage)
+        return {self.named(storage) for storage in found} | self.written_unseen
+
+    def named(self, storage: Storage) -> str:
+        """Where the model keeps this storage."""
+        if not storage.name:
+            storage.name = next(
+                (name for name, tensor in _named(self.model) if self._on(tensor, storage)), "a constant"
+            )
+        return storage.name
+
+    def _on(self, tensor: torch.Tensor, storage: Storage) -> bool:
+        return self.storage_of(tensor) is storage
+
+    def _look(self) -> None:
+        if self.closely:
+            self.dice_watch.look(self.seq)
+        if self.handed.known:
+            muted, self.muted = self.muted, True
+            self.handed.look()
+            self.muted = muted
+
+    def _hand(self, op: Op, tensors: list[torch.Tensor]) -> None:
+        """Code outside torch gets hold of the memory: what is constant is watched, the rest counts as written."""
+        self.muted = True
+        for tensor in tensors:
+            storage = self.storage_of(tensor)
+            if storage.outside and not storage.foreign:
+                self.handed.add(storage, tensor)
+            elif storage.tainted <= op.seq:
+                self.events.append(Event(self.tick(), [], [], [storage]))
+        self.muted = False
 
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -141,6 +275,7 @@ class Recorder(KernelLog):
         call.args_tainted = any(value.storage.tainted <= self.seq for value in call.args)
         parent.has_child = True
         parent.items.append(call)
+        self._look()
         if module._forward_hooks or module._forward_pre_hooks:
             for outer in self.stack:
                 outer.keep = outer.keep or "a module inside it has hooks of somebody else's"
@@ -163,6 +298,7 @@ class Recorder(KernelLog):
             self.pure_stack.pop()
             self.muted = False
         self.muted = True
+        self._look()
         try:
             call.structure, tensors = flatten(output, plain=True)
         except UnknownHolder:
@@ -176,27 +312,22 @@ class Recorder(KernelLog):
         if not call.has_child:
             call.layer_id = len(self.layers)
             self.layers.append(call)
-            self._look(call.layer_id)
+            self._look_at_state(call, call.layer_id)
         # whoever called it goes on now
         self.looked &= self.pure_stack[-1]
         self.muted = False
         return output
 
-    def _look(self, layer: int) -> None:
+    def _look_at_state(self, call: Call, layer: int) -> None:
         """Is the state as it was at the beginning? Only where code that may write state has run since the last look."""
-        if self.looked:
-            before = layer - 1
-            for found in (self.half_done, self.unsettled):
-                if before in found:
-                    found[layer] = found[before]
-            return
-        self.looked = True
-        changes = self.judge.changes()
-        if changes:
-            self.half_done[layer] = told(change.name for change in changes)
-        stuck = [change.name for change in changes if not change.can_be_undone]
+        if not self.looked:
+            self.looked = True
+            self.changes = self.judge.changes()
+        if self.changes:
+            self.half_done[layer] = told(change.name for change in self.changes)
+        stuck = [change.name for change in self.changes if not change.can_be_undone]
         if stuck:
-            self.unsettled[layer] = told(stuck)
+            self.refuse(f"here the model's Python state cannot be left: {told(stuck)}", call.exit, call.exit)
 
     def _opaque_effects(self, call: Call, args: list[torch.Tensor], results: list[torch.Tensor], known: int) -> None:
         """A scripted or compiled module may run fused kernels that nobody sees: take its arguments as read."""
@@ -213,15 +344,34 @@ class Recorder(KernelLog):
         if is_mapped(tensors):
             return func(*args, **kwargs)
         arguments = [self.value_of(tensor) for tensor in tensors]
-        op = Op(self.tick(), name, arguments, literals=literals_of((args, kwargs)))
-        op.args_tainted = any(value.storage.tainted <= op.seq for value in arguments)
+        op = Op(self.tick(), name, arguments)
+        only_form = is_form(name)
+        if not only_form:
+            op.literals = literals_of((args, kwargs))
+        for value in arguments:
+            op.args_tainted |= value.storage.tainted <= op.seq
         first_event = len(self.events)
+        before = self.storage_of(tensors[0]) if name == "data.__set__" else None
+        self._look()
         self.fresh.clear()
         self.op = op
         try:
             result = func(*args, **kwargs)
+        except Exception:
+            if op.args_tainted:
+                self.refuse(f"{name}() raises an error before it, which the model catches", op.seq)
+            raise
         finally:
             self.op = None
+        if self.handed.known:
+            self.muted = True
+            self.handed.settle()
+            self.muted = False
+        if name in COPIES_BYTES:
+            self.events.append(Event(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
+            op.reads_tainted |= op.args_tainted
+        if before is not None:
+            self.moved(tensors[0], before, op.args_tainted)
         for value in arguments:
             value.last_use = op.seq
         if not isinstance(func, types.FunctionType):
@@ -230,10 +380,14 @@ class Recorder(KernelLog):
         op.end = self.seq
         if op.kind is Kind.FORM:
             return result
+        if only_form:
+            op.literals = literals_of((args, kwargs))
         if op.kind is Kind.VALUE:
             self._value_read(op, tensors, result, first_event)
         elif op.kind is Kind.TENSOR:
             for storage in self.fresh:
+                if storage.outside and not storage.foreign and (name in COPIES_NUMBERS or name in COPIES_BYTES):
+                    storage.outside, storage.created = False, op.seq
                 # made and filled within one function: it never held anything else, and raw pointers leave no events
                 if not storage.outside and (op.reads_tainted or storage.tainted < NEVER):
                     storage.tainted, storage.born_tainted = min(storage.tainted, op.seq), True
@@ -255,7 +409,9 @@ class Recorder(KernelLog):
         reads = [self.span(tensor) for tensor in tensors if self.storage_of(tensor) not in seen]
         if reads:
             self.events.append(Event(self.tick(), reads, [], []))
-            op.reads_tainted |= any(storage.tainted <= op.seq for storage, _ in reads)
+            if any(storage.tainted <= op.seq for storage, _ in reads):
+                op.reads_tainted = op.untold = True
+                self.note_dynamic(op)  # what is read so decides on something: where to split, how long a result is
 
     def _results(self, op: Op, tensors: list[torch.Tensor], result: Any) -> None:
         known = {id(tensor): value for tensor, value in zip(tensors, op.args, strict=True)}
@@ -291,14 +447,13 @@ class Recorder(KernelLog):
         try:
             op.structure = flatten(result, plain=True)[0]
         except UnknownHolder:
+            op.trouble = f"{op.name}() gives a {type(result).__name__}"
+        if is_escape(op.name):
             op.trouble = f"{op.name}() hands the bytes to code outside torch"
+            self._hand(op, tensors)
         if op.reads_tainted:
-            if is_escape(op.name):
-                self.escaped = True
-            op.dynamic = True
-            self.dynamic.append(op.seq)
-            for call in self.stack:
-                call.reads_values = True
+            self.escaped |= is_escape(op.name)
+            self.note_dynamic(op)
 
     def finish(self, output: Any) -> Trace:
         """Close the trace: the output is read at the end."""
@@ -310,6 +465,11 @@ class Recorder(KernelLog):
         reads = [self.span(tensor) for tensor in tensors]
         self.events.append(Event(end, reads, [], []))
         _mark_escapes(self.root, self.values)
+        self._look()
+        for name in sorted(self.unseen_writes()):
+            self.refuse(f"code that torch does not see writes to {name}, which outlives the forward")
+        for storage, first, last, what in outside_writes(self.events):
+            self.refuse(f"the model {what} {self.named(storage)}, which outlives the forward", first, last)
         return Trace(
             self.root,
             self.layers,
@@ -323,9 +483,24 @@ class Recorder(KernelLog):
             self.dynamic,
             self.foreign,
             self.draws,
+            refusals=tuple(self.refusals),
+            dice=self.dice | self.dice_watch.drawn,
             half_done=self.half_done,
-            unsettled=self.unsettled,
         )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if not name.startswith("_"):
+                for tensor in tensors_in(value):
+                    yield f"{path}.{name}" if path else name, tensor
 
 
 def told(names: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shared_hooks.copies import bytes_of
 from shared_hooks.plan import LayerInfo
 from shared_hooks.trees import is_namedtuple
 
@@ -60,5 +61,4 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.layout != torch.strided or a.is_quantized:
         return bool(torch.equal(a.to_dense(), b.to_dense()))
-    flat = [t.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
-    return bool(torch.equal(*flat))
+    return bool(torch.equal(bytes_of(a), bytes_of(b)))

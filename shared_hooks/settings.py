@@ -1,10 +1,8 @@
-"""The settings of the process and of the thread that a forward may change: of torch, and Python's random numbers."""
+"""The settings of the process and of the thread that a forward may change. Random numbers are `dice`'s."""
 
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,20 +23,6 @@ def _set_autocast(value: tuple[Any, ...]) -> None:
 
 def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _numpy_state() -> Any:
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    kind, keys, *rest = numpy.random.get_state()
-    return kind, keys.tobytes(), *rest
-
-
-def _set_numpy_state(value: Any) -> None:
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and value is not None:
-        numpy.random.set_state((value[0], numpy.frombuffer(value[1], dtype=numpy.uint32), *value[2:]))
 
 
 def _attention() -> tuple[bool, ...]:
@@ -84,8 +68,6 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch's attention kernels": (_attention, _set_attention),
     "torch's backend flags": (_flags, _set_flags),
     "torch's anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-    "Python's random numbers": (random.getstate, random.setstate),
-    "NumPy's random numbers": (_numpy_state, _set_numpy_state),
 }
 
 

@@ -9,8 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks.kernels import written_by
-from shared_hooks.operations import FORM_ONLY, Kind, arguments_of, is_escape, kind_of, name_of
+from shared_hooks.kernels import facts_of, written_by
+from shared_hooks.operations import Kind, arguments_of, is_escape, kind_of, name_of
 from shared_hooks.trees import tensors_in
 
 
@@ -36,9 +36,10 @@ class Taint(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = arguments_of(args, kwargs)
-        written, unread = written_by(func, args, kwargs)
-        reads = [] if func._schema.name in FORM_ONLY else [tensor for tensor in given if id(tensor) not in unread]
-        taints = torch.Tag.nondeterministic_seeded in func.tags or any(map(self.has, reads))
+        facts = facts_of(func)
+        written, unread = written_by(facts, args, kwargs)
+        reads = [] if facts.form_only else [tensor for tensor in given if id(tensor) not in unread]
+        taints = facts.may_draw or any(map(self.has, reads))
         result = func(*args, **kwargs)
         self.reads_data |= taints and func._schema.name == "aten::_local_scalar_dense"
         for tensor in [*arguments_of((result,), {}), *(tensor for tensor in given if id(tensor) in written)]:

@@ -14,20 +14,21 @@ from typing import Any
 import torch
 
 from shared_hooks.operations import Kind
+from shared_hooks.path_digest import PathDigest
 from shared_hooks.trees import Structure
 from shared_hooks.views import View
 
 NEVER = 1 << 62
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Storage:
     """One allocation, numbered in order of appearance.
 
     ``created`` and ``tainted`` are the seq at which it came to be and first held a value that depends on the inputs.
     Inputs are created and tainted at -1. ``outside``: it existed before the forward and is no input (a parameter, say).
     ``opaque``: its elements cannot be addressed (sparse, nested). ``foreign``: it appeared during the forward, made
-    by no operation.
+    by no operation. ``name``: of a storage from outside that the forward writes, where the model keeps it.
     """
 
     index: int
@@ -41,13 +42,15 @@ class Storage:
     foreign: bool = False
     base: int = 0
     born_tainted: bool = False
+    nbytes: int = 0
+    name: str = ""
 
     @property
     def itemsize(self) -> int:
         return self.dtype.itemsize
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Value:
     """One tensor object: a view of a storage. ``made`` is the seq at which it appeared, ``last_use`` of its last use.
 
@@ -73,7 +76,7 @@ class Value:
 Span = tuple[Storage, View]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Event:
     """Data read, overwritten unread, or written by one operation of the dispatcher; ``handed``: all it was given."""
 
@@ -84,11 +87,12 @@ class Event:
     handed: list[Storage] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Op:
     """One call of a torch function made from Python while no other was running.
 
-    ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``).
+    ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
+    ``untold``: its result's form cannot be worked out without data.
     """
 
     seq: int
@@ -107,9 +111,10 @@ class Op:
     end: int = -1
     literals: Any = None
     reshapes: bool = False
+    untold: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """One call of a hooked module. ``items``: the operations and calls inside, in order."""
 
@@ -137,6 +142,15 @@ class Call:
         return self.path if self.number == 1 else f"{self.path}#{self.number}"
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """No cut at a position from ``first`` up to ``last`` (seqs) can be vouched for, because of ``reason``."""
+
+    first: int
+    last: int
+    reason: str
+
+
 @dataclass(eq=False)
 class Trace:
     """The record of one forward.
@@ -144,9 +158,13 @@ class Trace:
     ``input_structure``: of (args, kwargs); ``end``: the last seq; ``dynamic``: where Python read data; ``foreign``:
     the last
     seq at which a tensor appeared that no operation made (threads of the model's own, extensions), -1 if none;
-    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree. By layer id, where the model's
-    Python state after that layer is not as it is after the forward: ``half_done`` what has to be put back after a head,
-    ``unsettled`` what cannot be.
+    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree; ``refusals``: where not to cut.
+
+    ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``, torch's
+    by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
+
+    ``half_done``: by layer id, where the model's Python state after that layer is not as it is after the forward: what
+    has to be put back after a head.
     """
 
     root: Call
@@ -162,8 +180,9 @@ class Trace:
     foreign: int
     draws: list[int]
     unsteady: str = ""
+    refusals: tuple[Refusal, ...] = ()
+    dice: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     half_done: dict[int, str] = field(default_factory=dict)
-    unsettled: dict[int, str] = field(default_factory=dict)
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -175,15 +194,54 @@ class Trace:
         """The number of every operation."""
         return {op: number for number, op in enumerate(self.ops)}
 
+    @cached_property
+    def placed(self) -> list[tuple[Call, int, Op | Call]]:
+        """Every operation and call in order, with the call that makes it and its number among that call's operations
+        (for a call: how many of them came before).
+        """
+        found: list[tuple[Call, int, Op | Call]] = []
+        waiting: list[tuple[Call, int, int]] = [(self.root, 0, 0)]
+        while waiting:
+            call, position, ops = waiting.pop()
+            while position < len(call.items):
+                item = call.items[position]
+                found.append((call, ops, item))
+                position += 1
+                if isinstance(item, Call):
+                    waiting += [(call, position, ops), (item, 0, 0)]
+                    break
+                ops += 1
+        return found
+
+    @cached_property
+    def path_digests(self) -> dict[int, str]:
+        """The digest of the path (`path_digest`) at the exit of every layer, by layer id."""
+        digest = PathDigest()
+        found: dict[int, str] = {}
+        ends = sorted(((call.exit, call.layer_id) for call in self.layers if call.layer_id is not None), reverse=True)
+        for _, _, item in self.placed:
+            start = item.enter if isinstance(item, Call) else item.seq
+            while ends and ends[-1][0] < start:
+                found[ends.pop()[1]] = digest.hexadecimal()
+            if isinstance(item, Call):
+                digest.call(item.path, item.number)
+            elif not item.hidden:
+                digest.operation(item.name, item.results if item.kind is Kind.TENSOR else [])
+        for _, layer_id in ends:
+            found[layer_id] = digest.hexadecimal()
+        return found
+
     def signature_of(self, value: Value) -> list[Any]:
         """Shape and dtype, for digests and messages."""
         return [list(value.shape), str(value.dtype).removeprefix("torch.")]
 
 
 def calls_in(call: Call) -> list[Call]:
-    """Every call inside, inner ones first."""
+    """Every call inside, inner ones first. No recursion: modules may be nested deeper than Python's stack."""
     found: list[Call] = []
-    for item in call.items:
-        if isinstance(item, Call):
-            found += [*calls_in(item), item]
-    return found
+    waiting = [call]
+    while waiting:
+        outer = waiting.pop()
+        found.append(outer)
+        waiting += [item for item in outer.items if isinstance(item, Call)]
+    return found[:0:-1]

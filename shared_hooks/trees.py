@@ -120,6 +120,28 @@ def flatten(value: Any, *, plain: bool = False) -> tuple[Structure, list[torch.T
     return _down(value, 0, plain, tensors, {}), tensors
 
 
+# what torch.nn.Buffer puts on a tensor
+_OWN_ATTRIBUTES = frozenset({"_is_buffer", "persistent"})
+
+
+def flatten_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Structure, list[torch.Tensor]]:
+    """`flatten` for the inputs of a model. Raises `UnknownHolder` for a tensor that is more than its elements.
+
+    The class and the attributes of a tensor would not reach the other side.
+    """
+    structure, tensors = flatten((args, kwargs))
+    for tensor in tensors:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            raise UnknownHolder(
+                f"an input is a {class_name(type(tensor))}, a tensor of a class of its own: "
+                "pass it as a plain tensor (as_subclass(torch.Tensor))"
+            )
+        own = vars(tensor).keys() - _OWN_ATTRIBUTES
+        if own:
+            raise UnknownHolder(f"an input is a tensor with attributes of its own ({', '.join(sorted(own))})")
+    return structure, tensors
+
+
 def _down(value: Any, depth: int, plain: bool, tensors: list[torch.Tensor], numbers: dict[int, int]) -> Structure:
     if isinstance(value, torch.Tensor):
         if id(value) not in numbers:

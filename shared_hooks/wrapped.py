@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks import agreement, attach, context, hierarchy
+from shared_hooks import agreement, attach, context, generators, hierarchy
 from shared_hooks.counters import sampler
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMismatch, UnknownLayer
@@ -25,6 +25,7 @@ from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 from shared_hooks.plan import Cut, LayerInfo, Plan
 from shared_hooks.planner import Planner
 from shared_hooks.python_state import PythonState
+from shared_hooks.recipe_book import RecipeBook, RehearsalLimits
 from shared_hooks.report import Report
 from shared_hooks.session import HookExitException, Session
 from shared_hooks.tail import TailSession
@@ -39,10 +40,17 @@ class WrappedModel:
     is not edited; `detach`, or leaving the ``with`` block, takes away exactly what was attached. Several threads may
     run requests at once; the results of the last forward (`get_layer_metrics`, `banked_output`, `durations`) are each
     thread's own. Hooks of ``lifecycle`` are called at the stages of planning, head, bank, inject and tail.
+    ``rehearsals`` bounds what working out tails may cost.
     """
 
     def __init__(
-        self, model: nn.Module, depth: int | None = None, *, metrics: bool = True, lifecycle: Lifecycle | None = None
+        self,
+        model: nn.Module,
+        depth: int | None = None,
+        *,
+        metrics: bool = True,
+        lifecycle: Lifecycle | None = None,
+        rehearsals: RehearsalLimits | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputMismatch(f"WrappedModel takes a torch.nn.Module, not {type(model).__name__}")
@@ -59,6 +67,7 @@ class WrappedModel:
         self._find = classes_of(hierarchy.holder_modules(model))
         self._save: frozenset[int | str] = frozenset()
         self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle)
+        self.recipes = RecipeBook(model, self._modules, self._find, rehearsals or RehearsalLimits())
         self._own = threading.local()
         self._attached = True
         for module in self._modules:
@@ -123,11 +132,11 @@ class WrappedModel:
                 raise InputMismatch("forward(early, start=...) takes an EarlyOutput and nothing else")
             return self._tail(early, start)
         if end is not None:
-            self.lifecycle.emit(Stage.BEFORE_HEAD, split=end)
-            early = self._head(end, args, kwargs)
-            with self._last_forward_kept():
-                self.lifecycle.emit(Stage.AFTER_HEAD, split=early.layer_name, early=early)
-            return early
+            return self.head(end, *args, **kwargs)
+        return self._without_cut(args, kwargs)
+
+    def _without_cut(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._check_attached()
         measurement, made = self._measurement(), self._planner.made
         self._check_saved(self._planner.plans_if_possible(args, kwargs))
         if self._planner.made != made:
@@ -139,6 +148,24 @@ class WrappedModel:
         return output
 
     __call__ = forward
+
+    def whole(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The whole model. As `forward` without a cut, for models whose own arguments are called start or end."""
+        return self._without_cut(args, kwargs)
+
+    def head(self, cut: Cut, /, *args: Any, **kwargs: Any) -> EarlyOutput:
+        """Run up to and including the cut layer. As ``forward(..., end=cut)``, whatever the arguments are called."""
+        self._check_attached()
+        self.lifecycle.emit(Stage.BEFORE_HEAD, split=cut)
+        early = self._head(cut, args, kwargs)
+        with self._last_forward_kept():
+            self.lifecycle.emit(Stage.AFTER_HEAD, split=early.layer_name, early=early)
+        return early
+
+    def tail(self, early: EarlyOutput, /) -> Any:
+        """Resume from what a head gave; the model's own output."""
+        self._check_attached()
+        return self._tail(early, early.layer_id)
 
     def _check_saved(self, plans: list[Plan]) -> None:
         """Names and ids in `save_layers` must exist; a layer of another path does."""
@@ -176,21 +203,21 @@ class WrappedModel:
         raise CutRefused("the model takes another path each time it runs on this input: its Python state differs")
 
     def _head_on(self, plan: Plan, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
-        cutting, recipe = plan.cutting(end)
+        cutting, crossing = plan.cutting(end)
         self._check_saved([plan])
         started = time.perf_counter_ns()
-        session: HeadSession = self._session(HeadSession, plan, cutting, recipe, flatten((args, kwargs))[1])
+        session: HeadSession = self._session(HeadSession, plan, cutting, crossing, flatten((args, kwargs))[1])
         # what the rest of the forward would have put back is put back for it; unwinding alone may not do it
-        half_done = recipe.layer_id in plan.trace.half_done
+        half_done = crossing.layer_id in plan.trace.half_done
         state = PythonState(self.model) if half_done else None
         try:
             with torch.no_grad():
-                if recipe.layer_id >= 0:
+                if crossing.layer_id >= 0:
                     with _running(session), fast_path_off(), Watch(session) if cutting.watched else nullcontext():
                         self._until_cut(session, args, kwargs)
-                self.lifecycle.emit(Stage.BEFORE_BANK, split=recipe.layer_name)
+                self.lifecycle.emit(Stage.BEFORE_BANK, split=crossing.layer_name)
                 early = session.early()
-                self.lifecycle.emit(Stage.AFTER_BANK, split=recipe.layer_name, early=early)
+                self.lifecycle.emit(Stage.AFTER_BANK, split=crossing.layer_name, early=early)
         finally:
             session.release()
             if state is not None:
@@ -208,22 +235,30 @@ class WrappedModel:
             raise Diverged
 
     def _tail(self, early: EarlyOutput, start: Cut) -> Any:
-        recipe = early.recipe
+        crossing = early.crossing
         if (
-            start not in (recipe.layer_id, recipe.layer_name, str(recipe.layer_id))
-            and self._aliases.get(str(start)) != recipe.layer_name
+            start not in (crossing.layer_id, crossing.layer_name, str(crossing.layer_id))
+            and self._aliases.get(str(start)) != crossing.layer_name
         ):
             raise UnknownLayer(
-                f"start={start!r}, but this EarlyOutput was cut at {recipe.layer_id} ({recipe.layer_name})"
+                f"start={start!r}, but this EarlyOutput was cut at {crossing.layer_id} ({crossing.layer_name})"
             )
-        if recipe.depth != self.depth:
-            raise Disagreement(f"the head was planned with depth={recipe.depth}, this side has depth={self.depth}")
-        context.check(recipe.context, self._modules, recipe.cache)
-        self.lifecycle.emit(Stage.BEFORE_INJECT, split=recipe.layer_name, early=early)
+        if crossing.depth != self.depth:
+            raise Disagreement(f"the head was planned with depth={crossing.depth}, this side has depth={self.depth}")
+        context.check(crossing.context, self._modules, crossing.cache)
+        self.lifecycle.emit(Stage.BEFORE_INJECT, split=crossing.layer_name, early=early)
         started = time.perf_counter_ns()
-        session: TailSession = self._session(TailSession, early, self.device, self.lifecycle)
-        with torch.no_grad(), _running(session), fast_path_off(), context.restored(recipe.context):
+        recipe = self.recipes.recipe(early, self.device)
+        session: TailSession = self._session(TailSession, early, recipe, self.device, self.lifecycle)
+        with (
+            torch.no_grad(),
+            _running(session),
+            fast_path_off(),
+            context.restored(crossing.context),
+            generators.kept(crossing.generators),
+        ):
             try:
+                generators.restore(crossing.generators, early.generators)
                 args, kwargs = session.inputs(self._find)
                 if recipe.steps:
                     session.enter()
@@ -240,7 +275,7 @@ class WrappedModel:
         ended = _ended(session)
         self._finish(session, {"inject": session.resumed_at - started, "compute": ended - session.resumed_at})
         with self._last_forward_kept():
-            self.lifecycle.emit(Stage.AFTER_TAIL, split=recipe.layer_name, output=output)
+            self.lifecycle.emit(Stage.AFTER_TAIL, split=crossing.layer_name, output=output)
         return output
 
     def _finish(self, session: Session, durations: dict[str, int]) -> None:

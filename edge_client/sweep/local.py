@@ -39,7 +39,7 @@ def split_here(
 ) -> LocalAnswer:
     """One request; ``called``: when it began (`now_ns`), before its input was read. Raises what the engine raises."""
     prepared = now_ns()
-    early: EarlyOutput = wrapped.forward(*args, end=cut, **kwargs)
+    early: EarlyOutput = wrapped.head(cut, *args, **kwargs)
     returned = now_ns()
     _wait(wrapped)
     head_ns = wrapped.durations().get("head", 0) + now_ns() - returned
@@ -49,7 +49,7 @@ def split_here(
     packed = now_ns()
     arrived = EarlyOutput.from_bytes(data, max_bytes=len(data) + (1 << 30))
     unpacked = now_ns()
-    output = wrapped.forward(arrived, start=early.layer_id)
+    output = wrapped.tail(arrived)
     _wait(wrapped)
     finished = now_ns()
     inject_ns = wrapped.durations().get("inject", 0)

@@ -14,7 +14,8 @@ from shared_hooks.early import EarlyOutput
 from shared_hooks.models.example import to_device
 from shared_hooks.parcel import Parcel
 from shared_hooks.profiling.inspection import Ledger
-from shared_hooks.recipe import Recipe
+from shared_hooks.crossing import Crossing
+from shared_hooks.crossing_format import decode
 from shared_hooks.trees import tensors_in
 from shared_hooks.wrapped import WrappedModel
 
@@ -80,7 +81,7 @@ class EdgeHalf:
         args, kwargs = self.inputs.fresh()
         cpu, started = time.process_time_ns(), time.perf_counter_ns()
         args, kwargs = self.inputs.place(args, kwargs)
-        early = self.wrapped.forward(*args, end=cut_of(layer_id), **kwargs)
+        early = self.wrapped.head(cut_of(layer_id), *args, **kwargs)
         wait_for(self.inputs.device)
         collect(self.wrapped)
         computed = time.perf_counter_ns()
@@ -93,8 +94,8 @@ class EdgeHalf:
         )
 
     def packed(self, early: EarlyOutput) -> Parcel:
-        """As the client packs it: the recipe's bytes are asked for with every request."""
-        early.recipe.to_bytes()
+        """As the client packs it: the description's bytes are asked for with every request."""
+        early.crossing.to_bytes()
         return early.pack(codec=self.codec)
 
     def memory_peak(self, layer_id: int) -> int:
@@ -104,11 +105,11 @@ class EdgeHalf:
             own = sum(tensor.numel() * tensor.itemsize for tensor in tensors_in((args, kwargs)))
             before = torch.cuda.memory_allocated(self.inputs.device) - own
             torch.cuda.reset_peak_memory_stats(self.inputs.device)
-            self.packed(self.wrapped.forward(*args, end=cut_of(layer_id), **kwargs))
+            self.packed(self.wrapped.head(cut_of(layer_id), *args, **kwargs))
             return torch.cuda.max_memory_allocated(self.inputs.device) - before
         model = self.wrapped.model
         with Ledger([*model.parameters(), *model.buffers()], list(tensors_in((args, kwargs)))) as ledger:
-            self.packed(self.wrapped.forward(*args, end=cut_of(layer_id), **kwargs))
+            self.packed(self.wrapped.head(cut_of(layer_id), *args, **kwargs))
         return int(ledger.peak_so_far)
 
 
@@ -123,16 +124,16 @@ class CloudHalf:
         self.wrapped = wrapped
         self.inputs = inputs
         self.codec = codec
-        self._kept: dict[int, tuple[Recipe, bytes, bytes]] = {}
+        self._kept: dict[int, tuple[Crossing, bytes, bytes]] = {}
         self._bytes = 0
 
     def run(self, layer_id: int) -> Run:
-        recipe, header, data = self._request(layer_id)
+        crossing, header, data = self._request(layer_id)
         payload = memoryview(torch.frombuffer(bytearray(data), dtype=torch.uint8).numpy()) if data else memoryview(b"")  # type: ignore[arg-type]
         cpu, started = time.process_time_ns(), time.perf_counter_ns()
-        early = EarlyOutput.unpack(recipe, header, payload, payload.nbytes + recipe.payload_bytes, disposable=True)
+        early = EarlyOutput.unpack(crossing, header, payload, payload.nbytes + crossing.payload_bytes, disposable=True)
         decoded = time.perf_counter_ns()
-        output = self.wrapped.forward(early, start=recipe.layer_id)
+        output = self.wrapped.tail(early)
         returned = time.perf_counter_ns()
         wait_for(self.inputs.device)
         computed = time.perf_counter_ns()
@@ -149,15 +150,15 @@ class CloudHalf:
         }
         return Run(stages, time.process_time_ns() - cpu, len(header) + len(data))
 
-    def _request(self, layer_id: int) -> tuple[Recipe, bytes, bytes]:
-        """What a client would send: its recipe read from bytes, as from a stranger."""
+    def _request(self, layer_id: int) -> tuple[Crossing, bytes, bytes]:
+        """What a client would send: the cut's description read from bytes, as from a stranger."""
         kept = self._kept.get(layer_id)
         if kept is not None:
             return kept
         args, kwargs = self.inputs.place(*self.inputs.fresh())
-        early = self.wrapped.forward(*args, end=cut_of(layer_id), **kwargs)
+        early = self.wrapped.head(cut_of(layer_id), *args, **kwargs)
         parcel = early.pack(codec=self.codec)
-        made = Recipe.from_bytes(early.recipe.to_bytes()), parcel.header, b"".join(parcel.buffers)
+        made = decode(early.crossing.to_bytes()), parcel.header, b"".join(parcel.buffers)
         if self._bytes + parcel.nbytes <= KEEP_BYTES:
             self._bytes += parcel.nbytes
             self._kept[layer_id] = made

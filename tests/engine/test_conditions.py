@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.errors import IsthmusError
+from shared_hooks.errors import CutRefused, IsthmusError
 from tests.engine.cutting import case_of, cuts_of, through_bytes
 from tests.zoo.case import Draw, seeded
 from tests.zoo.compare import differences, same
@@ -183,7 +183,9 @@ def test_submodule_switched_to_training_after_planning() -> None:
     expected_model.get_submodule("blocks.1.bn2").train()
     with torch.no_grad():
         expected = expected_model(X)
-    assert same(edge.forward(edge.forward(X, end=1), start=1), expected)
+    assert same(edge.forward(X), expected)
+    with pytest.raises(CutRefused, match=r"blocks\.1\.bn2\.num_batches_tracked"):
+        edge.forward(X, end=1)  # a tail would move the cloud's running statistics
 
 
 def test_a_wrapped_forward_makes_no_gradients() -> None:

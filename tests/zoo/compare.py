@@ -15,7 +15,9 @@ def bits(tensor: Tensor) -> bytes:
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if dense.is_complex():
         dense = torch.view_as_real(dense)
-    return bytes(dense.reshape(-1).view(torch.uint8).numpy())
+    flat = torch.empty(dense.numel(), dtype=dense.dtype)
+    flat.copy_(dense.reshape(-1))  # one element may have any stride, which no other dtype can look at
+    return bytes(flat.view(torch.uint8).numpy())
 
 
 def differences(ours: Any, theirs: Any, path: str = "output") -> Iterator[str]:

@@ -55,7 +55,7 @@ class CountsItsCalls(Base):
         return self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))
 
 
-@zoo(vector)
+@zoo(vector, max_refused=1.0, notes="a request must not change the cloud's buffers; every cut is refused")
 class CountsInBuffer(Base):
     """A buffer counts the calls, in place, and does not change the answer."""
 

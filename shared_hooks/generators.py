@@ -1,0 +1,98 @@
+"""The states of random number generators that cross a cut: what the tail draws must be what the whole model would.
+
+Torch's own generator of the CPU arrives as it is at the cut; Python's and NumPy's as they are when the forward begins,
+because the tail repeats the model's Python from there. The server's own are put back when the tail is done. They are one
+for the whole process, so tails that draw run one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import numpy as np
+import torch
+
+from shared_hooks.errors import BadFrame
+
+_lock = threading.RLock()
+
+
+def _python_now() -> torch.Tensor:
+    return _bytes(json.dumps(random.getstate()).encode())
+
+
+def _python_set(state: torch.Tensor) -> None:
+    version, key, gauss = json.loads(_text(state))
+    random.setstate((version, tuple(key), gauss))
+
+
+def _numpy_now() -> torch.Tensor:
+    state = np.random.get_state(legacy=False)
+    inner = state["state"]
+    told = [[int(number) for number in inner["key"]], int(inner["pos"]), state["has_gauss"], state["gauss"]]
+    return _bytes(json.dumps(told).encode())
+
+
+def _numpy_set(state: torch.Tensor) -> None:
+    key, position, has_gauss, gauss = json.loads(_text(state))
+    np.random.set_state(("MT19937", np.array(key, dtype=np.uint32), int(position), int(has_gauss), float(gauss)))
+
+
+def _torch_set(state: torch.Tensor) -> None:
+    torch.set_rng_state(state.cpu().clone())
+
+
+def _bytes(text: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _text(state: torch.Tensor) -> bytes:
+    return bytes(state.cpu().numpy().tobytes())
+
+
+_GENERATORS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], None]]] = {
+    "torch": (torch.get_rng_state, _torch_set),
+    "python": (_python_now, _python_set),
+    "numpy": (_numpy_now, _numpy_set),
+}
+AT_CUT = "torch"
+
+
+def now(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
+    """The states of these generators, uint8."""
+    return tuple(_GENERATORS[name][0]() for name in names)
+
+
+def kept(names: Sequence[str]) -> AbstractContextManager[None]:
+    """A context in which generators may be set: afterwards they are as they were."""
+    return _kept(names) if names else nullcontext()
+
+
+@contextmanager
+def _kept(names: Sequence[str]) -> Iterator[None]:
+    with _lock:
+        before = now(names)
+        try:
+            yield
+        finally:
+            restore(names, before)
+
+
+def restore(names: Sequence[str], states: Sequence[torch.Tensor]) -> None:
+    """Set the generators to these states. Raises `BadFrame` for what is none."""
+    for name, state in zip(names, states, strict=True):
+        try:
+            _GENERATORS[name][1](state)
+        except (RuntimeError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise BadFrame(f"not the state of {name}'s random number generator") from error
+
+
+def at_cut(names: Sequence[str], states: Sequence[torch.Tensor]) -> None:
+    """The cut is reached: torch's generator goes on from where the head left it."""
+    if AT_CUT in names:
+        number = list(names).index(AT_CUT)
+        restore(names[number : number + 1], states[number : number + 1])

@@ -1,0 +1,237 @@
+"""What one kernel gives when some of its tensors have no data: worked out on the meta device.
+
+A *ghost* is a `Placeholder`, or a real tensor whose storage depends on the inputs. Kernels on constants run; kernels on
+ghosts give placeholders of the right form. Writes go to ghosts and to what this run made, never to the model's own
+memory. Everything is counted against a `Budget` before it is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from shared_hooks.crossing import TensorForm
+from shared_hooks.errors import CutRefused, TooLarge
+from shared_hooks.foresight import on_meta
+from shared_hooks.operations import FORM_ONLY, arguments_of
+from shared_hooks.placeholder import Placeholder
+from shared_hooks.placing import Placing
+
+_INPLACE_VIEW = torch.Tag.inplace_view
+_SEEDED = torch.Tag.nondeterministic_seeded
+_TROUBLE = frozenset({"aten::resize_", "aten::set_", "aten::resize_as_"})
+
+
+class Unknown(BaseException):
+    """What an operation gives cannot be worked out without data; not an Exception, so that no model catches it."""
+
+
+@dataclass
+class Budget:
+    """What working out one recipe may use. Raises `TooLarge` when it is spent.
+
+    ``operations``: kernels; ``native_bytes``: of constants that are computed for real; ``elements``: of all results,
+    before the cut and after it, as far as they can be foreseen; ``seconds``: of wall-clock time.
+    """
+
+    operations: int = 400_000
+    native_bytes: int = 1 << 30
+    elements: int = 1 << 36
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        self._until = time.monotonic() + self.seconds
+
+    def spend(self, operations: int = 0, native_bytes: int = 0, elements: int = 0) -> None:
+        """Count what is about to be done."""
+        self.operations -= operations
+        self.native_bytes -= native_bytes
+        self.elements -= elements
+        if self.operations < 0:
+            raise TooLarge("the model runs too many operations on inputs of this form")
+        if self.native_bytes < 0:
+            raise TooLarge("on inputs of this form the model makes constants that are too large")
+        if self.elements < 0:
+            raise TooLarge("on inputs of this form the model computes too many elements")
+        if time.monotonic() > self._until:
+            raise TooLarge("working out what the tail does on inputs of this form takes too long")
+
+
+class Ghosts:
+    """Runs kernels for one rehearsal.
+
+    Since `begin`: ``taints``, the tensors whose storages were written with what depends on the inputs; ``drew``: random
+    numbers were drawn; ``reshaped``: a tensor changed its shape in place.
+    """
+
+    def __init__(self, placing: Placing, budget: Budget) -> None:
+        self.placing = placing
+        self.budget = budget
+        self.made: set[int] = set()
+        self.taints: list[torch.Tensor] = []
+        self.drew = False
+        self.reshaped = False
+        self._alive: list[StorageWeakRef] = []
+
+    def begin(self) -> None:
+        """An operation begins."""
+        self.taints = []
+        self.drew = False
+        self.reshaped = False
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One kernel. Raises `Unknown`, `CutRefused`, `TooLarge`, and what the kernel raises."""
+        self.budget.spend(operations=1)
+        tensors = arguments_of(args, kwargs)
+        if any(map(self.placing.is_tainted, tensors)):
+            return self._on_ghosts(func, args, kwargs, tensors)
+        return self._on_constants(func, args, kwargs, tensors)
+
+    # -- constants ----------------------------------------------------------------------------------------------
+
+    def _on_constants(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+        self._check_writes(func, args, kwargs)
+        if not _is_view(func):
+            self._foresee(func, args, kwargs)
+        draws = _SEEDED in func.tags
+        before = torch.get_rng_state() if draws else None
+        result = func(*args, **kwargs)
+        made = arguments_of((result,), {})
+        self._note_made(made, tensors)
+        if before is not None and not torch.equal(before, torch.get_rng_state()):
+            self.drew = True
+            for tensor in made:
+                self.placing.taint(tensor)
+        return result
+
+    def _foresee(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count the memory that a kernel on constants is going to take, before it takes it."""
+        if func.namespace not in ("aten", "prims"):
+            return
+        try:
+            known: dict[int, tuple[Any, Any]] = {}
+            found = func(*on_meta(args, known), **on_meta(kwargs, known))
+        except Exception:  # it has no such kernel, or needs data: what it takes is bounded by what it is given
+            return
+        size = sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))
+        self.budget.spend(native_bytes=size, elements=size)
+
+    def _note_made(self, made: list[torch.Tensor], given: list[torch.Tensor]) -> None:
+        known = {_key(tensor) for tensor in given}
+        for tensor in made:
+            key = _key(tensor)
+            if key is not None and key not in known and key not in self.made:
+                self.made.add(key)
+                self._alive.append(StorageWeakRef(tensor.untyped_storage()))
+
+    def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        written = written_by(func, args, kwargs)
+        for tensor in written:
+            if type(tensor) is Placeholder or self.placing.is_tainted(tensor):
+                continue
+            key = _key(tensor)
+            if key is not None and key not in self.made:
+                raise CutRefused(f"{func._schema.name} writes to memory of the model's own before the cut")
+        return written
+
+    # -- ghosts -------------------------------------------------------------------------------------------------
+
+    def _on_ghosts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+        name = func._schema.name
+        if name in FORM_ONLY:
+            self._foresee(func, args, kwargs)
+            result = func(*_swapped(args, _uninitialised), **_swapped(kwargs, _uninitialised))
+            self._note_made(arguments_of((result,), {}), tensors)
+            return result
+        if _INPLACE_VIEW in func.tags or name in _TROUBLE:
+            if name in _TROUBLE or any(type(tensor) is Placeholder for tensor in tensors):
+                raise Unknown(f"{name} changes the shape of a value that does not cross")
+            self.reshaped = True
+            return func(*args, **kwargs)
+        if _is_view(func) and not any(type(tensor) is Placeholder for tensor in tensors):
+            return func(*args, **kwargs)
+        for tensor in self._check_writes(func, args, kwargs):
+            if type(tensor) is not Placeholder:
+                self.placing.taint(tensor)
+                self.taints.append(tensor)
+        if _SEEDED in func.tags:
+            self.drew = True
+        return self._on_meta(func, args, kwargs, tensors)
+
+    def _on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+        known: dict[int, tuple[Any, Any]] = {}
+        device = kwargs.get("device") or next(t.device for t in tensors if self.placing.is_tainted(t))
+        try:
+            result = func(*on_meta(args, known), **on_meta(kwargs, known))
+        except Exception as error:  # no kernel for meta, or a shape that depends on data
+            raise Unknown(f"{func._schema.name}: {error!s:.120}") from error
+        back = {id(made): tensor for tensor, made in known.values()}
+        return self._wrapped(result, torch.device(device), back)
+
+    def _wrapped(self, value: Any, device: torch.device, back: dict[int, torch.Tensor]) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) in back:
+                return back[id(value)]
+            self.budget.spend(elements=value.numel())
+            return self.placing.hole(form_of_tensor(value))
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._wrapped(item, device, back) for item in value)
+        if value is None:
+            return None
+        raise Unknown("an operation gives a number that depends on data")
+
+
+def form_of_tensor(tensor: torch.Tensor) -> TensorForm:
+    """Shape, stride and dtype of a tensor."""
+    return TensorForm(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a kernel writes in place."""
+    if not func._schema.is_mutable:
+        return []
+    found: list[torch.Tensor] = []
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            found += arguments_of((value,), {})
+    return found
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return (
+        bool(returns)
+        and not func._schema.is_mutable
+        and all(result.alias_info is not None and not result.alias_info.is_write for result in returns)
+    )
+
+
+def _key(tensor: torch.Tensor) -> int | None:
+    try:
+        return None if type(tensor) is Placeholder else int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _uninitialised(value: torch.Tensor) -> torch.Tensor:
+    """For kernels that look at the form alone; of a placeholder there is nothing else."""
+    if type(value) is not Placeholder:
+        return value
+    # memory that is never touched costs nothing
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _swapped(value: Any, into: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return into(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_swapped(item, into) for item in value)
+    if isinstance(value, dict):
+        return {key: _swapped(item, into) for key, item in value.items()}
+    return value

@@ -1,0 +1,31 @@
+"""A digest over the path that a forward takes: module calls, operations, and the forms of their results.
+
+Both sides work it out by themselves, the edge from its trace and the tail's side from its rehearsal, and must agree at
+the cut. Strides and devices are left out: they may differ between machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+
+class PathDigest:
+    """Grows with the run; `hexadecimal` at any moment."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def call(self, path: str, number: int) -> None:
+        """A module is called for the ``number``-th time."""
+        self._digest.update(f"call {path} {number}\n".encode())
+
+    def operation(self, name: str, results: Iterable[Any]) -> None:
+        """A torch function gives ``results``: tensors or values of a trace, with shape and dtype."""
+        forms = [f"{tuple(result.shape)}{result.dtype}" for result in results]
+        self._digest.update(f"{name} {forms}\n".encode())
+
+    def hexadecimal(self) -> str:
+        """Of everything so far."""
+        return self._digest.hexdigest()
