@@ -165,10 +165,10 @@ class _Cutter:
         for refusal in trace.refusals:
             if refusal.first <= self.position <= refusal.last:
                 raise CutRefused(refusal.reason)
+        if trace.unsteady:  # even before the first layer: the state is one side's, not the other's
+            raise CutRefused(trace.unsteady)
         if self.layer is None:
             return
-        if trace.unsteady:
-            raise CutRefused(trace.unsteady)
         for name, drawn in trace.dice.items():
             # the states of Python's, NumPy's and torch's own generator of the CPU cross
             if name not in ("python", "numpy", "cpu") and drawn[0][1] < self.position < drawn[-1][1]:

@@ -39,7 +39,7 @@ class KernelLog(Ledger):
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the dispatcher: which storages it reads and writes."""
         seq = self.tick()
-        facts = _facts(func)
+        facts = facts_of(func)
         inputs = arguments_of(args, kwargs)
         spans = [self.span(tensor) for tensor in inputs]
         handed = [storage for storage, _ in spans]
@@ -51,7 +51,7 @@ class KernelLog(Ledger):
         for storage in handed:
             ghostly |= storage.tainted <= seq
         foreseen = self.foresight.question(func, args, kwargs, outputs) if ghostly else None
-        written, unread = _written(facts, args, kwargs) if facts.written else (_NONE, _NONE)
+        written, unread = written_by(facts, args, kwargs) if facts.written else (_NONE, _NONE)
         for tensor, (storage, _), was in zip(inputs, spans, bits, strict=False):
             # somebody else's operation may write to more than it declares
             self.doubtful |= storage.outside
@@ -213,7 +213,7 @@ class _Facts:
 _known: dict[int, _Facts] = {}
 
 
-def _facts(func: Any) -> _Facts:
+def facts_of(func: Any) -> _Facts:
     facts = _known.get(id(func))
     if facts is None:
         schema = func._schema
@@ -233,7 +233,7 @@ def _facts(func: Any) -> _Facts:
     return facts
 
 
-def _written(facts: _Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
+def written_by(facts: _Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
     """Identities of the tensors an operation writes, and of those among them that it does not read."""
     if len(facts.written) == 1:
         place, overwritten = facts.written[0]
