@@ -6,6 +6,7 @@ One pass over the trace for all slots together; the operations around an event a
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,25 +29,24 @@ def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) ->
     told = _Telling(plan.trace, cutting)
     elsewhere = {storage.index for frontier in plan.of_siblings(number) for storage in frontier}
     slots = zip(cutting.storages, crossing.slots, cutting.captures, strict=True)
-    sent = (
-        told.sent(slot_number, *entry, elsewhere=entry[0].index in elsewhere) for slot_number, entry in enumerate(slots)
-    )
     values = (plan.trace.ops[ordinal].structure for ordinal in cutting.banked)
-    steps = recipe.steps
+    reads = zip(crossing.reads, values, strict=True)
+    kinds = Counter(map(type, recipe.steps))
     return Explanation(
-        number,
-        crossing.layer_name,
-        "" if number < 0 else plan.trace.layers[number].module_type,
-        tuple(sent),
-        bool(crossing.slots) and max(plan.trace.dynamic, default=-1) > cutting.position,
-        tuple(
-            Told(read.name, _where(read.place), _value(value))
-            for read, value in zip(crossing.reads, values, strict=True)
-        ),
-        tuple(Told(given.name, _where(given.place)) for given in crossing.given),
-        crossing.generators,
-        len(crossing.to_bytes()),
-        *(sum(isinstance(step, kind) for step in steps) for kind in (Skip, Enter, Answer, ReadValue, Run)),
+        layer_id=number,
+        layer_name=crossing.layer_name,
+        layer_type="" if number < 0 else plan.trace.layers[number].module_type,
+        sent=tuple(told.sent(i, *one, elsewhere=one[0].index in elsewhere) for i, one in enumerate(slots)),
+        whole=bool(crossing.slots) and max(plan.trace.dynamic, default=-1) > cutting.position,
+        reads=tuple(Told(read.name, _where(read.place), _value(value)) for read, value in reads),
+        given=tuple(Told(given.name, _where(given.place)) for given in crossing.given),
+        generators=crossing.generators,
+        description_bytes=len(crossing.to_bytes()),
+        skipped=kinds[Skip],
+        entered=kinds[Enter],
+        answered=kinds[Answer],
+        read=kinds[ReadValue],
+        run=kinds[Run],
         steps=tuple(recipe.explain()),
     )
 
@@ -153,7 +153,7 @@ class _Telling:
             return f"the result of {self.opaque[storage.created].name}"
         found = self._around(storage.created)
         if found is not None:
-            return f"what {_named(*found)} gives"
+            return f"the result of {_named(*found)}"
         return f"the result of {call_name(*capture.where)}" if capture.kind == "result" else "a value of the model's"
 
 

@@ -51,8 +51,8 @@ class Told:
 class Explanation:
     """A cut on inputs of one form: what is sent, what is said, and what the tail does up to the cut.
 
-    ``whole``: Python reads data after the cut, so that storages cross whole. ``reads``: values that Python read from data
-    before it; ``given``: forms that cannot be worked out without data; ``generators``: of which the state is sent.
+    ``whole``: Python reads data after the cut, so that storages cross whole. ``reads``: values that Python read from
+    data before it; ``given``: forms that cannot be worked out without data; ``generators``: of which the state is sent.
     ``description_bytes``: of the cut's description, sent once a stream. ``skipped`` and ``entered`` module calls,
     ``answered``, ``read`` and ``run`` operations are those of ``steps``, a line each, indented by module.
     """
@@ -129,15 +129,21 @@ class Explanation:
     def _what_the_tail_does(self, everything: bool) -> list[str]:
         if not self.steps:
             return ["The tail begins at once: nothing is skipped, entered or replayed."]
+        parts = [
+            _count(self.skipped, "module call") + " skipped" if self.skipped else "",
+            f"{self.entered} entered" if self.entered else "",
+            _count(self.answered, "operation") + " answered without running" if self.answered else "",
+            _count(self.read, "value") + " taken from the request" if self.read else "",
+            _count(self.run, "operation") + " run again" if self.run else "",
+        ]
         rows = [
-            f"Up to the cut the tail skips {_count(self.skipped, 'module call')}, enters {self.entered}, and of "
-            f"the operations in between answers {self.answered}, hands {self.read} a value that was read, and runs "
-            f"{self.run} again (and those on constants, which are not listed):"
+            f"The tail up to the cut: {', '.join(part for part in parts if part)}",
+            "  (operations on constants simply run, and are not listed)",
         ]
         return [*rows, *_folded([f"  {step}" for step in self.steps], _STEPS, everything)]
 
 
-_GIVEN = "Said, because it cannot be worked out without data"
+_GIVEN = "Told in it, because the other side cannot work it out without data"
 _GENERATORS = {
     "torch": "torch's random number generator, as it is at the cut",
     "python": "Python's random number generator, as the forward begins",
@@ -147,7 +153,7 @@ _GENERATORS = {
 
 def _why(one: Sent) -> Iterator[str]:
     if one.read_by:
-        more = f", then by {one.read_more} more" if one.read_more else ""
+        more = f", and {one.read_more} more after that" if one.read_more else ""
         yield f"    read by {one.read_by}{more}"
     if one.written_by:
         also = "also " if one.read_by else "sent for its memory's form only: "

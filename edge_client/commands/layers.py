@@ -74,14 +74,14 @@ def _explain(loaded: Loaded, options: argparse.Namespace) -> int:
     with loaded.wrapped as wrapped:
         layers = wrapped.layers
         try:
-            explanation = wrapped.explain(
-                cut_of(options.explain, wrapped, "--explain"), *loaded.args, **loaded.kwargs
-            )
+            explanation = wrapped.explain(cut_of(options.explain, wrapped, "--explain"), *loaded.args, **loaded.kwargs)
         except CutRefused as error:
             reason = str(error).removeprefix(f"--explain {options.explain}: ")
             near = _nearest(layers, options.explain)
             if options.json:
-                write_json({"model": loaded.spec.model_id, "refused": reason, "nearest": near}, options.json, options.stdout)
+                write_json(
+                    {"model": loaded.spec.model_id, "refused": reason, "nearest": near}, options.json, options.stdout
+                )
             if options.json != "-":
                 print(printable(f"{loaded.spec.model_id}: {reason}"))
                 print(f"nearest cuts: {', '.join(near) or 'none'}")
