@@ -94,6 +94,8 @@ class Rehearsal:
         self.in_opaque = 0
         self.done = crossing.layer_id < 0
         self.failure: IsthmusError | None = None
+        self.ended = False
+        """The model returned: nothing after the cut needed data."""
 
     def recipe(self, find: ClassFinder) -> Recipe:
         """Run, and make the recipe. Raises an `IsthmusError` that says where the crossing does not fit the model."""
@@ -111,6 +113,7 @@ class Rehearsal:
         try:
             with torch.random.fork_rng(devices=[]), _Functions(self), _Kernels(self):
                 self.model(*args, **kwargs)
+            self.ended = True
         except Unknown as error:
             if not self.done:
                 raise self.refusal(f"cannot work out {error}") from error
@@ -268,6 +271,7 @@ class Rehearsal:
         if ended:
             self.steps.append(End(frame.path))
         self.counts = dict(self.counts)
+        self.ghosts.after_cut = True
         self.digest_at_cut = self.digest.hexadecimal()
         self.done = True
 
@@ -316,7 +320,7 @@ class Rehearsal:
             self.steps.append(ReadValue(name, number, frame.path))
             return unflatten(self.values[number], [], no_class)
         given = self.given.get(place)
-        if given is not None and given.name == name and tainted:
+        if given is not None and given.name == name and (tainted or not arguments):
             return self._given(given, arguments)
         self.inside = True
         self.ghosts.begin()
@@ -441,6 +445,8 @@ class Rehearsal:
         if fill.argument not in written:
             raise self.refusal(f"slot {fill.slot} is to be written where nothing is written")
         argument, slot = arguments[fill.argument], self.crossing.slots[fill.slot]
+        if not self.ghosts.owns(argument):
+            raise self.refusal(f"slot {fill.slot} is to be written to memory of the model's own")
         if argument.untyped_storage().nbytes() < slot.storage_bytes:
             raise self.refusal(f"slot {fill.slot} is larger than what it is written to")
         self.taken.add(fill.slot)
@@ -459,7 +465,9 @@ class Rehearsal:
         made = [self._place(source, arguments) for source in sources]
         if not below:
             self.digest.operation(given.name, made)
-        self.steps.append(Answer(given.name, given.structure, sources, below=below, inside=frame.path))
+        self.steps.append(
+            Answer(given.name, given.structure, sources, below=below, draws=not arguments, inside=frame.path)
+        )
         return unflatten(given.structure, made, no_class)
 
     def _told(self, given: Given, arguments: list[torch.Tensor]) -> tuple[Source, ...]:
