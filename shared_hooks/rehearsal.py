@@ -28,7 +28,7 @@ from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name
 from shared_hooks.path_digest import PathDigest
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
-from shared_hooks.purity import is_pure
+from shared_hooks.purity import is_pure, is_safe
 from shared_hooks.recipe import (
     Alias,
     Answer,
@@ -229,7 +229,8 @@ class Rehearsal:
             output = self._entered(frame, info, forward, args, kwargs)
         if not self.done:
             with torch._C.DisableTorchFunction():
-                self._left(frame, module, arguments, output, opaque=info.opaque and tainted, tainted=tainted)
+                plain = tainted and all(map(is_safe, (*args, *kwargs.values())))
+                self._left(frame, module, arguments, output, opaque=info.opaque and tainted, plain=plain)
         return output
 
     def _left(
@@ -240,12 +241,14 @@ class Rehearsal:
         output: Any,
         *,
         opaque: bool,
-        tainted: bool,
+        plain: bool,
     ) -> None:
-        """A module's call is over."""
+        """A module's call is over. ``plain``: it is given what `is_safe` says."""
         if frame.wrote:
             self.stack[-1].wrote = True
-        skipped = opaque or (tainted and self._collapse(frame, module, arguments, output))
+        skipped = opaque or (plain and self._collapse(frame, module, arguments, output))
+        if not skipped and len(self.steps) == frame.start + 1:
+            self.steps.pop()  # nothing in it hangs on the inputs: it runs, and nobody has to know
         if not frame.has_child:
             if self.layers == self.crossing.layer_id:
                 self._reached(frame, ended=not skipped)
@@ -331,10 +334,9 @@ class Rehearsal:
         kind = kind_of(name, bool(arguments), result)
         if kind is Kind.FORM:
             return result
-        frame.index += 1
-        if kind is Kind.VALUE:
-            self.digest.operation(name, [])
+        if kind is Kind.VALUE or not (tainted or self.ghosts.drew):
             return result
+        frame.index += 1
         return self._answered(place, name, arguments, result, below=False, tainted=tainted)
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -351,9 +353,11 @@ class Rehearsal:
         given = self.given.get(place)
         if given is not None and given.name == str(func) and tainted:
             return self._given(given, arguments, below=True)
-        frame.index += 1
         self.ghosts.begin()
         result = self.ghosts.run(func, args, kwargs)
+        if not (tainted or self.ghosts.drew):
+            return result
+        frame.index += 1
         return self._answered(place, str(func), arguments, result, below=True, tainted=tainted)
 
     def _answered(
@@ -372,8 +376,6 @@ class Rehearsal:
             self.steps.append(Run(name, self.stack[-1].path))
             return result
         # by now the tensors of a draw count as depending on the inputs, too
-        if not tainted and not drew and not taints:
-            return result
         sources = [self._source(place, leaf, tensor, arguments) for leaf, tensor in enumerate(results)]
         if drew and not tainted:
             sources = [
