@@ -123,6 +123,11 @@ class Op:
             self.unasked = []
         return self.untold
 
+    @property
+    def counts(self) -> bool:
+        """Whether a tail has to know of it: what hangs on no input it runs by itself, be it the first time or not."""
+        return self.args_tainted or self.draws
+
 
 @dataclass(eq=False, slots=True)
 class Call:
