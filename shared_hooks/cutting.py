@@ -228,7 +228,8 @@ class _Cutter:
             return
         for storage in op.writes:
             self._written(place, op, storage)
-        told = op.dynamic or (not op.reshapes and op.is_untold)
+        # what is made of no tensor may hold numbers that were read from data
+        told = op.dynamic or (op.draws and not op.args) or (not op.reshapes and op.is_untold)
         if told:
             self.given.append(self._given(place, op))
         for leaf, value in enumerate(op.results):

@@ -63,16 +63,17 @@ class Budget:
 
 
 class Ghosts:
-    """Runs kernels for one rehearsal.
+    """Runs kernels for one rehearsal. ``models``: the tensors that are the model's own.
 
     Since `begin`: ``taints``, the tensors whose storages were written with what depends on the inputs; ``drew``: random
     numbers were drawn; ``reshaped``: a tensor changed its shape in place.
     """
 
-    def __init__(self, placing: Placing, budget: Budget) -> None:
+    def __init__(self, placing: Placing, budget: Budget, models: list[torch.Tensor]) -> None:
         self.placing = placing
         self.budget = budget
         self.made: set[int] = set()
+        self.models = {_key(tensor) for tensor in models} - {None}
         self.after_cut = False
         self._on_ghosts_now = False
         self.taints: list[torch.Tensor] = []
@@ -140,8 +141,7 @@ class Ghosts:
         """The tensors that are written: none of the model's own, where the tail will really write."""
         written = written_by(func, args, kwargs)
         for tensor in written:
-            mine = type(tensor) is Placeholder or self.owns(tensor) or self.placing.is_slot(tensor)
-            if not mine and not (self._on_ghosts_now and not self.after_cut):
+            if _key(tensor) in self.models and (self.after_cut or not self._on_ghosts_now):
                 where = "after" if self.after_cut else "before"
                 raise CutRefused(f"{func._schema.name} writes to memory of the model's own {where} the cut")
         return written

@@ -389,7 +389,7 @@ class Recorder(KernelLog):
                 for storage in self.fresh:
                     if storage.outside and not storage.foreign:
                         storage.outside, storage.created = False, op.seq
-            if self.dynamic and not tensors and not op.draws:
+            if self.dynamic and not tensors and not op.draws and is_made_from_numbers(name, args):
                 self._may_hold_data(op)
             for storage in self.fresh:
                 # made and filled within one function: it never held anything else, and raw pointers leave no events

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.attach import running
 from shared_hooks.crossing import INPUTS, Crossing, Given, Mark, Place, TensorForm, row_major
-from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlanMismatch
+from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlaceholderRead, PlanMismatch
 from shared_hooks.ghosts import Budget, Ghosts, Unknown, form_of_tensor
 from shared_hooks.hierarchy import ModuleInfo, call_name
 from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
@@ -61,7 +61,9 @@ class Frame:
 
 
 class Rehearsal:
-    """One rehearsal in one thread; ``values`` are those that the request at hand brings."""
+    """One rehearsal in one thread. ``values`` are those that the request at hand brings; ``models``: the tensors that
+    are the model's own.
+    """
 
     def __init__(
         self,
@@ -71,13 +73,14 @@ class Rehearsal:
         values: tuple[Structure, ...],
         placing: Placing,
         budget: Budget,
+        models: list[torch.Tensor],
     ) -> None:
         self.model = model
         self.modules = modules
         self.crossing = crossing
         self.values = values
         self.placing = placing
-        self.ghosts = Ghosts(placing, budget)
+        self.ghosts = Ghosts(placing, budget, models)
         self.marks: dict[tuple[Place, int], Mark] = {(mark.place, mark.leaf): mark for mark in crossing.marks}
         self.given = {given.place: given for given in crossing.given}
         self.reads = {read.place: (number, read) for number, read in enumerate(crossing.reads)}
@@ -154,6 +157,8 @@ class Rehearsal:
 
     def failed(self, error: BaseException) -> None:
         """Keep the first failure: a model that catches exceptions must not turn it into an answer."""
+        if self.done and isinstance(error, PlaceholderRead):
+            return  # after the cut there is no data to read
         if self.failure is None and isinstance(error, IsthmusError):
             self.failure = error
 
