@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
     path: str
     number: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuples have a method of this name
 
 
 INPUTS = Place("", 0, -1)
@@ -128,7 +128,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The ``leaf``-th result at ``place``, of which nothing crosses, is not contiguous: Python may ask for its strides."""
+    """The ``leaf``-th result at ``place``, of which nothing crosses, is not contiguous; Python may ask for strides."""
 
     place: Place
     leaf: int

@@ -160,8 +160,8 @@ class Trace:
     seq at which a tensor appeared that no operation made (threads of the model's own, extensions), -1 if none;
     ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree; ``refusals``: where not to cut.
 
-    ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``, torch's
-    by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
+    ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``,
+    torch's by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
     """
 
     root: Call

@@ -169,6 +169,6 @@ def test_announced_sizes_are_the_sizes_sent(case: Case) -> None:
                 early = edge.forward(*args, end=layer.layer_id, **kwargs)
             parcel = early.pack()
             payload = sum(memoryview(buffer).nbytes for buffer in parcel.buffers)
-            assert layer.frontier_bytes == early.nbytes == early.recipe.payload_bytes
+            assert layer.frontier_bytes == early.nbytes == early.crossing.payload_bytes
             assert payload == parcel.nbytes
             assert 0 <= parcel.nbytes - early.nbytes < 64 * max(1, len(parcel.buffers)), "padding only"
