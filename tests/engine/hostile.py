@@ -48,14 +48,12 @@ def forged(
     crossing: Change | None = None,
     header: Change | None = None,
     payload: bytes | None = None,
-    early: EarlyOutput | None = None,
     data: bytes = DATA,
 ) -> bytes:
     """The sample's bytes with a changed description of the cut, header or payload, and new checksums.
 
-    The header names the forged description, as a liar's would. ``early``: another sample.
+    The header names the forged description, as a liar's would. ``data``: another sample.
     """
-    data = data if early is None else early.to_bytes()
     cut_size, header_size = int.from_bytes(data[8:12], "little"), int.from_bytes(data[12:16], "little")
     cut_data = data[FRONT : FRONT + cut_size]
     header_data = data[FRONT + cut_size + 8 : FRONT + cut_size + header_size]
