@@ -3,6 +3,7 @@
 #   PYTHON=...      the interpreter to make .venv with; default: the first of python3, python3.13 ... that is 3.10 or later
 #   PIP_FLAGS=...   for pip, e.g. another index (PyTorch's CPU-only wheels for Linux come from an index of their own)
 #   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process a core
+#   FUZZ_FLAGS=     for the fuzzer, e.g. "--programs 100000 --seed 2 --minutes 40"
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
 
 VENV := .venv
@@ -14,16 +15,18 @@ PYTEST_FLAGS ?= -n auto
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 EXPERIMENT_FLAGS ?=
+FUZZ_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench experiments protos clean
+.PHONY: help demo test lint bench fuzz experiments protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
 	@echo "make test    lint, types, import rules, generated code, tests"
 	@echo "make lint    test without the tests"
 	@echo "make bench   the benchmarks: a table and JSON"
+	@echo "make fuzz    random models, cut everywhere, for a long time: a table, failures as source"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
 	@echo "make protos  regenerate the code of the wire"
 	@echo "make clean   remove .venv and caches"
@@ -43,6 +46,9 @@ lint: $(DEV)
 
 bench: $(DEV)
 	$(PY) -m tests.benchmarks $(BENCH_FLAGS)
+
+fuzz: $(DEV)
+	$(PY) -m tests.fuzz $(FUZZ_FLAGS)
 
 experiments: $(DEV)
 	$(PY) -m tests.experiments all $(EXPERIMENT_FLAGS)

@@ -21,6 +21,7 @@ from shared_hooks.models.uploads import check_suffix, libraries
 from shared_hooks.observers import named, transforms
 from shared_hooks.operations import Kind
 from shared_hooks.parcel import read_header
+from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
@@ -213,11 +214,6 @@ def _decoders() -> str:
 
 
 def about(device: torch.device) -> dict[str, str]:
-    """Versions and device, for messages and logs."""
+    """Versions, device and kind of machine, for messages, logs, and a client that compares answers."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": f"{device} ({where})",
-        "threads": str(torch.get_num_threads()),
-    }
+    return {"python": platform.python_version(), "device": f"{device} ({where})", **kind(device)}

@@ -8,6 +8,9 @@ answer.py       `Answer`, `Failure`, `Call`
 times.py        where the time of a request went
 connection.py   the standing connection, broken and mended
 state.py        `State`: its life
+witness.py      `Witness`: answers computed whole here, too
+comparison.py   how far two outputs are apart
+moment.py       what a forward may change, as it is at one moment
 options.py      its limits; `KeepAlive`
 verdict.py      what the end of a stream means
 probing.py      what the link carries; the server's profile
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from edge_client.options import KeepAlive
     from edge_client.state import State
     from edge_client.times import Times
+    from edge_client.witness import Witness
 
 _HOME = {
     "Answer": "answer",
@@ -55,9 +59,21 @@ _HOME = {
     "KeepAlive": "options",
     "State": "state",
     "Times": "times",
+    "Witness": "witness",
 }
 
-__all__ = ["CONNECTION_ERRORS", "Answer", "AutoClient", "Call", "EdgeClient", "Failure", "KeepAlive", "State", "Times"]
+__all__ = [
+    "CONNECTION_ERRORS",
+    "Answer",
+    "AutoClient",
+    "Call",
+    "EdgeClient",
+    "Failure",
+    "KeepAlive",
+    "State",
+    "Times",
+    "Witness",
+]
 
 
 def __getattr__(name: str) -> Any:

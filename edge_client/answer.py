@@ -10,6 +10,7 @@ from edge_client.times import Times
 
 if TYPE_CHECKING:
     from edge_client.planning.link import Load
+    from edge_client.witness import Witness
     from shared_hooks import LayerMetrics
     from shared_hooks.metrics import ForwardMetrics
     from shared_hooks.observers.named import Observations
@@ -48,13 +49,15 @@ class Answer:
     bytes_up: int  # header and payload, without the wire's own framing; one sending
     bytes_down: int
     sends: int  # 1, and one more for each time it was sent again
-    measured_ns: int  # from the call to the decoded answer, by two readings of one clock
-    finished_ns: int  # the second reading (`edge_client.times.now_ns`), for who wants to go on measuring
+    measured_ns: int  # from the call to the decoded answer, by two readings of one clock, without what witnesses took
+    finished_ns: int  # the second reading (`edge_client.times.now_ns`), for who wants to go on measuring; with a
+    # witness, when that was over
     load: Load | None = None  # how busy the server was; None where none was asked, or it does not say
     forward_edge: ForwardMetrics | None = None  # each side's forward as a whole; None without metrics
     forward_cloud: ForwardMetrics | None = None
     observations: Mapping[str, Observations] = field(default_factory=dict)  # "edge", "cloud": what observers found
     transforms: Sequence[str] = ()  # modules whose output is being changed, here and then there
+    witness: Witness | None = None  # what comparing it with the whole model here gave; None: it was not compared
 
 
 @dataclass(frozen=True, slots=True)

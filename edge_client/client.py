@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, overload
 
@@ -21,6 +21,7 @@ from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.requests import Done, Requests, Running, work_of
 from edge_client.state import Counters, State
 from edge_client.times import Stamps, now_ns
+from edge_client.witness import check_share
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel
 from shared_hooks.errors import Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
@@ -49,6 +50,9 @@ class EdgeClient:
     `hooks` names observers of every request, on both sides (`shared_hooks.observers.named`): `Answer.observations`. The
     server must allow them, else the request fails with HookRefused.
 
+    `witness`, from 0 to 1, is the share of the split requests that are computed whole here, too, and compared with what
+    came back (docs/witness.md): `Answer.witness`. A difference takes the cut out of use (`refused`): CutRefused.
+
     `lifecycle` has the hooks of this client's stages (docs/lifecycle.md); None = the default one, which logs.
 
     Any thread may call `infer`. The constructor loads the model; `open` (or ``with``) plans, hashes and connects, and
@@ -76,7 +80,9 @@ class EdgeClient:
         keep_alive: KeepAlive | None = None,
         hooks: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
+        witness: float = 0.0,
     ) -> None:
+        check_share(witness)
         self.server = None if server is None else check_address(server)
         self.lifecycle = default("edge") if lifecycle is None else lifecycle
         self._split = split
@@ -109,6 +115,7 @@ class EdgeClient:
             metrics=metrics,
             max_answer_bytes=max_answer_bytes,
             client_id=self._client_id,
+            witness=witness,
         )
         self._opening = threading.RLock()
         self._greeting = False
@@ -145,6 +152,16 @@ class EdgeClient:
     @hooks.setter
     def hooks(self, names: Iterable[str]) -> None:
         self._half.observe(names)
+
+    @property
+    def witness(self) -> float:
+        """The share of the split requests that are computed whole here, too."""
+        return self.requests.witnesses.share
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Cuts that witnesses took out of use: the layer's name ("input": before the first), and what was found."""
+        return self.requests.witnesses.refused
 
     @property
     def state(self) -> State:

@@ -103,7 +103,7 @@ class EdgeHalf:
         self.lifecycle.emit(Stage.AFTER_MODEL_LOAD, model_id=model_id, wrapped=self.wrapped)
         self._example = example
         self._codec = codec
-        self._find = classes_of(holder_modules(module))
+        self.find = classes_of(holder_modules(module))
         self._preprocess_digest: str | None = None
 
     def observe(self, names: Iterable[str]) -> None:
@@ -171,7 +171,7 @@ class EdgeHalf:
         stamps.computed = now_ns()
         if self.device.type != "cpu":
             structure, tensors = flatten(output)
-            output = unflatten(structure, [tensor.cpu() for tensor in tensors], self._find)
+            output = unflatten(structure, [tensor.cpu() for tensor in tensors], self.find)
         stamps.unpacked = now_ns()
         return Whole(output, layers, forward, observations, changed)
 
@@ -196,7 +196,7 @@ class EdgeHalf:
     def output(self, exchange: Exchange) -> Any:
         """The model's output from an answered exchange, on the CPU."""
         self.lifecycle.emit(Stage.BEFORE_DECODE, nbytes=len(exchange.payload))
-        value = wire.answer_value(exchange, self._find)
+        value = wire.answer_value(exchange, self.find)
         self.lifecycle.emit(Stage.AFTER_DECODE, value=value)
         return value
 

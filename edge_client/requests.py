@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from edge_client import measured, wire
 from edge_client.answer import Answer, Call
@@ -19,7 +19,16 @@ from edge_client.many import Place
 from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.state import State
 from edge_client.times import ServerTimes, Stamps, Times, now_ns
-from shared_hooks.errors import Cancelled, DeadlineExceeded, IsthmusError, PlanMismatch, ServerUnavailable, SpecError
+from edge_client.witness import INPUT, Kept, Witness, Witnesses
+from shared_hooks.errors import (
+    Cancelled,
+    CutRefused,
+    DeadlineExceeded,
+    IsthmusError,
+    PlanMismatch,
+    ServerUnavailable,
+    SpecError,
+)
 from shared_hooks.lifecycle import About, Stage
 
 SENDING_SECONDS: Final = 0.001
@@ -36,6 +45,7 @@ class Running:
     cut: Cut
     head: Head
     about: About
+    kept: Kept | None = None  # for a witness
     over: bool = False  # hooks have heard how it ended
 
     @property
@@ -63,8 +73,10 @@ class Requests:
         metrics: bool,
         max_answer_bytes: int,
         client_id: str = "",
+        witness: float = 0.0,
     ) -> None:
         self._half = half
+        self.witnesses = Witnesses(half.wrapped, witness, half.find)
         self._connect = connect
         self._most = max_in_flight
         self._metrics = metrics
@@ -95,19 +107,21 @@ class Requests:
             raise
 
     def _begin(
-        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, about: About, again: bool = False
+        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, about: About, before: Running | None = None
     ) -> Running:
+        """``before``: the attempt that this one repeats."""
         connection = self._connect()
         if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
             raise DeadlineExceeded(f"{self._most} requests are in flight and none was answered before the deadline")
-        stamps.admitted = now_ns()
         try:
+            kept = self._keep(work, stamps, before)
+            stamps.admitted = now_ns()
             if isinstance(work, Path):
                 head = self._half.file(work, stamps)
             else:
                 head = self._half.head(work, "input" if cut == CLOUD_ONLY else cut, stamps)
             exchange = Exchange(
-                next(self._ids) if again else about.id,  # the server has answered the old one
+                about.id if before is None else next(self._ids),  # the server has answered the old one
                 head.outgoing,
                 until=until,
                 stamps=stamps,
@@ -122,7 +136,22 @@ class Requests:
             self._places.release()
             raise
         connection.submit(exchange)
-        return Running(connection, exchange, work, cut, head, about)
+        return Running(connection, exchange, work, cut, head, about, kept)
+
+    def _keep(self, work: Call | Path, stamps: Stamps, before: Running | None) -> Kept | None:
+        """What a witness will need, taken before the head; the time goes to ``stamps.kept_ns``."""
+        if isinstance(work, Path):
+            self.witnesses.check_cut(INPUT)  # the same whole model there
+            return None
+        if before is None and not self.witnesses.share:
+            return None
+        began = now_ns()
+        if before is None:
+            kept = self.witnesses.keep(work)
+        elif (kept := before.kept) is not None:
+            kept.mark()
+        stamps.kept_ns += now_ns() - began
+        return kept
 
     def finish(self, running: Running | Done) -> Answer:
         """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more."""
@@ -147,10 +176,10 @@ class Requests:
                 raise
         old = running.exchange.stamps
         self._half.plan(running.work)
-        stamps = Stamps(called=old.called, prepared=old.prepared)
-        stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared)
+        stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
+        stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared) - old.aside_ns
         return self._collect(
-            self._begin(running.work, running.cut, stamps, running.exchange.until, running.about, again=True)
+            self._begin(running.work, running.cut, stamps, running.exchange.until, running.about, before=running)
         )
 
     def cancel(self, running: Running | Done, why: str) -> None:
@@ -188,7 +217,7 @@ class Requests:
             bytes_up=0,
             bytes_down=0,
             sends=0,
-            measured_ns=finished - stamps.called,
+            measured_ns=finished - stamps.called - stamps.aside_ns,
             finished_ns=finished,
             forward_edge=whole.forward,
             observations=self._half.observed(tuple(whole.observations), whole.observations),
@@ -219,11 +248,14 @@ class Requests:
             raise
         stamps = exchange.stamps
         stamps.taken = now_ns()
+        stamps.witness_ns = self.witnesses.between(stamps.received, stamps.taken)
         if exchange.error is not None:
             raise exchange.error
         assert exchange.reply is not None
         output = self._half.output(exchange)
         stamps.unpacked = finished = now_ns()
+        self.witnesses.check_cut(INPUT if isinstance(running.work, Path) else running.head.split, running.head.layer_id)
+        witness, output = self._witness(running, output)
         return Answer(
             output=output,
             request_id=exchange.id,
@@ -235,14 +267,28 @@ class Requests:
             bytes_up=exchange.bytes_up,
             bytes_down=exchange.bytes_down,
             sends=exchange.sends,
-            measured_ns=finished - stamps.called,
-            finished_ns=finished,
+            measured_ns=finished - stamps.called - stamps.aside_ns,
+            finished_ns=finished if witness is None else now_ns(),
             load=wire.load(exchange.reply),
             forward_edge=forward,
             forward_cloud=measured.forward_metrics(exchange.reply),
             observations=self._half.observed(exchange.hooks, running.head.observations, exchange.reply.observations),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
+            witness=witness,
         )
+
+    def _witness(self, running: Running, output: Any) -> tuple[Witness | None, Any]:
+        """The witness, if there is to be one, and the answer's output after it."""
+        if running.kept is None or running.head.transforms:  # what this side changes itself is not the model's own
+            return None, output
+        about = running.exchange.about
+        welcome = running.connection.welcome
+        said = {} if welcome is None else dict(welcome.about)
+        number, kept_ns = running.exchange.id, running.exchange.stamps.kept_ns
+        witness, output = self.witnesses.judge(running.kept, output, running.head.split, number, said, kept_ns)
+        if not witness.same:
+            self.lifecycle.emit(Stage.ON_ERROR, about, where="witness", error=CutRefused(witness.finding))
+        return witness, output
 
 
 def _too_late(exchange: Exchange, connection: Connection) -> IsthmusError:

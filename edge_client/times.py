@@ -39,6 +39,13 @@ class Stamps:
     unpacked: int | None = None  # the answer is tensors
     head_ns: int = 0  # the head's own time within admitted -> computed
     retry_ns: int = 0  # an earlier attempt at the same input and the planning after it, before `admitted`
+    kept_ns: int = 0  # within prepared -> admitted: copies for a witness of this request; in no row
+    witness_ns: int = 0  # within received -> taken: this thread ran witnesses of other requests; in no row
+
+    @property
+    def aside_ns(self) -> int:
+        """What witnesses took between the call and the decoded answer: no time of the request."""
+        return self.kept_ns + self.witness_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ class Times:
         the sending it answers; then ``upload`` and ``send_wait`` give way so that no time is counted twice.
         """
         prepared = _or(stamps.prepared, stamps.called)
-        admitted = _or(stamps.admitted, prepared + stamps.retry_ns)
+        admitted = _or(stamps.admitted, prepared + stamps.retry_ns + stamps.kept_ns)
         computed = _or(stamps.computed, admitted)
         packed = _or(stamps.packed, computed)
         replied = _or(stamps.replied, packed)
@@ -107,7 +114,7 @@ class Times:
         return cls(
             prepare=prepared - stamps.called,
             retry=stamps.retry_ns,
-            wait=admitted - prepared - stamps.retry_ns,
+            wait=admitted - prepared - stamps.retry_ns - stamps.kept_ns,
             edge_other=computed - admitted - head,
             edge_compute=head,
             encode=packed - computed,
@@ -120,7 +127,7 @@ class Times:
             server_compute=server.compute,
             server_encode=server.encode,
             download=download,
-            turn=taken - received,
+            turn=taken - received - stamps.witness_ns,
             edge_decode=unpacked - taken,
         )
 

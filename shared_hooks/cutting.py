@@ -125,6 +125,8 @@ class _Cutter:
         for storage in self.frontier:
             if storage.opaque:
                 raise CutRefused("a sparse, nested or quantised tensor crosses")
+            if storage.foreign:
+                raise CutRefused("a value that no operation made (threads, NumPy, an extension) crosses")
             if storage.outside:
                 raise CutRefused("the model keeps a value of this request in its own state, and reads it after the cut")
         self._inputs()
@@ -226,7 +228,7 @@ class _Cutter:
             return
         for storage in op.writes:
             self._written(place, op, storage)
-        told = op.dynamic or (op.untold and not op.reshapes)
+        told = op.dynamic or (not op.reshapes and op.is_untold)
         if told:
             self.given.append(self._given(place, op))
         for leaf, value in enumerate(op.results):

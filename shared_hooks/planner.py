@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections import OrderedDict
@@ -49,6 +50,7 @@ class Planner:
         self._latest: Plan | None = None
         self._obstacle = "call plan() or forward() with example inputs first"
         self._impossible: set[str] = set()
+        self._refused: dict[str, str] = {}  # layers that no plan is to be cut after, and why
         self._lock = threading.RLock()
         self.made = 0
         """How often the model was recorded."""
@@ -90,6 +92,8 @@ class Planner:
             self._plans.move_to_end(key)
             trace = self._record_quietly(args, kwargs, settle=not paths)
             plan = Plan(trace, digest, self._depth, around, self._aliases)
+            for layer, reason in self._refused.items():
+                _refuse(plan, layer, reason)
             for known in paths:
                 if known.path == plan.path:
                     self._latest = known
@@ -103,6 +107,16 @@ class Planner:
                 self._plans.popitem(last=False)
             self._latest = plan
             return [plan]
+
+    def refuse(self, layer: str, reason: str) -> None:
+        """No plan, known or still to be made, is cut after the layer of this name ("input": before the first)."""
+        with self._lock:
+            self._refused[layer] = reason
+            known = {id(plan): plan for paths in self._plans.values() for plan in paths}
+            if self._latest is not None:
+                known[id(self._latest)] = self._latest
+            for plan in known.values():
+                _refuse(plan, layer, reason)
 
     def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The plans of these inputs' signature; made now if there is none."""
@@ -159,6 +173,11 @@ class Planner:
         if settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
         return trace
+
+
+def _refuse(plan: Plan, layer: str, reason: str) -> None:
+    with contextlib.suppress(UnknownLayer):  # on another path the layer may not run
+        plan.refuse(layer, reason)
 
 
 def _find_anchor(model: nn.Module) -> tuple[dict[str, Any] | None, str]:

@@ -28,12 +28,12 @@ from shared_hooks.kernels import KernelLog
 from shared_hooks.metrics import output_bytes
 from shared_hooks.operations import (
     COPIES_BYTES,
-    COPIES_NUMBERS,
     FORM_OF_OTHERS,
     Kind,
     arguments_of,
     is_escape,
     is_form,
+    is_made_from_numbers,
     is_mapped,
     kind_of,
     literals_of,
@@ -264,7 +264,7 @@ class Recorder(KernelLog):
         if module._forward_hooks or module._forward_pre_hooks:
             for outer in self.stack:
                 outer.keep = outer.keep or "a module inside it has hooks of somebody else's"
-        storages = len(self.storages)
+        storages = self.numbered
         given = contents_of((*args, *kwargs.values()))
         custom = is_custom(module)
         if custom:
@@ -364,9 +364,13 @@ class Recorder(KernelLog):
         if op.kind is Kind.VALUE:
             self._value_read(op, tensors, result, first_event)
         elif op.kind is Kind.TENSOR:
+            if is_made_from_numbers(name, args) or name in COPIES_BYTES:
+                for storage in self.fresh:
+                    if storage.outside and not storage.foreign:
+                        storage.outside, storage.created = False, op.seq
+            if self.dynamic and not tensors and not op.draws:
+                self._may_hold_data(op)
             for storage in self.fresh:
-                if storage.outside and not storage.foreign and (name in COPIES_NUMBERS or name in COPIES_BYTES):
-                    storage.outside, storage.created = False, op.seq
                 # made and filled within one function: it never held anything else, and raw pointers leave no events
                 if not storage.outside and (op.reads_tainted or storage.tainted < NEVER):
                     storage.tainted, storage.born_tainted = min(storage.tainted, op.seq), True
@@ -376,6 +380,15 @@ class Recorder(KernelLog):
         self.ops.append(op)
         self.stack[-1].items.append(op)
         return result
+
+    def _may_hold_data(self, op: Op) -> None:
+        """What Python makes from its own numbers after it has read data may be made from the data.
+
+        So it is sent, and what follows from it is not computed twice: a token of a decoder, say.
+        """
+        for storage in self.fresh:
+            if not storage.outside and storage.created >= op.seq:
+                storage.tainted, storage.born_tainted, op.draws = op.seq, True, True
 
     def _read_unseen(self, op: Op, tensors: list[torch.Tensor], first_event: int) -> None:
         """Arguments that no kernel was handed are read by raw pointer, unless the function is known to want their form.

@@ -7,6 +7,7 @@ refers to a live tensor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -112,6 +113,15 @@ class Op:
     literals: Any = None
     reshapes: bool = False
     untold: bool = False
+    unasked: list[Callable[[], bool]] = field(default_factory=list)
+
+    @property
+    def is_untold(self) -> bool:
+        """``untold``, once those have been asked who may know (whether the form of a kernel's result is foreseen)."""
+        if self.unasked:
+            self.untold |= not all(foreseen() for foreseen in self.unasked)
+            self.unasked = []
+        return self.untold
 
 
 @dataclass(eq=False, slots=True)

@@ -99,6 +99,10 @@ class WrappedModel:
             sampler.touch(gpu_of(self.device))  # so that sensors are found by the time of the first forward
         return self._planner.plan(args, kwargs)
 
+    def refuse(self, layer: str, reason: str) -> None:
+        """Never cut after the layer of this name ("input": before the first) again: CutRefused, with ``reason``."""
+        self._planner.refuse(layer, reason)
+
     @property
     def layers(self) -> tuple[LayerInfo, ...]:
         """The layers of the latest plan, in execution order."""

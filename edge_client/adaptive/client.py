@@ -25,18 +25,20 @@ from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.exchange import Exchange
 from edge_client.half import Inputs
 from edge_client.many import Place, in_order
-from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
+from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.controller import Choice, SplitController
 from edge_client.requests import Done, Running
 from edge_client.state import State
 from edge_client.times import Stamps, now_ns
-from shared_hooks.errors import RemoteError, SpecError
+from shared_hooks.errors import CutRefused, RemoteError, SpecError
 from shared_hooks.lifecycle import Stage
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.02
 HEDGED_SECONDS: Final = 0.005
+WHOLE_THERE: Final = (CLOUD_ONLY, CLOUD_FILE)
+"""What the cut "input" is called among the candidates: where its answers are wrong, a file's are, too."""
 FALL_BACK: Final = (*CONNECTION_ERRORS, RemoteError)
 """What is answered here instead: no input's fault."""
 
@@ -95,6 +97,7 @@ class AutoClient:
         self._last_finished = 0
         self._last_networked: str = "input"
         self._cut: str | None = None  # of the last request
+        self._told: set[str] = set()  # cuts out of use that the controller knows of
         self.watch = Watch(client, controller, self.lock, self.decisions, connect)
 
     def __enter__(self) -> AutoClient:
@@ -140,29 +143,60 @@ class AutoClient:
     # One request
 
     def _begin(self, item: Any, deadline: float | None, place: Place | None = None) -> Flight:
-        stamps, until = Stamps(), self.client.until(deadline)
+        flight = self._send(item, None, Stamps(), self.client.until(deadline), place)
+        self._flying.append(flight)
+        return flight
+
+    def _send(self, item: Any, call: Call | None, stamps: Stamps, until: float, place: Place | None) -> Flight:
+        """Choose, and begin there. A cut that a witness takes out of use just then is chosen once, and not again."""
+        tried: set[str] = set()
+        while True:
+            choice, name = self._choose(item)
+            call = None if name == CLOUD_FILE else call or self._read(item)
+            if stamps.prepared is None:
+                stamps.prepared = now_ns()
+            work: Call | Path = self._path(item) if call is None else call
+            ahead = sum(_unsent(flight) for flight in self._flying)
+            try:
+                running = self.client.requests.begin(work, name, stamps, until, place)
+            except CutRefused:
+                if name in tried or not self._is_refused(name):
+                    raise
+                tried.add(name)
+                continue
+            return Flight(item, call, choice, stamps, until, running, ahead)
+
+    def _choose(self, item: Any) -> tuple[Choice, str]:
+        """What the controller says, and where that is for this item."""
+        self._tell_refused()
         with self.lock:
             choice = self.controller.choose(now_ns())
         self.decisions.choice(choice)
         name = choice.candidate.name
         if name == EDGE_ONLY and not self._local:
             name = self._last_networked  # the server is gone, and is all there is
-        as_file = name == CLOUD_FILE and self._is_file(item)
-        if name == CLOUD_FILE and not as_file:
+        if name == CLOUD_FILE and not self._is_file(item):
             name = "input"
         if name != self._cut:
             old, self._cut = self._cut, name
             self.client.lifecycle.emit(Stage.ON_SPLIT_CHANGE, old=old, new=name, reason=choice.reason)
-        call = None if as_file else self._read(item)
-        stamps.prepared = now_ns()
         if name != EDGE_ONLY:
             self._last_networked = name
-        work: Call | Path = self._path(item) if call is None else call
-        ahead = sum(_unsent(flight) for flight in self._flying)
-        running = self.client.requests.begin(work, name, stamps, until, place)
-        flight = Flight(item, call, choice, stamps, until, running, ahead)
-        self._flying.append(flight)
-        return flight
+        return choice, name
+
+    def _tell_refused(self) -> None:
+        """The controller hears of cuts that witnesses have taken out of use, once of each."""
+        for cut, reason in self.client.refused.items():
+            with self.lock:
+                if cut in self._told:
+                    continue
+                self._told.add(cut)
+                for name in WHOLE_THERE if cut == "input" else (cut,):
+                    self.controller.refuse(name)
+            self.decisions.event("refused", cut=cut, reason=reason)
+
+    def _is_refused(self, name: str) -> bool:
+        return ("input" if name in (*WHOLE_THERE, "input") else name) in self.client.refused
 
     def _finish(self, flight: Flight) -> Answer:
         try:
@@ -196,7 +230,23 @@ class AutoClient:
             return self._local_answer(flight, running)
         if flight.hedged is not None:
             self._hedge.abandon(flight.hedged)
-        return self.client.requests.finish(running)
+        try:
+            return self.client.requests.finish(running)
+        except CutRefused:
+            if not self._is_refused(running.head.split):
+                raise
+        return self._again(flight, running)
+
+    def _again(self, flight: Flight, running: Running) -> Answer:
+        """Its cut was found wrong while it was under way: it goes another."""
+        old, place = flight.stamps, Place(running.about.index, running.about.total)
+        began = old.called if old.prepared is None else old.prepared
+        stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
+        stamps.retry_ns = now_ns() - began - old.aside_ns
+        new = self._send(flight.item, flight.call, stamps, flight.until, place)
+        flight.call, flight.choice, flight.stamps = new.call, new.choice, new.stamps
+        flight.running, flight.bytes_ahead, flight.hedged = new.running, new.bytes_ahead, None
+        return self._answer(flight)
 
     def _watch_over(self, flight: Flight, running: Running) -> None:
         """Is it late, or is the server gone?"""
@@ -224,11 +274,12 @@ class AutoClient:
         old = flight.stamps
         assert isinstance(flight.running, Running)
         about = flight.running.about
+        aside = old.kept_ns + self.client.requests.witnesses.between(old.packed, now_ns())
 
         def run() -> Answer:
-            stamps = Stamps(called=old.called, prepared=old.prepared)
+            stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=aside)
             call = flight.call or self._read(flight.item)
-            stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared)
+            stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared) - aside
             return self.client.requests.local(call, stamps, Place(about.index, about.total))
 
         flight.hedged = self._hedge.run(run)

@@ -22,7 +22,8 @@ class Decisions:
 
     Who listens hears them one at a time and in the same order; listening therefore holds up whoever decides.
     Each is a dictionary with ``seconds`` since the start and ``kind``: "choice" (one a request: ``candidate``,
-    ``moved``, ``reason``, and the controller's numbers), "hedge", "gone", "back", "found" or "probe".
+    ``moved``, ``reason``, and the controller's numbers), "hedge", "gone", "back", "found", "probe" or "refused" (a
+    witness took a cut out of use).
     """
 
     def __init__(self, on_decision: Callable[[dict[str, Any]], None] | None = None) -> None:

@@ -15,9 +15,8 @@ class PartitionedController(SplitController):
         self._partitioner, self._option = partitioner, option
         super().__init__(*profiles, **known)
 
-    def _take_server(self, *known: Any) -> None:
-        super()._take_server(*known)
-        self._edge = self._all_edge  # also those that another beats in everything: they may be asked for
+    def _narrow(self) -> None:
+        """Also those that another beats in everything: they may be asked for."""
 
     def choose(self, now: int) -> Choice:
         """The partitioner's; EDGE_ONLY without a server. Raises SpecError naming what it lacks."""

@@ -83,6 +83,13 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     run.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="without a server (default: 15)")
     run.add_argument("--in-flight", type=_count, default=4, metavar="N", help="requests under way (default: 4)")
     run.add_argument("--codec", choices=("raw", "lz4"), default="raw", help="of the frontier (default: raw)")
+    run.add_argument(
+        "--witness",
+        type=_share,
+        default=0.0,
+        metavar="P",
+        help="compute this share of the split inputs whole here, too, and compare: 0 to 1 (default: 0)",
+    )
     run.add_argument("--layers", action="store_true", help="print the layers' times on both sides")
     _add_auto(run)
 
@@ -242,6 +249,16 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
+    return value
 
 
 def _seconds(text: str) -> float:

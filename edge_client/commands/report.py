@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edge_client.answer import Answer
+from edge_client.commands import witnesses
 from edge_client.commands.layer_table import layer_table
 from edge_client.commands.output import table
 from edge_client.observation_table import tables
@@ -96,18 +97,23 @@ class Outcome:
             "forward_cloud": self.answer.forward_cloud.as_dict() if self.answer.forward_cloud else None,
             "observations": dict(self.answer.observations),
             "transforms": list(self.answer.transforms),
+            "witness": self.answer.witness.as_dict() if self.answer.witness else None,
         }
 
 
 class Report:
     """Collects outcomes between its making and `finish`."""
 
-    def __init__(self, model: str, server: str | None, split: str, codec: str, device: str) -> None:
+    def __init__(
+        self, model: str, server: str | None, split: str, codec: str, device: str, witness: float = 0.0
+    ) -> None:
         self._about = {"model": model, "server": server, "split": split, "codec": codec, "device": device}
         self._outcomes: list[Outcome] = []
         self._began = time.perf_counter()
         self._seconds = 0.0
         self._cuts: dict[str, int] = {}  # where inputs were cut, and how many
+        self._witness = witness
+        self.refused: Mapping[str, str] = {}  # cuts that witnesses took out of use, and why
         self.gave_up = False
 
     def start(self) -> None:
@@ -121,8 +127,10 @@ class Report:
             self._cuts[outcome.cut] = self._cuts.get(outcome.cut, 0) + 1
 
     def line(self, outcome: Outcome, width: int) -> str:
-        """An added outcome's lines, with its cut where that is not the first input's."""
+        """An added outcome's lines, with its cut where that is not the first input's, and what a witness found."""
         note = "" if outcome.cut == next(iter(self._cuts)) else f"  cut {outcome.cut}"
+        if outcome.answer is not None and witnesses.differing([outcome.answer]):
+            note += "  WITNESS DIFFERS"
         return "\n".join(line + note for line in outcome.line(width).split("\n"))
 
     def give_up(self, items: Sequence[InputItem], error: Exception) -> None:
@@ -131,8 +139,9 @@ class Report:
         for item in items[len(self._outcomes) :]:
             self.add(Outcome(item, error=error))
 
-    def finish(self) -> None:
-        """Stop the clock."""
+    def finish(self, refused: Mapping[str, str] | None = None) -> None:
+        """Stop the clock. ``refused``: cuts that witnesses took out of use, and why."""
+        self.refused = refused or {}
         self._seconds = time.perf_counter() - self._began
 
     @property
@@ -164,6 +173,7 @@ class Report:
             "wall_seconds": self._seconds,
             "measured_ns": sum(outcome.measured_ns for outcome in answered),
             "times_ns": self._total.as_dict(),
+            "witness": witnesses.as_dict(self._answers, self._witness, self.refused) if self._witness else None,
         }
 
     def as_text(self, layers: bool) -> str:
@@ -172,8 +182,10 @@ class Report:
         parts = [self._summary()]
         if answered:
             parts.append(self._times_table())
+            if told := witnesses.beside(self._answers):
+                parts[-1] += f"\n{told}"
         if layers and answered:
-            answers = [one.answer for one in answered if one.answer]
+            answers = self._answers
             parts += [
                 f"layers on the {side}, mean over {len(answered)} inputs\n{layer_table(records, forwards)}"
                 for side, records, forwards in (
@@ -186,6 +198,10 @@ class Report:
                 shown = [table(found.headers, found.rows)] if found.rows else []
                 parts.append("\n".join([f"{found.title}, of the last input", *shown, *found.notes]))
         return "\n" + "\n\n".join(parts)
+
+    @property
+    def _answers(self) -> list[Answer]:
+        return [one.answer for one in self.answered if one.answer]
 
     @property
     def _judged(self) -> list[bool]:
@@ -209,6 +225,8 @@ class Report:
             up = sum(one.answer.bytes_up for one in answered if one.answer) / len(answered)
             down = sum(one.answer.bytes_down for one in answered if one.answer) / len(answered)
             lines.append(f"cut {where}; per input {size(round(up))} up, {size(round(down))} down")
+        if self._witness:
+            lines += witnesses.summary(self._answers, self.refused)
         changed = dict.fromkeys(name for one in answered if one.answer for name in one.answer.transforms)
         if changed:
             lines.append(f"not the model's own answers: transforms change {', '.join(map(printable, changed))}")

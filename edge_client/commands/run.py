@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
-from edge_client.commands import auto, exits
+from edge_client.commands import auto, exits, witnesses
 from edge_client.commands.heat_maps import HeatMaps
 from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.loading import cut_for, find, spec_of
@@ -39,6 +39,7 @@ def main(options: argparse.Namespace) -> int:
         raise SpecError("no server: give --server HOST:PORT or set ISTHMUS_SERVER")
     server = None if here else check_address(options.server)
     check_json_target(options.json)
+    witnesses.check(options)
     chooses = options.split == AUTO
     if chooses:
         auto.check(options)
@@ -61,12 +62,13 @@ def main(options: argparse.Namespace) -> int:
         keep_alive=auto.KEEP_ALIVE if chooses else None,
         hooks=options.hooks,
         lifecycle=lifecycle,
+        witness=options.witness,
     )
     decisions: list[dict[str, Any]] | None = None
     try:
         client.prepare()
         client.split = "input" if chooses else cut_for(client, options.split, items)
-        report = Report(spec.model_id, server, options.split, options.codec, str(client.device))
+        report = Report(spec.model_id, server, options.split, options.codec, str(client.device), options.witness)
         try:
             if chooses:
                 with auto.auto_client(options, client, items) as chooser:
@@ -81,10 +83,10 @@ def main(options: argparse.Namespace) -> int:
                 raise
             report.give_up(items, error)
             print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
-        report.finish()
+        report.finish(client.refused)
     finally:
         client.close()
-    status = exits.CONNECTION if report.gave_up else exits.SOME_FAILED if report.failed else exits.OK
+    status = exits.CONNECTION if report.gave_up else exits.SOME_FAILED if report.failed or report.refused else exits.OK
     # The text first: a disk that is full by now costs the file, and not this, too.
     if report.answered or not report.gave_up:
         print(report.as_text(layers=options.layers), flush=True)

@@ -105,6 +105,8 @@ class SplitController:
         self._largest = 0
         self._heads: dict[str, float] = {EDGE_ONLY: edge.alone_ns.middle}
         self._tails: dict[str, float] = {}
+        self._predicted: list[Candidate] = []
+        self._refused: set[str] = set()
         self._held: str | None = None
         self._better: tuple[int, int] | None = None  # since when, and in how many decisions, something else was better
         self._moves: list[int] = []  # when, since the last sudden change
@@ -150,6 +152,13 @@ class SplitController:
         self._promised[pick.name] = pick.latency_ns
         return Choice(pick, moved, reason, self._numbers(pick, by_name.get(held or ""), held, best))
 
+    def refuse(self, name: str) -> None:
+        """Never choose this candidate again: its answers were found wrong. Nothing for EDGE_ONLY."""
+        if name != EDGE_ONLY:
+            self._refused.add(name)
+            self._narrow()
+            self._changed()
+
     def _should_move(self, now: int, held: float, best: float, name: str) -> bool:
         if name == self._held or best >= held:
             self._better = None
@@ -170,7 +179,7 @@ class SplitController:
 
     def _candidates(self) -> list[Candidate]:
         there = self._there and self._estimate is not None
-        return predict(
+        found = predict(
             self._edge,
             self._cloud if there else None,
             self._estimate.link if self._estimate is not None and there else None,
@@ -182,6 +191,7 @@ class SplitController:
             edge_factor=self._edge_factor.value,
             server_factor=self._server_factor.value,
         )
+        return [one for one in found if one.name not in self._refused]
 
     def _decide(self, candidates: Sequence[Candidate]) -> tuple[Candidate, Mapping[str, float]]:
         if not self._there:  # it is this or nothing, whatever the constraints
@@ -335,13 +345,19 @@ class SplitController:
         )
         self._heads = {one.name: one.stages_ns["edge"] for one in whole if "edge" in one.stages_ns}
         self._tails = {one.name: one.server_ns for one in whole if one.bytes_up}
-        kept = {one.layer_id for one in undominated(whole)}
-        self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.layer_id in kept))
+        self._predicted = whole
+        self._narrow()
         self._cloud, self._there = cloud, True
         self._largest = max((one.bytes_up for one in whole), default=0)
         self._estimate = LinkEstimate(link, self._largest)
         self._take_load(load)
         self._decide(self._candidates())
+
+    def _narrow(self) -> None:
+        """Predict only those cuts that may be the best one some day."""
+        if self._predicted:
+            kept = {one.layer_id for one in undominated([x for x in self._predicted if x.name not in self._refused])}
+            self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.layer_id in kept))
 
     def _take_load(self, load: Load | None) -> None:
         if load is not None:

@@ -28,7 +28,7 @@ def describe(device: torch.device | str, root: Path = Path("/")) -> dict[str, An
     ``root``: where its /etc, /proc and /sys are.
     """
     device = torch.device(device)
-    cpu, cores = _processor(root)
+    cpu, cores = processor(root)
     board = _board(root)
     gpus = [_gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     serials = [text for text in (_text(root / name) for name in _SERIALS) if text]
@@ -91,7 +91,7 @@ def _limit(folder: Path) -> float | None:
         return None
 
 
-def _processor(root: Path) -> tuple[str | None, int | None]:
+def processor(root: Path = Path("/")) -> tuple[str | None, int | None]:
     """Model and number of processors, of /proc/cpuinfo; ARM gives part numbers instead of a name."""
     text = _text(root / "proc/cpuinfo") or ""
     cores = len(re.findall(r"^processor\s*:", text, re.MULTILINE)) or None
