@@ -133,7 +133,11 @@ BIG = 1 << 38
         ("crossing", put("marks", 0, 2, value=99), BadFrame),
         ("crossing", put("marks", 0, 5, value=99), BadFrame),
         ("crossing", put("marks", 0, 7, value="x"), BadFrame),
-        ("crossing", put("marks", 0, value=[["", 0, -1], 0, 0, [1 << 20, 1 << 20], [0, 0], 0, "float32", ""]), TooLarge),
+        (
+            "crossing",
+            put("marks", 0, value=[["", 0, -1], 0, 0, [1 << 20, 1 << 20], [0, 0], 0, "float32", ""]),
+            TooLarge,
+        ),
         ("crossing", put("fills", value=[[["", 1, 0], 0, 99]]), BadFrame),
         ("crossing", put("reads", value=[[["", 1, 0], "item", ["v", "int"]]] * 70_000), TooLarge),
         ("crossing", put("given", value=[[["", 1, 0], "add", ["t", 0], [], []]] * 70_000), TooLarge),
