@@ -140,8 +140,9 @@ class Crossing:
     """One cut on one signature and path. ``layer_id`` is -1 and ``layer_name`` "input" for the cut before any layer.
 
     ``inputs``: the forms of the tensors of ``input_structure``, which is (args, kwargs). ``path_digest``: over the
-    operations and calls before the cut, with the forms of their results; both sides must find the same. ``plan_digest``:
-    of the edge's plan (`Plan.digest`), which holds what comes after the cut, too; compared where the tail's side has one.
+    operations and calls before the cut, with the forms of their results; both sides must find the same.
+    ``plan_digest``: of the edge's plan (`Plan.digest`), which holds what comes after the cut, too; compared where the
+    tail's side has one.
     ``generators``: states of random number generators that arrive with every request, of ``"torch"`` as it is at the
     cut, of ``"python"`` and ``"numpy"`` as they are when the forward begins.
     """
