@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shared_hooks import WrappedModel
+from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.placeholder import Placeholder
 from tests.engine.cutting import case_of, cuts_of, head, planned, tail
 from tests.zoo import CASES, Case
@@ -109,11 +109,20 @@ def test_the_tail_runs_the_tails_operations_only(case: Case) -> None:
         with ops:
             tail(cloud, case, cut, early)
         after, constant = operations_of_whole(case, names.get(cut, "input"), ops.inference)  # type: ignore[call-overload]
+        after += _checks(early)
         extra = Counter(signature for signature, _ in ops.seen) - after - constant
         more = Counter(signature for signature, _ in rehearsed.seen) - after - constant - constant
         if extra or more:
             failures.append(f"cut {cut} {names.get(cut)}: {dict(extra)}; rehearsed: {dict(more)}")  # type: ignore[call-overload]
     assert not failures, "\n".join(failures)
+
+
+def _checks(early: EarlyOutput) -> Counter[Signature]:
+    """What arrives as truth values is looked at: each is 0 or 1."""
+    slots = early.crossing.slots
+    truths = {mark.slot for mark in early.crossing.marks if mark.dtype is torch.bool}
+    truths |= {number for number, slot in enumerate(slots) if slot.dtype is torch.bool}
+    return Counter(("max", ((slots[number].storage_bytes,),)) for number in truths)
 
 
 F32 = 4
