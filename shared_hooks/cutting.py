@@ -68,8 +68,9 @@ def crossing_of(
     depth: int | None,
     context: dict[str, Any],
     path: str,
+    plan: str,
 ) -> Crossing:
-    """What travels of a cut. ``path``: the digest of the path up to it."""
+    """What travels of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it."""
     inputs = tuple(TensorForm(value.shape, value.view.stride, value.dtype) for value in trace.inputs)
     return Crossing(
         layer_id,
@@ -85,6 +86,7 @@ def crossing_of(
         cutting.reads,
         cutting.layouts,
         path,
+        plan,
         cutting.generators,
     )
 

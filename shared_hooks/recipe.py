@@ -1,4 +1,4 @@
-"""A recipe: what the tail does to get past the prefix of one cut. Made by the tail's own side (`rehearsal`); never sent.
+"""A recipe: what the tail does to get past the prefix of one cut. The tail's side makes it (`rehearsal`); never sent.
 
 *Steps* say what the replay does at each module call and operation of the prefix that is not simply run again; a
 *source* says where a tensor that a step gives comes from. `explain` prints both.

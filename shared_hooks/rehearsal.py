@@ -542,8 +542,9 @@ def has_number(structure: Any) -> bool:
 
 def _relative(tensor: torch.Tensor, slot: torch.Tensor) -> View:
     """The view that a tensor is of a slot, in elements of its own type."""
-    start = slot.storage_offset() * slot.itemsize
-    offset, rest = divmod(tensor.storage_offset() * tensor.itemsize - start, tensor.itemsize)
+    start = int(slot.storage_offset()) * slot.itemsize
+    first = int(tensor.storage_offset()) * tensor.itemsize
+    offset, rest = divmod(first - start, tensor.itemsize)
     if rest or offset < 0:
         raise CutRefused("a view of other bytes than its elements begin at")
     return View(tuple(tensor.shape), tuple(tensor.stride()), offset)
