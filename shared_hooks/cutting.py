@@ -36,7 +36,7 @@ class Capture:
 class Cutting:
     """What crosses, and captures (one a slot) and banked operations for the head.
 
-    ``position``: the seq of the cut; ``watched``: the head needs a function mode.
+    ``position``: the seq of the cut; ``watched``: the head needs a function mode. ``storages``: what the slots hold.
     """
 
     slots: tuple[Slot, ...]
@@ -50,6 +50,7 @@ class Cutting:
     position: int
     watched: bool
     generators: tuple[str, ...]
+    storages: tuple[Storage, ...]
 
 
 def cut_after(trace: Trace, layer: Call | None, frontier: Frontier, *, wide: bool = False) -> Cutting:
@@ -159,6 +160,7 @@ class _Cutter:
             self.position,
             watched and self.layer is not None,
             self._generators(),
+            tuple(self.frontier),
         )
 
     def _check_trace(self) -> None:
