@@ -18,7 +18,7 @@ import torch
 from tests.library.check import Sample, check, short
 from tests.library.subject import NotUsable, Subject
 
-GRACE_S = 20.0  # for a cut that was begun in time, and for building
+GRACE_S = 12.0  # for a cut that was begun in time, and for building
 
 
 def look(subject: Subject, sample: Sample, memory_bytes: int) -> dict[str, Any]:
