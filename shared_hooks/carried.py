@@ -1,8 +1,8 @@
 """What a forward leaves in memory that outlives it: parameters, buffers, tensors kept in attributes or globals.
 
 A tail must leave the server's memory as it was, so no cut may have such a write in its tail, be it after the cut or
-in what the tail's Python repeats of the prefix. And where what was written depends on the inputs and is read by the next
-forward, the model carries state from request to request, which a cut would keep on one side only.
+in what the tail's Python repeats of the prefix. And where what was written depends on the inputs and is read by the
+next forward, the model carries state from request to request, which a cut would keep on one side only.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,17 +50,37 @@ def _restored(context: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+def settings() -> tuple[Any, ...]:
+    """Process-wide settings that must be the same on both sides, as they are: quick to ask for and to compare."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return (
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.mkldnn.enabled,
+        cudnn.enabled,
+        cuda.matmul.allow_tf32,
+        cudnn.allow_tf32,
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+    )
+
+
 def environment() -> dict[str, str]:
-    """Process-wide settings that must be the same on both sides."""
+    """The same in words."""
+    dtype, precision, deterministic, mkldnn, cudnn, matmul_tf32, cudnn_tf32, *attention = settings()
+    kinds = zip(("flash", "memory-efficient", "math", "cudnn"), attention, strict=True)
     return {
-        "default_dtype": dtype_name(torch.get_default_dtype()),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "default_dtype": dtype_name(dtype),
+        "float32_matmul_precision": precision,
+        "deterministic_algorithms": str(deterministic),
         "mha_fast_path": "off",
-        "mkldnn": str(torch.backends.mkldnn.enabled),
-        "cudnn": str(torch.backends.cudnn.enabled),
-        "tf32": f"matmul {torch.backends.cuda.matmul.allow_tf32}, cudnn {torch.backends.cudnn.allow_tf32}",
-        "attention_kernels": _attention_kernels(),
+        "mkldnn": str(mkldnn),
+        "cudnn": str(cudnn),
+        "tf32": f"matmul {matmul_tf32}, cudnn {cudnn_tf32}",
+        "attention_kernels": ", ".join(name for name, enabled in kinds if enabled),
     }
 
 
@@ -75,7 +95,7 @@ def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo], cach
 
     `Disagreement` names what differs. ``cache`` keeps what was found to agree, so that asking again costs little.
     """
-    now = (environment(), [module.training for module in modules])
+    now = (settings(), [module.training for module in modules])
     if cache.get("agreed") == now:
         return
     mine = context_of(modules)
@@ -89,41 +109,43 @@ def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo], cach
     cache["agreed"] = now
 
 
-def _attention_kernels() -> str:
-    kinds: dict[str, Callable[[], bool]] = {
-        "flash": torch.backends.cuda.flash_sdp_enabled,
-        "memory-efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
-        "math": torch.backends.cuda.math_sdp_enabled,
-        "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
-    }
-    return ", ".join(name for name, enabled in kinds.items() if enabled())
-
-
-def signature(
+def key_of(
     modules: Mapping[nn.Module, ModuleInfo],
     weight: torch.Tensor | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[str, str, dict[str, Any]]:
-    """What a plan is valid for: (key of this process, digest to compare with the other side, context).
+) -> tuple[Any, ...]:
+    """What a plan is valid for in this process; asked for at every request.
 
-    Both cover the structure, shapes, dtypes and literals of the inputs, autocast and the training flags. The key also
-    covers strides, devices and aliasing among inputs, which the other side may have differently, and dtype and
-    device of one ``weight`` of the model: it may be moved or converted between forwards.
+    It covers what the `signature` does, and strides, devices and aliasing among inputs, which the other side may have
+    differently, and dtype and device of one ``weight`` of the model: it may be moved or converted between forwards.
     """
     structure, tensors = flatten_inputs(args, kwargs)
-    context = context_of(modules)
-    shapes = [[list(tensor.shape), dtype_name(tensor.dtype)] for tensor in tensors]
-    digest = hashlib.blake2b(json.dumps([structure, shapes, context]).encode(), digest_size=16).hexdigest()
     forms: list[Any] = []
     first: dict[int, int] = {}
     for tensor in tensors:
+        form = (tuple(tensor.shape), tensor.dtype, tensor.device)
         try:
             storage = first.setdefault(tensor.untyped_storage()._cdata, len(forms))
             offset = tensor.storage_offset() - tensors[storage].storage_offset()
             # even the stride of a dimension of size 1 counts: torch takes the memory format of a result from it
-            forms.append([tensor.stride(), str(tensor.device), storage, offset])
+            forms.append((*form, tensor.stride(), storage, offset))
         except (RuntimeError, NotImplementedError):
-            forms.append([str(tensor.layout), str(tensor.device)])
-    kept = None if weight is None else [dtype_name(weight.dtype), str(weight.device)]
-    return f"{digest} {forms} {kept}", digest, context
+            forms.append((*form, tensor.layout))
+    kept = None if weight is None else (weight.dtype, weight.device)
+    around = [torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in _AUTOCAST_DEVICES]
+    training = tuple([module.training for module in modules])
+    return repr(structure), tuple(forms), kept, tuple(around), settings(), training
+
+
+def signature(
+    modules: Mapping[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """What a plan is valid for on either side: (digest to compare, context).
+
+    It covers the structure, shapes, dtypes and literals of the inputs, autocast and the training flags.
+    """
+    structure, tensors = flatten_inputs(args, kwargs)
+    context = context_of(modules)
+    shapes = [[list(tensor.shape), dtype_name(tensor.dtype)] for tensor in tensors]
+    return hashlib.blake2b(json.dumps([structure, shapes, context]).encode(), digest_size=16).hexdigest(), context

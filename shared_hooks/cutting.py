@@ -125,6 +125,8 @@ class _Cutter:
         for storage in self.frontier:
             if storage.opaque:
                 raise CutRefused("a sparse, nested or quantised tensor crosses")
+            if storage.foreign:
+                raise CutRefused("a value that no operation made (threads, NumPy, an extension) crosses")
             if storage.outside:
                 raise CutRefused("the model keeps a value of this request in its own state, and reads it after the cut")
         self._inputs()
@@ -163,10 +165,10 @@ class _Cutter:
         for refusal in trace.refusals:
             if refusal.first <= self.position <= refusal.last:
                 raise CutRefused(refusal.reason)
+        if trace.unsteady:  # even before the first layer: the state is one side's, not the other's
+            raise CutRefused(trace.unsteady)
         if self.layer is None:
             return
-        if trace.unsteady:
-            raise CutRefused(trace.unsteady)
         for name, drawn in trace.dice.items():
             # the states of Python's, NumPy's and torch's own generator of the CPU cross
             if name not in ("python", "numpy", "cpu") and drawn[0][1] < self.position < drawn[-1][1]:
@@ -226,7 +228,7 @@ class _Cutter:
             return
         for storage in op.writes:
             self._written(place, op, storage)
-        told = op.dynamic or (op.untold and not op.reshapes)
+        told = op.dynamic or (not op.reshapes and op.is_untold)
         if told:
             self.given.append(self._given(place, op))
         for leaf, value in enumerate(op.results):

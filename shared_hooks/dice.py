@@ -1,4 +1,4 @@
-"""The generators of random numbers that a forward may draw from without being handed one: Python's, NumPy's, torch's."""
+"""The generators of random numbers that a forward draws from without being handed one: Python's, NumPy's, torch's."""
 
 from __future__ import annotations
 

@@ -7,31 +7,62 @@ its tensors and its other arguments, so that a loop asks once.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from shared_hooks.operations import arguments_of, literals_of
+from shared_hooks.operations import arguments_of
 
-MOST = 20_000
+_NUMBERS = frozenset({bool, int, float, str, torch.dtype})
 
 
 class Foresight:
-    """Remembers answers for one recording."""
+    """Remembers questions and answers for one recording.
+
+    The meta device is asked when somebody wants to know: it works in Python, and the first question of a process has it
+    import what takes more than a second.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[Any, list[tuple[Any, ...]] | None] = {}
+        self._questions: dict[Any, tuple[Any, Any, Any]] = {}
+        self._answers: dict[Any, list[tuple[Any, ...]] | None] = {}
 
-    def foresees(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
-        """Whether the meta device gives the forms of ``result``. To be asked before the arguments change their form."""
-        tensors = arguments_of(args, kwargs)
-        key = func, tuple((t.shape, t.stride(), t.dtype) if _plain(t) else None for t in tensors), _told(args, kwargs)
-        if key not in self._known:
-            if len(self._known) >= MOST:
-                self._known.clear()
-            self._known[key] = _worked_out(func, args, kwargs)
-        found = self._known[key]
-        return found is not None and found == [_form(tensor) for tensor in arguments_of((result,), {})]
+    def question(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]
+    ) -> Callable[[], bool]:
+        """What tells whether the meta device gives the forms of ``results``. No tensor is kept for it."""
+        key = func._op, _key(args), _key(kwargs.items()) if kwargs else None
+        if key not in self._questions:
+            self._questions[key] = func, _forms_in(args, {}), _forms_in(kwargs, {})
+        return partial(self._foresees, key, [_form(tensor) for tensor in results])
+
+    def _foresees(self, key: Any, forms: list[tuple[Any, ...]]) -> bool:
+        if key not in self._answers:
+            self._answers[key] = _worked_out(*self._questions[key])
+        found = self._answers[key]
+        return found is not None and found == forms
+
+
+@dataclass(eq=False, slots=True)
+class _Kept:
+    """A tensor among kept arguments; ``form`` is its shape, stride and dtype, None for what the meta device has not."""
+
+    form: tuple[Any, Any, Any] | None
+
+
+def _forms_in(value: Any, known: dict[int, _Kept]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if id(value) not in known:
+            known[id(value)] = _Kept((value.shape, value.stride(), value.dtype) if _plain(value) else None)
+        return known[id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_forms_in(item, known) for item in value)
+    if isinstance(value, dict):
+        return {key: _forms_in(item, known) for key, item in value.items()}
+    return value
 
 
 def on_meta(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
@@ -58,16 +89,47 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.dtype
 
 
-def _told(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    return repr(literals_of((args, kwargs)))
+def _key(values: Iterable[Any]) -> tuple[Any, ...]:
+    """What tells arguments apart whose results may differ in form. In one pass: this is asked of every kernel."""
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            try:
+                found.append((value.shape, value.stride(), value.dtype))
+            except (RuntimeError, NotImplementedError):  # sparse or nested
+                found.append(None)
+        elif kind in _NUMBERS:
+            found.append((kind, value))
+        elif isinstance(value, (list, tuple)):
+            found.append(_key(value))
+        else:
+            found.append(repr(value))
+    return tuple(found)
 
 
-def _worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, ...]] | None:
+def _worked_out(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
     if torch.Tag.inplace_view in func.tags:
         return None
-    known: dict[int, tuple[Any, Any]] = {}
+    known: dict[int, torch.Tensor] = {}
     try:
-        result = func(*on_meta(args, known), **on_meta(kwargs, known))
+        with torch.no_grad():
+            result = func(*_made(args, known), **_made(kwargs, known))
     except Exception:  # no kernel, or one that wants data
         return None
     return [_form(tensor) for tensor in arguments_of((result,), {})]
+
+
+def _made(value: Any, known: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, _Kept):
+        if value.form is None:
+            raise TypeError("a sparse or quantised tensor")
+        if id(value) not in known:
+            shape, stride, dtype = value.form
+            known[id(value)] = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        return known[id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_made(item, known) for item in value)
+    if isinstance(value, dict):
+        return {key: _made(item, known) for key, item in value.items()}
+    return torch.device("meta") if isinstance(value, torch.device) else value

@@ -11,11 +11,14 @@ import torch
 from shared_hooks.escapes import bits_of
 from shared_hooks.foresight import Foresight
 from shared_hooks.ledger import Ledger
-from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, is_foreign, shape_from_data
+from shared_hooks.operations import FORM_ONLY, OVERWRITES, Kind, arguments_of, by_truth, is_foreign, shape_from_data
 from shared_hooks.trace import Event, Op, Span, Storage
 from shared_hooks.trees import UnknownHolder, flatten
 
 _NONE: Set[int] = frozenset()
+# an indexing of more rows counts as reading everything
+MAX_ROWS = 512
+INDEXES = ("aten::index_select", "aten::index")
 
 
 class KernelLog(Ledger):
@@ -36,7 +39,7 @@ class KernelLog(Ledger):
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the dispatcher: which storages it reads and writes."""
         seq = self.tick()
-        facts = _facts(func)
+        facts = facts_of(func)
         inputs = arguments_of(args, kwargs)
         spans = [self.span(tensor) for tensor in inputs]
         handed = [storage for storage, _ in spans]
@@ -47,8 +50,8 @@ class KernelLog(Ledger):
         ghostly = False
         for storage in handed:
             ghostly |= storage.tainted <= seq
-        unforeseen = ghostly and not self.foresight.foresees(func, args, kwargs, outputs)
-        written, unread = _written(facts, args, kwargs) if facts.written else (_NONE, _NONE)
+        foreseen = self.foresight.question(func, args, kwargs, outputs) if ghostly else None
+        written, unread = written_by(facts, args, kwargs) if facts.written else (_NONE, _NONE)
         for tensor, (storage, _), was in zip(inputs, spans, bits, strict=False):
             # somebody else's operation may write to more than it declares
             self.doubtful |= storage.outside
@@ -62,6 +65,9 @@ class KernelLog(Ledger):
             reads = spans
             if unread:
                 reads = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
+            rows = self._rows(func, args) if facts.indexes else None
+            if rows is not None:
+                reads = [*rows, *(span for tensor, span in zip(inputs, spans, strict=True) if tensor is not args[0])]
         draws = before is not None and not torch.equal(before, _random_state(func, kwargs, result))
         reads_tainted = False
         for storage, _ in reads:
@@ -79,14 +85,16 @@ class KernelLog(Ledger):
         op = self.op or self._unseen(func, inputs, result)
         if op is not None:
             op.reads_tainted |= reads_tainted
-            op.untold |= unforeseen
+            if foreseen is not None:
+                op.unasked.append(foreseen)
             op.draws |= draws
         if draws:
             self.draws.append(seq)
             self._note_draw(kwargs.get("generator"), [*inputs, *outputs])
         if op is not None:
             op.writes += writes
-        if reads_tainted and (facts.shape_from_data or (unforeseen and facts.foreign)):
+        shaped = facts.shape_from_data and (not facts.indexes or by_truth(args))
+        if reads_tainted and (shaped or (facts.foreign and foreseen is not None and not foreseen())):
             self.note_dynamic(op)
         if writes:
             self._note_memory(
@@ -96,6 +104,26 @@ class KernelLog(Ledger):
                 writes.clear()  # it changes no data, and models detach their weights
             self._note_writes(writes)
         return result
+
+    def _rows(self, func: Any, args: tuple[Any, ...]) -> list[Span] | None:
+        """What of its first argument an indexing reads, where the index is a constant; None where that is not known."""
+        name = func._schema.name
+        if self.dynamic:
+            return None  # an index that Python made after it had read data may be made from the data
+        source = args[0]
+        chosen = [(args[1], args[2])] if name == "aten::index_select" else list(enumerate(args[1]))
+        chosen = [(dim, index) for dim, index in chosen if index is not None]
+        if len(chosen) != 1 or source.dim() == 0 or self.storage_of(source).opaque:
+            return None
+        dim, index = chosen[0]
+        storage = self.storage_of(index)
+        if index.dtype not in (torch.int64, torch.int32) or storage.opaque or storage.tainted <= self.seq:
+            return None
+        numbers = (index.reshape(-1) % source.shape[dim]).unique().tolist()
+        starts = [number for number in numbers if number - 1 not in set(numbers)] if len(numbers) <= MAX_ROWS else []
+        stops = [number + 1 for number in numbers if number + 1 not in set(numbers)] if starts else []
+        runs = [source.narrow(dim, start, stop - start) for start, stop in zip(starts, stops, strict=True)]
+        return [self.span(run) for run in runs] or None
 
     def _note_draw(self, generator: torch.Generator | None, tensors: list[torch.Tensor]) -> None:
         if generator is None:
@@ -177,6 +205,7 @@ class _Facts:
     form_only: bool
     shape_from_data: bool
     foreign: bool
+    indexes: bool
     names: tuple[str, ...]
     written: tuple[tuple[int, bool], ...]
 
@@ -184,7 +213,7 @@ class _Facts:
 _known: dict[int, _Facts] = {}
 
 
-def _facts(func: Any) -> _Facts:
+def facts_of(func: Any) -> _Facts:
     facts = _known.get(id(func))
     if facts is None:
         schema = func._schema
@@ -198,11 +227,13 @@ def _facts(func: Any) -> _Facts:
         names = tuple(argument.name for argument in schema.arguments)
         # the function is kept, so that its id stays its own
         form_only = schema.name in FORM_ONLY
-        facts = _known[id(func)] = _Facts(func, may_draw, form_only, shape_from_data(func), foreign, names, written)
+        facts = _known[id(func)] = _Facts(
+            func, may_draw, form_only, shape_from_data(func), foreign, schema.name in INDEXES, names, written
+        )
     return facts
 
 
-def _written(facts: _Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
+def written_by(facts: _Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
     """Identities of the tensors an operation writes, and of those among them that it does not read."""
     if len(facts.written) == 1:
         place, overwritten = facts.written[0]

@@ -12,12 +12,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.operations import is_mapped
+from shared_hooks.parcel import MAX_RANK
 from shared_hooks.trace import NEVER, Call, Op, Refusal, Storage, Value
 from shared_hooks.trees import flatten
 from shared_hooks.views import View
 
-# the most that a frame may bring
-MAX_RANK = 32
+PRUNE = 32
 _POINT = View((1,), (1,), 0)
 
 
@@ -39,7 +39,10 @@ class Ledger:
         self.foreign = -1
         self.storages: dict[int, Storage] = {}
         self.opaque: dict[int, tuple[Any, Storage]] = {}
-        self.alive: list[StorageWeakRef] = []
+        self.numbered = 0
+        """How many storages have been seen."""
+        self._alive: dict[int, StorageWeakRef] = {}
+        self._prune_at = PRUNE
         self.fresh: list[Storage] = []
         self.values: list[Value] = []
         self.value_by_id: dict[int, tuple[Any, Value]] = {}
@@ -93,20 +96,35 @@ class Ledger:
             if known is not None and known[0]() is tensor:
                 return known[1]
             mapped = is_mapped([tensor])
-            index = len(self.storages) + len(self.opaque)
-            storage = Storage(index, 1, tensor.dtype, str(tensor.device), created or -1, opaque=True)
+            storage = Storage(self._number(), 1, tensor.dtype, str(tensor.device), created or -1, opaque=True)
             storage.outside = created is None and not mapped
             self.opaque[id(tensor)] = (weakref.ref(tensor), storage)
             return self._mark(storage, is_input)
         # a weak reference keeps the address from being used again, not the memory
-        self.alive.append(StorageWeakRef(untyped))
-        elements, index = size // tensor.dtype.itemsize, len(self.storages) + len(self.opaque)
-        storage = Storage(index, elements, tensor.dtype, tensor.device.type, -1 if created is None else created)
+        self._alive[key] = StorageWeakRef(untyped)
+        if len(self._alive) > self._prune_at:
+            self._prune()
+        elements = size // tensor.dtype.itemsize
+        storage = Storage(
+            self._number(), elements, tensor.dtype, tensor.device.type, -1 if created is None else created
+        )
         storage.outside = created is None
         storage.nbytes = size
         self.storages[key] = storage
         self.fresh.append(storage)
         return self._mark(storage, is_input, tensor)
+
+    def _number(self) -> int:
+        self.numbered += 1
+        return self.numbered - 1
+
+    def _prune(self) -> None:
+        """Forget what is gone. Some bytes of it stay where they were while they are known, between large pieces of free
+        memory that nothing fits into: the process grew by nearly all that a forward computes.
+        """
+        for key in [key for key, reference in self._alive.items() if reference.expired()]:
+            del self._alive[key], self.storages[key]
+        self._prune_at = len(self._alive) + PRUNE
 
     def _mark(self, storage: Storage, is_input: bool, tensor: torch.Tensor | None = None) -> Storage:
         if is_input:

@@ -34,8 +34,6 @@ _ESCAPES = frozenset(
 )
 # Functions written in Python that copy a tensor's bytes without a kernel.
 COPIES_BYTES = frozenset({"__deepcopy__"})
-# Functions that copy Python numbers or foreign memory into a tensor of their own.
-COPIES_NUMBERS = frozenset({"tensor", "new_tensor"})
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -74,6 +72,11 @@ def is_foreign(func: Any) -> bool:
 def shape_from_data(func: Any) -> bool:
     """Whether the form of what one of torch's kernels gives depends on what it reads."""
     return torch.Tag.dynamic_output_shape in func.tags or func._schema.name in _SHAPED_BY_DATA
+
+
+def by_truth(args: tuple[Any, ...]) -> bool:
+    """Whether ``aten::index``, tagged for its masks, is given one."""
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
 class Kind(enum.Enum):
@@ -140,6 +143,13 @@ def literals_of(value: Any) -> Any:
     if isinstance(value, (torch.dtype, torch.memory_format)):
         return str(value)
     return type(value).__name__
+
+
+def is_made_from_numbers(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a function copies what it is given outside torch's sight; ``as_tensor`` may take memory as it is."""
+    if name in ("as_tensor", "asarray"):
+        return bool(args) and isinstance(args[0], (bool, int, float, complex, list, tuple))
+    return name in ("tensor", "new_tensor")
 
 
 def is_mapped(tensors: list[torch.Tensor]) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import contextlib
+import sys
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -18,10 +18,14 @@ from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
+from shared_hooks.numbers import Numbers, Spot
+from shared_hooks.outliving import Judge, depends
 from shared_hooks.plan import Plan
-from shared_hooks.recorder import record
+from shared_hooks.python_state import PythonState
+from shared_hooks.recorder import record, told
 from shared_hooks.report import identical
 from shared_hooks.session import run_plain
+from shared_hooks.taint import Taint
 from shared_hooks.trace import Trace
 from shared_hooks.trees import UnknownHolder
 
@@ -46,10 +50,12 @@ class Planner:
         self._depth = depth
         self._lifecycle = lifecycle
         self._anchor = _find_anchor(model)
-        self._plans: OrderedDict[str, list[Plan]] = OrderedDict()
+        self._plans: OrderedDict[Any, list[Plan]] = OrderedDict()
+        self._numbers: Numbers | None = None
+        self._own: set[Spot] = set()
         self._latest: Plan | None = None
         self._obstacle = "call plan() or forward() with example inputs first"
-        self._impossible: set[str] = set()
+        self._impossible: set[Any] = set()
         self._refused: dict[str, str] = {}  # layers that no plan is to be cut after, and why
         self._lock = threading.RLock()
         self.made = 0
@@ -83,14 +89,16 @@ class Planner:
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any], unless_known: bool) -> list[Plan]:
         """The plan of these inputs; or those of their signature, if another thread has made any meanwhile."""
-        key, digest, around = context.signature(self._modules, self.weight(), args, kwargs)
+        digest, around = context.signature(self._modules, args, kwargs)
+        key = self._key(args, kwargs)
         with self._lock:
             if unless_known and self._plans.get(key):
                 return list(self._plans[key])
             self.made += 1
+            trace = self._record_quietly(args, kwargs, settle=not self._plans.get(key))
+            key = self._key(args, kwargs)  # only now it is known what the model changes by itself
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
-            trace = self._record_quietly(args, kwargs, settle=not paths)
             plan = Plan(trace, digest, self._depth, around, self._aliases)
             for layer, reason in self._refused.items():
                 _refuse(plan, layer, reason)
@@ -118,18 +126,22 @@ class Planner:
             for plan in known.values():
                 _refuse(plan, layer, reason)
 
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        numbers = 0 if self._numbers is None else self._numbers.current()
+        return numbers, context.key_of(self._modules, self.weight(), args, kwargs)
+
     def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The plans of these inputs' signature; made now if there is none."""
-        key = context.signature(self._modules, self.weight(), args, kwargs)[0]
+        key = self._key(args, kwargs)
         with self._lock:
             known = list(self._plans.get(key, ()))
         return known or self._told(args, kwargs, unless_known=True)
 
     def plans_if_possible(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The same for a forward without a cut: a model that cannot be planned cannot be cut, but it can run."""
-        key = ""
+        key: Any = None
         try:
-            key = context.signature(self._modules, self.weight(), args, kwargs)[0]
+            key = self._key(args, kwargs)
             return [] if key in self._impossible else self.plans_for(args, kwargs)
         except UnknownHolder as error:
             self._obstacle = str(error)
@@ -139,27 +151,72 @@ class Planner:
         return []
 
     def _record_quietly(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
-        """As if nobody had planned: the caller's random numbers go on, and buffers are put back."""
+        """As if nobody had planned: the caller's random numbers go on, buffers and Python state are put back.
+
+        Of Python state only what was built once and hangs on no input (a table of positions) stays: the plan is of runs
+        that find it there.
+        """
         weight = self.weight()
-        with torch.random.fork_rng(devices=[weight.device] if weight is not None and weight.is_cuda else []):
-            buffers, dice = Buffers(self._model), Dice()
+        devices = [weight.device] if weight is not None and weight.is_cuda else []
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            buffers, trial = Buffers(self._model), _Trial(self._model, self._modules, args, kwargs)
             try:
-                return self._record(args, kwargs, settle=settle)
+                return trial.run(settle=settle)
             finally:
+                trial.end()
                 buffers.restore()
-                dice.restore()
+                if self._numbers is None or not trial.changed <= self._own:
+                    self._own |= trial.changed
+                    self._numbers = Numbers(PythonState(self._model), self._own)
 
-    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
+
+class _Trial:
+    """The runs of a model that make one trace."""
+
+    def __init__(
+        self, model: nn.Module, modules: dict[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._model = model
+        self._modules = modules
+        self._inputs = args, kwargs
+        self._dice = Dice()
+        self._before = PythonState(model)
+        self._keeps_what_it_built = False
+        self.changed: set[Spot] = set()
+        """The attributes that the model changes by itself."""
+
+    def _fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._dice.restore()
+        return copied(*self._inputs)
+
+    def run(self, *, settle: bool) -> Trace:
         """``settle``: run once before, so that caches are built and the state is steady."""
-        dice = Dice()
+        if self._before.unrepeatable:
+            raise CutRefused(f"planning would move what cannot be put back: {told(self._before.unrepeatable)}")
+        first = run_plain(self._model, *self._fresh()) if settle else None
+        built = self._before.changes()
+        state = PythonState(self._model) if built else self._before
+        trace, second, judge = self._recorded(state, settle=settle)
+        self.changed |= {change.spot for change in [*built, *judge.seen.values()] if change.spot is not None}
+        kept = judge.findings()
+        if kept and not settle:
+            self._before.restore()
+            return self.run(settle=True)
+        kept += judge.from_data()
+        if not kept and any(Judge(self._before, judge.log).matters(change) for change in built):
+            kept = self._built_from_inputs()
+            self._keeps_what_it_built = not kept
+        if state.overflow:
+            trace.unsteady = "the model keeps more Python objects than are looked at"
+        elif kept:
+            trace.unsteady = f"the model keeps state from one run to the next: {told(kept)}"
+        elif settle and not identical(first, second):
+            trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
+        return trace
 
-        def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
-            dice.restore()
-            return copied(args, kwargs)
-
-        first = run_plain(self._model, *fresh()) if settle else None
+    def _recorded(self, state: PythonState, *, settle: bool) -> tuple[Trace, Any, Judge]:
         try:
-            trace, second = record(self._model, self._modules, fresh)
+            return record(self._model, self._modules, self._fresh, state)
         except IsthmusError:
             raise
         except Exception as error:
@@ -167,12 +224,25 @@ class Planner:
                 # what it compiled under our modes (torch.cond, flex_attention) fails outside of them, too
                 sys.modules["torch._dynamo"].reset()
             if not settle:
-                run_plain(self._model, *fresh())  # raises what is the model's own
+                self._before.restore()
+                run_plain(self._model, *self._fresh())  # raises what is the model's own
             what = f"{type(error).__name__}: {error}".splitlines()[0]
             raise CutRefused(f"the model cannot be recorded, so that no cut is possible: {what}") from error
-        if settle and not identical(first, second):
-            trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
-        return trace
+
+    def _built_from_inputs(self) -> list[str]:
+        """What the first run leaves in the model's state for good must hang on no input; names of what does."""
+        self._before.restore()
+        args, kwargs = self._fresh()
+        taint = Taint((args, kwargs))
+        with taint:
+            run_plain(self._model, args, kwargs)
+        return [change.name for change in self._before.changes() if depends(change, taint)]
+
+    def end(self) -> None:
+        """Put the model's state back, but for what it keeps for good."""
+        self._dice.restore()
+        if not self._keeps_what_it_built:
+            self._before.restore()
 
 
 def _refuse(plan: Plan, layer: str, reason: str) -> None:

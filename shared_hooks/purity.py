@@ -36,6 +36,7 @@ _MACHINERY = frozenset(
     _maybe_warn_non_full_backward_hook
     """.split()
 )
+_CALLED = frozenset({"__call__", "__getattr__", "forward", "children", "named_children"})
 # What a class may say of itself without a call of its modules becoming another one.
 _HARMLESS = frozenset(
     """
@@ -172,6 +173,10 @@ def _trouble_of_class(kind: type) -> str:
             continue
         if _is_torch_class(base):
             for name, value in vars(base).items():
+                # libraries add methods to nn.Module and wrap its __init__: only what a call goes through counts
+                counts = name in _MACHINERY or name in _CALLED if base is nn.Module else name not in _HARMLESS
+                if not counts:
+                    continue
                 inner = getattr(value, "__func__", getattr(value, "fget", value))
                 runs = callable(inner) or (hasattr(type(inner), "__get__") and not isinstance(inner, _SLOTS))
                 if runs and not isinstance(inner, type) and not _is_torchs(inner):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,18 +28,20 @@ from shared_hooks.kernels import KernelLog
 from shared_hooks.metrics import output_bytes
 from shared_hooks.operations import (
     COPIES_BYTES,
-    COPIES_NUMBERS,
     FORM_OF_OTHERS,
     Kind,
     arguments_of,
     is_escape,
     is_form,
+    is_made_from_numbers,
     is_mapped,
     kind_of,
     literals_of,
     name_of,
 )
-from shared_hooks.python_state import StateWatch, contents_of, is_custom, plain_tensors
+from shared_hooks.outliving import Judge
+from shared_hooks.purity import pure_modules
+from shared_hooks.python_state import Change, PythonState
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
 from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
 from shared_hooks.views import View
@@ -48,38 +50,45 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def record(
-    model: nn.Module, modules: dict[nn.Module, ModuleInfo], fresh_inputs: Callable[[], Inputs]
-) -> tuple[Trace, Any]:
-    """Run the model on fresh inputs; return what it did, and its output. The model's own exceptions pass through.
+    model: nn.Module, modules: dict[nn.Module, ModuleInfo], fresh_inputs: Callable[[], Inputs], state: PythonState
+) -> tuple[Trace, Any, Judge]:
+    """Run the model on fresh inputs; return what it did, its output, and a judge of what it did to ``state``, which is
+    the model's Python state now. The model's own exceptions pass through.
 
     A tensor that no operation made is a constant kept somewhere (a global, a closure), or the work of code that torch
     does not see. Where there are such tensors the model is recorded again: what is there a second time is a constant.
     What is made anew each time (``torch.from_numpy``) is one if its bits are the same for other inputs, too.
     """
+
+    def recorded(**close: Any) -> tuple[Recorder, Any]:
+        state.restore()
+        recorder = Recorder(model, modules, state, unknown, **close)
+        return recorder, recorder.watch(*fresh_inputs())
+
+    unknown: list[torch.Tensor] = []
     with collector.put_off():
-        recorder = Recorder(model, modules, [])
-        output = recorder.watch(*fresh_inputs())
+        recorder, output = recorded()
         if recorder.is_unclear():
-            known = recorder.unknown
-            recorder = Recorder(model, modules, known, closely=True)
-            output = recorder.watch(*fresh_inputs())
+            unknown = recorder.unknown
+            recorder, output = recorded(closely=True)
             if recorder.appeared or recorder.handed.known or recorder.doubtful:
-                others = [_again(model, modules, known, source) for source in perturbed(fresh_inputs)]
+                others = [_again(model, modules, state, unknown, source) for source in perturbed(fresh_inputs)]
                 constants = _agreeing(recorder.appeared, others)
-                recorder = Recorder(model, modules, known, closely=True, constants=constants)
-                output = recorder.watch(*fresh_inputs())
+                recorder, output = recorded(closely=True, constants=constants)
                 recorder.written_unseen |= {name for other in others if other for name in other.unseen_writes()}
-        return recorder.finish(output), output
+        return recorder.finish(output), output, recorder.judge
 
 
 def _again(
     model: nn.Module,
     modules: dict[nn.Module, ModuleInfo],
+    state: PythonState,
     known: list[torch.Tensor],
     fresh_inputs: Callable[[], Inputs],
 ) -> Recorder | None:
     """One more recording, for what it shows of memory that torch does not see; None if it cannot be made."""
-    recorder = Recorder(model, modules, known, closely=True)
+    state.restore()
+    recorder = Recorder(model, modules, state, known, closely=True)
     try:
         recorder.watch(*fresh_inputs())
     except Exception:  # other values may be none that the model takes
@@ -151,12 +160,13 @@ class Recorder(KernelLog):
         self,
         model: nn.Module,
         modules: dict[nn.Module, ModuleInfo],
+        state: PythonState,
         existing: list[torch.Tensor],
         *,
         closely: bool = False,
         constants: frozenset[int] = frozenset(),
     ) -> None:
-        own = [*model.parameters(), *model.buffers(), *plain_tensors(model)]
+        own = [*model.parameters(), *model.buffers(), *state.tensors()]
         super().__init__([*own, *existing])
         self.model = model
         self.modules = modules
@@ -171,7 +181,12 @@ class Recorder(KernelLog):
         ]
         self.own = [(tensor, _version(tensor), bits_of(tensor) if closely else "") for tensor in own]
         self.counts: dict[str, int] = {}
-        self.python = StateWatch(modules)
+        self.pure = pure_modules(modules)
+        self.judge = Judge(state, self)
+        self.looked = False
+        self.pure_stack = [True]  # what is around the model is no code of its
+        self.half_done: dict[int, str] = {}
+        self.changes: list[Change] = []
         self.layers: list[Call] = []
         self.ops: list[Op] = []
 
@@ -264,11 +279,12 @@ class Recorder(KernelLog):
         if module._forward_hooks or module._forward_pre_hooks:
             for outer in self.stack:
                 outer.keep = outer.keep or "a module inside it has hooks of somebody else's"
-        storages = len(self.storages)
-        given = contents_of((*args, *kwargs.values()))
-        custom = is_custom(module)
-        if custom:
-            self._note_state()
+        pure = module in self.pure and all(map(_is_plain, (*args, *kwargs.values())))
+        self.looked &= pure and self.pure_stack[-1]
+        self.pure_stack.append(pure)
+        storages = self.numbered
+        if not pure:
+            call.keep = call.keep or "its Python may change state"
         self.stack.append(call)
         self.in_opaque += info.opaque
         self.muted = False
@@ -277,15 +293,12 @@ class Recorder(KernelLog):
         finally:
             self.muted = True
             self.in_opaque -= info.opaque
-            if custom:
-                self._note_state()
             call.exit = self.tick()
             self.stack.pop()
+            self.pure_stack.pop()
             self.muted = False
         self.muted = True
         self._look()
-        if contents_of((*args, *kwargs.values())) != given:
-            call.keep = call.keep or "it changes a list or dictionary that it is given"
         try:
             call.structure, tensors = flatten(output, plain=True)
         except UnknownHolder:
@@ -299,14 +312,22 @@ class Recorder(KernelLog):
         if not call.has_child:
             call.layer_id = len(self.layers)
             self.layers.append(call)
+            self._look_at_state(call, call.layer_id)
+        # whoever called it goes on now
+        self.looked &= self.pure_stack[-1]
         self.muted = False
         return output
 
-    def _note_state(self) -> None:
-        """If attributes changed since the last look, the calls that are running did it."""
-        if self.python.changed():
-            for call in self.stack:
-                call.keep = call.keep or "it changes Python attributes of a module"
+    def _look_at_state(self, call: Call, layer: int) -> None:
+        """Is the state as it was at the beginning? Only where code that may write state has run since the last look."""
+        if not self.looked:
+            self.looked = True
+            self.changes = self.judge.changes()
+        if self.changes:
+            self.half_done[layer] = told(change.name for change in self.changes)
+        stuck = [change.name for change in self.changes if not change.can_be_undone]
+        if stuck:
+            self.refuse(f"here the model's Python state cannot be left: {told(stuck)}", call.exit, call.exit)
 
     def _opaque_effects(self, call: Call, args: list[torch.Tensor], results: list[torch.Tensor], known: int) -> None:
         """A scripted or compiled module may run fused kernels that nobody sees: take its arguments as read."""
@@ -364,9 +385,13 @@ class Recorder(KernelLog):
         if op.kind is Kind.VALUE:
             self._value_read(op, tensors, result, first_event)
         elif op.kind is Kind.TENSOR:
+            if is_made_from_numbers(name, args) or name in COPIES_BYTES:
+                for storage in self.fresh:
+                    if storage.outside and not storage.foreign:
+                        storage.outside, storage.created = False, op.seq
+            if self.dynamic and not tensors and not op.draws:
+                self._may_hold_data(op)
             for storage in self.fresh:
-                if storage.outside and not storage.foreign and (name in COPIES_NUMBERS or name in COPIES_BYTES):
-                    storage.outside, storage.created = False, op.seq
                 # made and filled within one function: it never held anything else, and raw pointers leave no events
                 if not storage.outside and (op.reads_tainted or storage.tainted < NEVER):
                     storage.tainted, storage.born_tainted = min(storage.tainted, op.seq), True
@@ -376,6 +401,15 @@ class Recorder(KernelLog):
         self.ops.append(op)
         self.stack[-1].items.append(op)
         return result
+
+    def _may_hold_data(self, op: Op) -> None:
+        """What Python makes from its own numbers after it has read data may be made from the data.
+
+        So it is sent, and what follows from it is not computed twice: a token of a decoder, say.
+        """
+        for storage in self.fresh:
+            if not storage.outside and storage.created >= op.seq:
+                storage.tainted, storage.born_tainted, op.draws = op.seq, True, True
 
     def _read_unseen(self, op: Op, tensors: list[torch.Tensor], first_event: int) -> None:
         """Arguments that no kernel was handed are read by raw pointer, unless the function is known to want their form.
@@ -464,6 +498,7 @@ class Recorder(KernelLog):
             self.draws,
             refusals=tuple(self.refusals),
             dice=self.dice | self.dice_watch.drawn,
+            half_done=self.half_done,
         )
 
 
@@ -479,6 +514,19 @@ def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             if not name.startswith("_"):
                 for tensor in tensors_in(value):
                     yield f"{path}.{name}" if path else name, tensor
+
+
+def told(names: Iterable[str]) -> str:
+    """The first few, and how many more."""
+    known = list(dict.fromkeys(names))
+    return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
+
+
+def _is_plain(value: Any) -> bool:
+    """An argument that a module can do nothing to but by an operation."""
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str, torch.Tensor, nn.Parameter)
 
 
 def _mark_escapes(root: Call, values: list[Value]) -> None:

@@ -7,6 +7,7 @@ refers to a live tensor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -112,6 +113,15 @@ class Op:
     literals: Any = None
     reshapes: bool = False
     untold: bool = False
+    unasked: list[Callable[[], bool]] = field(default_factory=list)
+
+    @property
+    def is_untold(self) -> bool:
+        """``untold``, once those have been asked who may know (whether the form of a kernel's result is foreseen)."""
+        if self.unasked:
+            self.untold |= not all(foreseen() for foreseen in self.unasked)
+            self.unasked = []
+        return self.untold
 
 
 @dataclass(eq=False, slots=True)
@@ -160,8 +170,11 @@ class Trace:
     seq at which a tensor appeared that no operation made (threads of the model's own, extensions), -1 if none;
     ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree; ``refusals``: where not to cut.
 
-    ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``, torch's
-    by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
+    ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``,
+    torch's by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
+
+    ``half_done``: by layer id, where the model's Python state after that layer is not as it is after the forward: what
+    has to be put back after a head.
     """
 
     root: Call
@@ -179,6 +192,7 @@ class Trace:
     unsteady: str = ""
     refusals: tuple[Refusal, ...] = ()
     dice: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    half_done: dict[int, str] = field(default_factory=dict)
 
     @cached_property
     def calls(self) -> list[Call]:

@@ -24,6 +24,7 @@ from shared_hooks.measuring import Measurement, gpu_of
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 from shared_hooks.plan import Cut, LayerInfo, Plan
 from shared_hooks.planner import Planner
+from shared_hooks.python_state import PythonState
 from shared_hooks.recipe_book import RecipeBook, RehearsalLimits
 from shared_hooks.report import Report
 from shared_hooks.session import HookExitException, Session
@@ -210,6 +211,9 @@ class WrappedModel:
         self._check_saved([plan])
         started = time.perf_counter_ns()
         session: HeadSession = self._session(HeadSession, plan, cutting, crossing, flatten((args, kwargs))[1])
+        # what the rest of the forward would have put back is put back for it; unwinding alone may not do it
+        half_done = crossing.layer_id in plan.trace.half_done
+        state = PythonState(self.model) if half_done else None
         try:
             with torch.no_grad():
                 if crossing.layer_id >= 0:
@@ -220,6 +224,8 @@ class WrappedModel:
                 self.lifecycle.emit(Stage.AFTER_BANK, split=crossing.layer_name, early=early)
         finally:
             session.release()
+            if state is not None:
+                state.restore()
         self._finish(session, {"head": _ended(session) - started})
         return early
 

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="method-assign,attr-defined,misc,assignment,operator,union-attr,index,no-any-return"
 """What is found pure, and what must never be: each module here that is not writes state, or might."""
 
 from __future__ import annotations

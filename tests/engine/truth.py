@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shared_hooks import EarlyOutput, WrappedModel, session
 from shared_hooks.errors import CutRefused, InputMismatch, PlanMismatch
@@ -102,3 +104,69 @@ def vectors(count: int = 3, *shape: int) -> list[Request]:
     """Requests of one tensor each, all different."""
     generator = torch.Generator().manual_seed(11)
     return [(torch.randn(shape or (2, 8), generator=generator),) for _ in range(count)]
+
+
+EVERYWHERE: tuple[int | str, ...] = ("input", 0, 1, 2)
+
+
+class Net(nn.Module):
+    """Three linear layers and a buffer; what it does with them is a function of the net and the input."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("kept", torch.zeros(2, 8))
+        self.kept: Tensor
+        self.plain = torch.zeros(2, 8)
+        self.run = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed of one function: the cuts that are exact; why the others are refused."""
+
+    forward: Forward
+    exact: tuple[int | str, ...]
+    because: str
+    requests: Sequence[Request]
+    branches: bool
+
+    def check(self) -> None:
+        """Every cut of a net with this function."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            net = Net(self.forward)
+        found = truth(net, self.requests, branches=self.branches)
+        assert not found.wrong, "\n".join(found.wrong)
+        assert tuple(found.exact) == self.exact, found.refused
+        for cut, reason in found.refused.items():
+            assert re.search(self.because, reason), f"cut {cut}: {reason}"
+
+
+Forward = Callable[[Net, Tensor], Any]
+
+
+class Claims(list[Claim]):
+    """The claims of one file, in order."""
+
+    def __call__(
+        self,
+        *exact: int | str,
+        because: str = "exact everywhere",
+        requests: Sequence[Request] | None = None,
+        branches: bool = False,
+    ) -> Callable[[Forward], Forward]:
+        """Decorates a function of the net and the input."""
+
+        def add(forward: Forward) -> Forward:
+            self.append(Claim(forward, exact, because, vectors() if requests is None else requests, branches))
+            return forward
+
+        return add
+
+    def each(self) -> Any:
+        """One test for each."""
+        return pytest.mark.parametrize("claim", self, ids=lambda claim: claim.forward.__name__)

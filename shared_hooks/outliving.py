@@ -1,0 +1,131 @@
+"""What of a change of Python state tells on later runs: the rules by which planning judges a recorded run.
+
+A change does not matter where an equal value takes the old one's place and does not hang on the inputs, or where no
+code of the model's ever reads the attribute. All else does: the next run starts from another state than this one, and
+two processes that each run a part of the model would keep two states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from shared_hooks.kernels import KernelLog
+from shared_hooks.python_state import MISSING, Change, PythonState
+from shared_hooks.taint import Taint
+from shared_hooks.trace import NEVER
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_BY_NAME = frozenset({"getattr", "vars", "__dict__", "hasattr", "attrgetter"})
+
+
+class Judge:
+    """Judges changes since ``state`` by what one recording has seen."""
+
+    def __init__(self, state: PythonState, log: KernelLog) -> None:
+        self.state = state
+        self.log = log
+        self.seen: dict[Any, Change] = {}
+        """What has changed at any time during the run, whether it matters or not."""
+        self._read: dict[str, bool] = {}
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether Python has looked at values that hang on the inputs."""
+        return bool(self.log.dynamic or self.log.escaped)
+
+    def findings(self) -> list[str]:
+        """Names of the changes that matter, now."""
+        return [change.name for change in self.changes()]
+
+    def changes(self) -> list[Change]:
+        """The changes that matter, now."""
+        found = self.state.changes()
+        self.seen.update((change.name, change) for change in found)
+        return [change for change in found if self.matters(change)]
+
+    def matters(self, change: Change) -> bool:
+        """Whether a change tells on later runs."""
+        if self._agree(change.before, change.now):
+            return False
+        return not (change.is_attribute and self._is_unread(change.attribute))
+
+    def from_data(self) -> list[str]:
+        """Names of attributes that the model's code sets to plain values, where it reads data: they may be data."""
+        if not self.reads_data:
+            return []
+        return [
+            place.entry(key)
+            for place in self.state.places
+            if place.is_attributes and place.keys is not None
+            for key, value in zip(place.keys, place.values, strict=True)
+            if type(value) in _PLAIN and self._set_and_read(key)
+        ]
+
+    def _set_and_read(self, name: Any) -> bool:
+        return isinstance(name, str) and self.state.reach.writes(name) and not self._is_unread(name)
+
+    def _is_unread(self, name: str) -> bool:
+        """Whether none of the model's code looks at an attribute of this name, be it by its name as text."""
+        if name not in self._read:
+            reach = self.state.reach
+            self._read[name] = reach.reads(name) or bool(_BY_NAME & reach.names)
+        return not self._read[name]
+
+    def _is_tainted(self, tensor: torch.Tensor) -> bool:
+        return self.log.storage_of(tensor).tainted < NEVER
+
+    def _agree(self, before: Any, now: Any, depth: int = 5) -> bool:
+        if before is now:
+            return before is not MISSING
+        if type(before) is not type(now) or not depth:
+            return False
+        if isinstance(before, _PLAIN):
+            return bool(before == now) and not self.reads_data
+        if isinstance(before, torch.Tensor):
+            return not self._is_tainted(now) and _same_bits(before, now)
+        if isinstance(before, (list, tuple)):
+            pairs = zip(before, now, strict=True)
+            return len(before) == len(now) and all(self._agree(a, b, depth - 1) for a, b in pairs)
+        if isinstance(before, dict):
+            same = list(before) == list(now)
+            return same and all(self._agree(before[key], now[key], depth - 1) for key in before)
+        return False
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape or one.stride() != other.stride():
+        return False
+    try:
+        a, b = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return torch.equal(a, b)
+
+
+def depends(change: Change, taint: Taint) -> bool:
+    """Whether what a change has put there hangs on the inputs, or may."""
+    if isinstance(change.now, _PLAIN):
+        return taint.reads_data and change.now is not None
+    return any(map(taint.has, _tensors_in(change.now, set())))
+
+
+def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Tensors in containers and plain objects, however nested."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif not isinstance(value, (*_PLAIN, type)) and id(value) not in seen and len(seen) < 10_000:
+        seen.add(id(value))
+        held = [*value] if isinstance(value, (list, tuple, set, frozenset)) else []
+        held += [*dict.values(value)] if isinstance(value, dict) else []
+        own = getattr(value, "__dict__", None)
+        held += [*own.values()] if type(own) is dict else []
+        for cell in getattr(value, "__closure__", None) or ():
+            try:
+                held.append(cell.cell_contents)
+            except ValueError:  # not yet filled
+                continue
+        for part in held:
+            yield from _tensors_in(part, seen)
