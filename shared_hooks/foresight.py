@@ -86,7 +86,7 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.dtype
+    return None if tensor.is_nested else tuple(tensor.shape), tensor.dtype
 
 
 def _key(values: Iterable[Any]) -> tuple[Any, ...]:

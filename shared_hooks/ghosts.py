@@ -73,6 +73,8 @@ class Ghosts:
         self.placing = placing
         self.budget = budget
         self.made: set[int] = set()
+        self.after_cut = False
+        self._on_ghosts_now = False
         self.taints: list[torch.Tensor] = []
         self.drew = False
         self.reshaped = False
@@ -88,7 +90,8 @@ class Ghosts:
         """One kernel. Raises `Unknown`, `CutRefused`, `TooLarge`, and what the kernel raises."""
         self.budget.spend(operations=1)
         tensors = arguments_of(args, kwargs)
-        if any(map(self.placing.is_tainted, tensors)):
+        self._on_ghosts_now = any(map(self.placing.is_tainted, tensors))
+        if self._on_ghosts_now:
             return self._on_ghosts(func, args, kwargs, tensors)
         return self._on_constants(func, args, kwargs, tensors)
 
@@ -129,14 +132,18 @@ class Ghosts:
                 self.made.add(key)
                 self._alive.append(StorageWeakRef(tensor.untyped_storage()))
 
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether this run made the memory of a tensor."""
+        return _key(tensor) in self.made
+
     def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that are written: none of the model's own, where the tail will really write."""
         written = written_by(func, args, kwargs)
         for tensor in written:
-            if type(tensor) is Placeholder or self.placing.is_tainted(tensor):
-                continue
-            key = _key(tensor)
-            if key is not None and key not in self.made:
-                raise CutRefused(f"{func._schema.name} writes to memory of the model's own before the cut")
+            mine = type(tensor) is Placeholder or self.owns(tensor) or self.placing.is_slot(tensor)
+            if not mine and not (self._on_ghosts_now and not self.after_cut):
+                where = "after" if self.after_cut else "before"
+                raise CutRefused(f"{func._schema.name} writes to memory of the model's own {where} the cut")
         return written
 
     # -- ghosts -------------------------------------------------------------------------------------------------

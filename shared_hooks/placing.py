@@ -46,6 +46,11 @@ class Placing:
         except (RuntimeError, NotImplementedError):
             return False
 
+    def is_slot(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies on a slot."""
+        key = tensor.untyped_storage()._cdata
+        return any(slot.untyped_storage()._cdata == key for slot in self.slots)
+
     def taint(self, tensor: torch.Tensor) -> None:
         """From here on the tensor's storage depends on the inputs."""
         if type(tensor) is not Placeholder:

@@ -30,6 +30,8 @@ from shared_hooks.trace import Trace
 from shared_hooks.trees import UnknownHolder
 
 MAX_SIGNATURES = 64
+MAX_TICKS_KEPT = 2_000_000
+"""Calls and operations that the plans of all signatures may consist of together, at a kilobyte or two each."""
 MAX_PATHS = 16
 
 
@@ -111,7 +113,7 @@ class Planner:
             for known in paths:
                 known.siblings = paths
                 known.forget_cuts()
-            while len(self._plans) > MAX_SIGNATURES:
+            while len(self._plans) > MAX_SIGNATURES or (len(self._plans) > 1 and self._ticks() > MAX_TICKS_KEPT):
                 self._plans.popitem(last=False)
             self._latest = plan
             return [plan]
@@ -129,6 +131,9 @@ class Planner:
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         numbers = 0 if self._numbers is None else self._numbers.current()
         return numbers, context.key_of(self._modules, self.weight(), args, kwargs)
+
+    def _ticks(self) -> int:
+        return sum(plan.trace.end for paths in self._plans.values() for plan in paths)
 
     def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The plans of these inputs' signature; made now if there is none."""

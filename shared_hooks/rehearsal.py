@@ -28,7 +28,7 @@ from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name
 from shared_hooks.path_digest import PathDigest
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
-from shared_hooks.purity import is_pure
+from shared_hooks.purity import is_pure, is_safe
 from shared_hooks.recipe import (
     Alias,
     Answer,
@@ -94,6 +94,8 @@ class Rehearsal:
         self.in_opaque = 0
         self.done = crossing.layer_id < 0
         self.failure: IsthmusError | None = None
+        self.ended = False
+        """The model returned: nothing after the cut needed data."""
 
     def recipe(self, find: ClassFinder) -> Recipe:
         """Run, and make the recipe. Raises an `IsthmusError` that says where the crossing does not fit the model."""
@@ -111,6 +113,7 @@ class Rehearsal:
         try:
             with torch.random.fork_rng(devices=[]), _Functions(self), _Kernels(self):
                 self.model(*args, **kwargs)
+            self.ended = True
         except Unknown as error:
             if not self.done:
                 raise self.refusal(f"cannot work out {error}") from error
@@ -226,7 +229,8 @@ class Rehearsal:
             output = self._entered(frame, info, forward, args, kwargs)
         if not self.done:
             with torch._C.DisableTorchFunction():
-                self._left(frame, module, arguments, output, opaque=info.opaque and tainted, tainted=tainted)
+                plain = tainted and all(map(is_safe, (*args, *kwargs.values())))
+                self._left(frame, module, arguments, output, opaque=info.opaque and tainted, plain=plain)
         return output
 
     def _left(
@@ -237,12 +241,14 @@ class Rehearsal:
         output: Any,
         *,
         opaque: bool,
-        tainted: bool,
+        plain: bool,
     ) -> None:
-        """A module's call is over."""
+        """A module's call is over. ``plain``: it is given what `is_safe` says."""
         if frame.wrote:
             self.stack[-1].wrote = True
-        skipped = opaque or (tainted and self._collapse(frame, module, arguments, output))
+        skipped = opaque or (plain and self._collapse(frame, module, arguments, output))
+        if not skipped and len(self.steps) == frame.start + 1:
+            self.steps.pop()  # nothing in it hangs on the inputs: it runs, and nobody has to know
         if not frame.has_child:
             if self.layers == self.crossing.layer_id:
                 self._reached(frame, ended=not skipped)
@@ -268,6 +274,7 @@ class Rehearsal:
         if ended:
             self.steps.append(End(frame.path))
         self.counts = dict(self.counts)
+        self.ghosts.after_cut = True
         self.digest_at_cut = self.digest.hexadecimal()
         self.done = True
 
@@ -316,7 +323,7 @@ class Rehearsal:
             self.steps.append(ReadValue(name, number, frame.path))
             return unflatten(self.values[number], [], no_class)
         given = self.given.get(place)
-        if given is not None and given.name == name and tainted:
+        if given is not None and given.name == name and (tainted or not arguments):
             return self._given(given, arguments)
         self.inside = True
         self.ghosts.begin()
@@ -327,10 +334,9 @@ class Rehearsal:
         kind = kind_of(name, bool(arguments), result)
         if kind is Kind.FORM:
             return result
-        frame.index += 1
-        if kind is Kind.VALUE:
-            self.digest.operation(name, [])
+        if kind is Kind.VALUE or not (tainted or self.ghosts.drew):
             return result
+        frame.index += 1
         return self._answered(place, name, arguments, result, below=False, tainted=tainted)
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -347,9 +353,11 @@ class Rehearsal:
         given = self.given.get(place)
         if given is not None and given.name == str(func) and tainted:
             return self._given(given, arguments, below=True)
-        frame.index += 1
         self.ghosts.begin()
         result = self.ghosts.run(func, args, kwargs)
+        if not (tainted or self.ghosts.drew):
+            return result
+        frame.index += 1
         return self._answered(place, str(func), arguments, result, below=True, tainted=tainted)
 
     def _answered(
@@ -368,8 +376,6 @@ class Rehearsal:
             self.steps.append(Run(name, self.stack[-1].path))
             return result
         # by now the tensors of a draw count as depending on the inputs, too
-        if not tainted and not drew and not taints:
-            return result
         sources = [self._source(place, leaf, tensor, arguments) for leaf, tensor in enumerate(results)]
         if drew and not tainted:
             sources = [
@@ -441,6 +447,8 @@ class Rehearsal:
         if fill.argument not in written:
             raise self.refusal(f"slot {fill.slot} is to be written where nothing is written")
         argument, slot = arguments[fill.argument], self.crossing.slots[fill.slot]
+        if not self.ghosts.owns(argument):
+            raise self.refusal(f"slot {fill.slot} is to be written to memory of the model's own")
         if argument.untyped_storage().nbytes() < slot.storage_bytes:
             raise self.refusal(f"slot {fill.slot} is larger than what it is written to")
         self.taken.add(fill.slot)
@@ -459,7 +467,9 @@ class Rehearsal:
         made = [self._place(source, arguments) for source in sources]
         if not below:
             self.digest.operation(given.name, made)
-        self.steps.append(Answer(given.name, given.structure, sources, below=below, inside=frame.path))
+        self.steps.append(
+            Answer(given.name, given.structure, sources, below=below, draws=not arguments, inside=frame.path)
+        )
         return unflatten(given.structure, made, no_class)
 
     def _told(self, given: Given, arguments: list[torch.Tensor]) -> tuple[Source, ...]:
