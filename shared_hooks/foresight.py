@@ -1,8 +1,8 @@
 """Can the form of a kernel's results be worked out on the meta device? Asked of every kernel that a plan sees.
 
-Where the answer is no (there is no such kernel, it wants data, or it says something else than what came out), the tail's
-side is told the result's form (`crossing.Given`) instead of finding it. The answer is kept by the kernel, the forms of
-its tensors and its other arguments, so that a loop asks once.
+Where the answer is no (there is no such kernel, it wants data, or it says something else than what came out), the
+tail's side is told the result's form (`crossing.Given`) instead of finding it. The answer is kept by the kernel, the
+forms of its tensors and its other arguments, so that a loop asks once.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.dtype
+    return None if tensor.is_nested else tuple(tensor.shape), tensor.dtype
 
 
 def _key(values: Iterable[Any]) -> tuple[Any, ...]:

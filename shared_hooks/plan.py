@@ -197,7 +197,7 @@ class Plan:
         cutting = cut_after(self.trace, layer, frontier, wide=wide)
         name = INPUT if layer is None else layer.name
         path = "" if layer is None else self.trace.path_digests[number]
-        return cutting, crossing_of(cutting, self.trace, number, name, self.depth, self.context, path)
+        return cutting, crossing_of(cutting, self.trace, number, name, self.depth, self.context, path, self.digest)
 
     def _merged(self, number: int) -> Frontier:
         """The frontier of a cut, with what the other known paths that share this prefix read after it."""

@@ -17,6 +17,7 @@ from shared_hooks.fastpath import fast_path_off
 from shared_hooks.ghosts import Budget
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.placing import Placing
+from shared_hooks.python_state import PythonState
 from shared_hooks.recipe import Recipe
 from shared_hooks.rehearsal import Rehearsal
 from shared_hooks.slots import blank_slots
@@ -91,10 +92,18 @@ class RecipeBook:
         limits = self._limits
         budget = Budget(limits.operations, limits.native_bytes, limits.elements, limits.seconds)
         placing = Placing(blank_slots(early.crossing.slots, device), device)
-        rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget)
+        state = PythonState(self._model)
+        models = [*self._model.parameters(), *self._model.buffers(), *state.tensors()]
+        rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, models)
         self.rehearsals += 1
-        with torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
-            return rehearsal.recipe(self._find)
+        try:
+            with torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
+                recipe = rehearsal.recipe(self._find)
+            # what a forward leaves on the model is a request's own, and goes with it
+            recipe.state = None if rehearsal.ended and state.is_same else state
+            return recipe
+        finally:
+            state.restore()
 
     def _check_time(self) -> None:
         now = time.monotonic()

@@ -140,14 +140,13 @@ class TailSession(Session):
         if self.stack:
             self.stack[-1].has_child = True
         step = self.next_step()
-        kind = type(step)
-        if kind is Skip and step.path == path:
+        if isinstance(step, Skip) and step.path == path:
             output = self.shared.ready.get(self.position)
             if output is None:
                 output = self.skipped(step, args, kwargs)
             self.advance()
             return output
-        if kind is Enter and step.path == path:
+        if isinstance(step, Enter) and step.path == path:
             self.advance()
         frame = Frame(info, 0)
         self.stack.append(frame)
@@ -158,7 +157,7 @@ class TailSession(Session):
             self.stack.pop()
             self.in_opaque -= info.opaque
         step = self.next_step()
-        if type(step) is End and step.path == path and not self.resumed:
+        if isinstance(step, End) and step.path == path and not self.resumed:
             self.advance()
         return output
 
@@ -200,13 +199,12 @@ class TailSession(Session):
         self, name: str, arguments: list[torch.Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         step = self.next_step()
-        kind = type(step)
         # Python asks a subclass first, so that `constant < placeholder` arrives as `placeholder > constant`
-        matches = kind in _OPERATIONS and step.name in (name, REFLECTED.get(name))
-        if kind is Answer and step.below:
+        matches = isinstance(step, _OPERATIONS) and step.name in (name, REFLECTED.get(name))
+        if isinstance(step, Answer) and step.below:
             matches = False
         if not any(map(self.placing.is_tainted, arguments)):
-            if not (matches and kind is Answer and step.draws):
+            if not (matches and isinstance(step, Answer) and step.draws):
                 return func(*args, **kwargs)
         elif not matches:
             if is_form(name):

@@ -289,6 +289,8 @@ class WrappedModel:
             finally:
                 session.leave()
                 session.release()
+                if recipe.state is not None:
+                    recipe.state.restore()
         if session.failure is not None:
             raise session.failure
         if not session.resumed:
