@@ -70,14 +70,13 @@ class Placing:
 
     def overwrite(self, tensor: torch.Tensor) -> None:
         """A kernel that is not run would write here. What it would have overwritten may be anybody's memory: zeros,
-        until it is filled. Only what this request made may be written, whatever values it brought. Raises
-        `PlanMismatch`.
+        until it is filled. The model's own memory (a scratch buffer that is rewritten before it is read) stays as it
+        is, whatever values the request brought.
         """
         if type(tensor) is Placeholder or self.is_tainted(tensor):
             return
-        if tensor.untyped_storage()._cdata not in self.made:
-            raise PlanMismatch("a write to a tensor that is not this request's")
-        whole_of(tensor, torch.uint8).zero_()
+        if tensor.untyped_storage()._cdata in self.made:
+            whole_of(tensor, torch.uint8).zero_()
         self.taint(tensor)
 
     def tensor(self, source: Source, arguments: Sequence[torch.Tensor], *, fresh: bool = False) -> torch.Tensor:
@@ -113,7 +112,7 @@ class Placing:
     def fill(self, number: int, pieces: Sequence[View], argument: torch.Tensor) -> None:
         """Put the pieces of a slot into the storage of a tensor that this request made. Raises `PlanMismatch`."""
         slot = self.slots[number]
-        if type(argument) is Placeholder or not self.is_tainted(argument):
+        if type(argument) is Placeholder or argument.untyped_storage()._cdata not in self.made:
             raise PlanMismatch("a write to a tensor that is not this request's")
         whole = whole_of(argument, slot.dtype)
         if whole.numel() < slot.numel():
