@@ -376,9 +376,7 @@ class Rehearsal:
             raise self.refusal(f"{name} gives {error}") from error
         if not below:
             self.digest.operation(name, results)
-        taints = list(self.ghosts.taints)
-        # what Python makes of numbers after it has read data may be made of the data: the edge sends it like a draw
-        drew = self.ghosts.drew or any((place, leaf) in self.marks for leaf in range(len(results)))
+        taints, drew = list(self.ghosts.taints), self.ghosts.drew
         if self.ghosts.reshaped:
             self.steps.append(Run(name, self.stack[-1].path))
             return result

@@ -7,6 +7,7 @@ well send other data). It reads no other memory, it changes no weights, and an h
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ SAMPLES = [
     ("complex_numbers", 1),
     ("base_and_view_cross_then_write", 1),
     ("monte_carlo_dropout", 0),
-]  # and, once memory that nobody wrote is zeros: ("packed_sequence_lstm", 1)
+    ("packed_sequence_lstm", 1),
+]
 INPUTS = ["", 0, -1]
 DTYPES = "float64 float32 float16 complex64 int64 int32 int8 uint8 bool".split()
 MOST = 60
@@ -243,9 +245,6 @@ def test_a_weight_is_not_handed_through() -> None:
                 assert attack(given=[[place, name, ["t", 0], [form], [1]]]) != "other", name
 
 
-# A hole that is open: what `torch.empty` gave before the cut is not zeros where a liar's fill covers none of it, so the
-# answer holds memory that somebody else used (`TailSession.write`, `Placing.fill`).
-@pytest.mark.xfail(strict=False, reason="a fill without pieces leaves memory that nobody wrote")
 def test_a_fill_without_pieces_is_zeros() -> None:
     victim = target("preallocated_uninitialised", 1)
     fill = victim.json["fills"][0]
@@ -256,6 +255,35 @@ def test_a_fill_without_pieces_is_zeros() -> None:
         del kept
         victim.suffers(data)
     assert not bool(torch.cat([leaf.flatten() for leaf in tree_leaves(victim.answer(data))]).isnan().any())
+
+
+class Chooses(nn.Module):
+    """What it writes to is chosen by a value that is read from data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 8))
+        self.mid, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scratch = torch.zeros(2, 8)
+        chosen = self.weight if bool(x.sum() > 100) else scratch
+        chosen.add_(x)
+        return self.last(self.mid(x) + chosen)
+
+
+def test_a_value_that_is_a_lie_does_not_choose_a_weight() -> None:
+    """The recipe was made with the honest value; with the other the code hands a parameter to what is filled."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(3)
+        return Chooses().eval()
+
+    victim = Target(Case("chooses", build, lambda draw: ((draw.randn(2, 8),), {})), "mid")
+    assert victim.early.values == (["v", False],) and victim.json["fills"]
+    lie = dataclasses.replace(victim.early, values=(["v", True],)).to_bytes()
+    assert victim.suffers(lie) == "PlanMismatch"
+    victim.serves()
 
 
 def test_a_weight_is_not_filled() -> None:
