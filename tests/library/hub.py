@@ -19,7 +19,14 @@ from tests.library.pictures import declare_operators
 from tests.library.shrinking import changes
 from tests.library.subject import NotUsable, Prepared, Subject, equal_builds
 
-PRELOADED = ("LlamaForCausalLM", "WhisperForConditionalGeneration", "ViTModel", "MixtralModel", "DetrModel", "ClvpModel")
+PRELOADED = (
+    "LlamaForCausalLM",
+    "WhisperForConditionalGeneration",
+    "ViTModel",
+    "MixtralModel",
+    "DetrModel",
+    "ClvpModel",
+)
 FACTORS = (16, 8, 4, 2, 1)
 MOST_PARAMETERS = 25_000_000
 TRYING_S = 8.0
@@ -35,7 +42,6 @@ def subjects(*, cache: bool) -> Iterator[Subject]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     with contextlib.suppress(ImportError):
         declare_operators()
-    import torch._meta_registrations
     import transformers
     from transformers.models.auto import modeling_auto
 
