@@ -29,7 +29,7 @@ EXPERTS = re.compile(r"(num|n)_(local_|routed_)?experts$|moe_num_experts|num_exp
 
 
 def changes(config: Any, factor: int, ids: dict[int, int]) -> dict[str, Any]:
-    """What to tell the configuration's class so that it is small. ``ids``: special tokens, old to new, for all parts."""
+    """What to tell the configuration's class so that it is small. ``ids``: special tokens, old to new."""
     found: dict[str, Any] = {}
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_dict"):
