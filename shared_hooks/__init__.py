@@ -4,7 +4,7 @@ wrapped = WrappedModel(model)
 early = wrapped.head("layer3.0.conv1", x)  # or forward(x, end="layer3.0.conv1")
 data = early.to_bytes()  # the values that cross, and the description of the cut (`Crossing`)
 ...
-output = other.tail(EarlyOutput.from_bytes(data))  # works out by itself what its tail does (`Recipe`); or forward(early)
+output = other.tail(EarlyOutput.from_bytes(data))  # or forward(early); it works out by itself what its tail does
 
 print(wrapped.explain("layer3.0.conv1", x))  # what crosses and why, and what the tail does
 """

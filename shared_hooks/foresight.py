@@ -43,7 +43,14 @@ class Foresight:
         if key not in self._answers:
             self._answers[key] = _worked_out(*self._questions[key])
         found = self._answers[key]
-        return found is not None and found == forms
+        if found is None or len(found) != len(forms):
+            return False
+        # a further result without elements is one that this device's kernel leaves out (what batch normalisation keeps
+        # for gradients), and nobody sees
+        return all(
+            one == other or (place and one[0] == (0,))
+            for place, (one, other) in enumerate(zip(forms, found, strict=True))
+        )
 
 
 @dataclass(eq=False, slots=True)
