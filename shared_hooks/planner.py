@@ -254,7 +254,7 @@ class _Trial:
         taint = Taint((args, kwargs))
         with self._memory, taint:
             run_plain(self._model, args, kwargs)
-        return [change.name for change in self._before.changes() if depends(change, taint)]
+        return [change.name for change in self._before.changes() if depends(change, taint, self._before.reach)]
 
     def end(self) -> None:
         """Put the model's state back, but for what it keeps for good."""

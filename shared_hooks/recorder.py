@@ -410,6 +410,7 @@ class Recorder(KernelLog):
         for storage in self.fresh:
             if not storage.outside and storage.created >= op.seq:
                 storage.tainted, storage.born_tainted, op.draws = op.seq, True, True
+                op.untold = True  # elsewhere the numbers are not known to hold data
 
     def _read_unseen(self, op: Op, tensors: list[torch.Tensor], first_event: int) -> None:
         """Arguments that no kernel was handed are read by raw pointer, unless the function is known to want their form.

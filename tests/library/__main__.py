@@ -24,10 +24,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from tests.library.check import Sample  # noqa: E402 - the threads of a process are settled by its first import of torch
-from tests.library.report import causes, outcomes, summary, table  # noqa: E402
-from tests.library.subject import Subject  # noqa: E402
-from tests.library.sweep import Journal, look  # noqa: E402
+from tests.library.check import Sample
+from tests.library.report import causes, outcomes, summary, table
+from tests.library.subject import Subject
+from tests.library.sweep import Journal, look
 
 
 def families() -> dict[str, Callable[[], Iterator[Subject]]]:
@@ -63,7 +63,9 @@ def main() -> int:
     parser.add_argument("--families", default="transformers,transformers-cache,timm,torchvision")
     parser.add_argument("--only", default="", help="models with this in their name")
     parser.add_argument("--models", type=int, default=0, help="at most so many of each family")
-    parser.add_argument("--cuts", type=int, default=8, help="of each model; 0 is all. One model in ten has all its cuts")
+    parser.add_argument(
+        "--cuts", type=int, default=8, help="of each model; 0 is all. One model in ten has all its cuts"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds-per-model", type=float, default=30.0)

@@ -1,4 +1,4 @@
-"""One model: planned, cut at a sample of its layers, and each answer compared bit for bit with an instance never cut."""
+"""One model: planned, cut at a sample of its layers, and each answer compared bit for bit with one never cut."""
 
 from __future__ import annotations
 

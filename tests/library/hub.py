@@ -19,23 +19,30 @@ from tests.library.pictures import declare_operators
 from tests.library.shrinking import changes
 from tests.library.subject import NotUsable, Prepared, Subject, equal_builds
 
-PRELOADED = ("LlamaForCausalLM", "WhisperForConditionalGeneration", "ViTModel", "MixtralModel", "DetrModel", "ClvpModel")
+PRELOADED = (
+    "LlamaForCausalLM",
+    "WhisperForConditionalGeneration",
+    "ViTModel",
+    "MixtralModel",
+    "DetrModel",
+    "ClvpModel",
+)
 FACTORS = (16, 8, 4, 2, 1)
 MOST_PARAMETERS = 25_000_000
 TRYING_S = 8.0
 HEADS = """CAUSAL_LM MASKED_LM SEQ_TO_SEQ_CAUSAL_LM SPEECH_SEQ_2_SEQ IMAGE_TEXT_TO_TEXT IMAGE_CLASSIFICATION
 SEQUENCE_CLASSIFICATION TOKEN_CLASSIFICATION QUESTION_ANSWERING OBJECT_DETECTION SEMANTIC_SEGMENTATION
-UNIVERSAL_SEGMENTATION DEPTH_ESTIMATION AUDIO_CLASSIFICATION AUDIO_XVECTOR CTC VIDEO_CLASSIFICATION MASKED_IMAGE_MODELING
+UNIVERSAL_SEGMENTATION DEPTH_ESTIMATION AUDIO_CLASSIFICATION AUDIO_XVECTOR CTC VIDEO_CLASSIFICATION
+MASKED_IMAGE_MODELING
 ZERO_SHOT_IMAGE_CLASSIFICATION TIME_SERIES_PREDICTION BACKBONE PRETRAINING IMAGE_TO_IMAGE KEYPOINT_DETECTION
 TEXT_TO_WAVEFORM""".split()
 
 
 def subjects(*, cache: bool) -> Iterator[Subject]:
-    """One a model type. ``cache``: as configured, with caches of keys and values where a model has them; else without."""
+    """One a model type. ``cache``: as configured, with caches of keys and values where there are any; else without."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     with contextlib.suppress(ImportError):
         declare_operators()
-    import torch._meta_registrations
     import transformers
     from transformers.models.auto import modeling_auto
 

@@ -133,7 +133,9 @@ class _Facts:
             long = self._number("max_length", 64)
             return [normal(1, 2000), normal(1, 1, 2000), normal(1, long, bins), normal(1, 16000)][layout]
         if name == "input_features":
-            bins = self._number("num_mel_bins", self._number("feature_size", self._number("input_feat_per_channel", 80)))
+            bins = self._number(
+                "num_mel_bins", self._number("feature_size", self._number("input_feat_per_channel", 80))
+            )
             long = 2 * self._number("max_source_positions", 32)
             return [normal(1, bins, long), normal(1, 64, bins), normal(1, bins, 64), normal(1, 64, 2 * bins)][layout]
         return self._of_series(name, normal, generator)

@@ -65,7 +65,9 @@ def vision_subjects() -> Iterator[Subject]:
     seen: dict[str, int] = {}
     names = sorted(torchvision.models.list_models(), key=lambda name: (_size(name), len(name), name))
     for name in names:
-        place = inspect.getmodule(torchvision.models.get_model_builder(name)).__name__.removeprefix("torchvision.models.")
+        place = inspect.getmodule(torchvision.models.get_model_builder(name)).__name__.removeprefix(
+            "torchvision.models."
+        )
         if place.startswith(("quantization", "detection")) or seen.setdefault(place, 0) >= 2:
             continue
         seen[place] += 1
@@ -85,7 +87,7 @@ def declare_operators() -> None:
     if _library is not None:
         return
     try:
-        import torchvision  # noqa: F401
+        import torchvision
     except RuntimeError:
         import sys
 
@@ -102,7 +104,9 @@ def _torchvision(name: str, place: str) -> Prepared:
     import torchvision
 
     video = place.startswith("video")
-    shapes = [(3, 8, 64, 64), (3, 16, 224, 224)] if video else [(3, 64, 64), (3, 128, 128), (3, 224, 224), (3, 299, 299)]
+    shapes = (
+        [(3, 8, 64, 64), (3, 16, 224, 224)] if video else [(3, 64, 64), (3, 128, 128), (3, 224, 224), (3, 299, 299)]
+    )
     pairs = place.startswith("optical_flow")
     if not place.startswith(("inception", "googlenet")):
         _check_size(functools.partial(torchvision.models.get_model, name))

@@ -65,6 +65,7 @@ def causes(records: Records) -> dict[str, list[str]]:
 
 def _general(text: str) -> str:
     text = re.sub(r"cannot cut after [^:]*:", "cannot cut:", text)
+    text = re.sub(r"after layer \d+ \([^()]*\)", "after a layer", text)
     text = re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?", "N", text)
     return re.sub(r"(N, )+N", "N..", text)[:220]
 

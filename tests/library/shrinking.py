@@ -22,12 +22,14 @@ NOT_WIDTH = re.compile(
     r"|num_channel|input_size|sample|audio_channels"
 )
 LAYERS = re.compile(r"(^|_)(layers?|blocks?|depth|n_layers?)$|num_hidden_layers|num_layers|num_blocks")
-NOT_LAYERS = re.compile(r"feat_extract|feature_layer|conv_layers|select|sparse|dense|pos_|extract|upsampl|num_stages|kv")
+NOT_LAYERS = re.compile(
+    r"feat_extract|feature_layer|conv_layers|select|sparse|dense|pos_|extract|upsampl|num_stages|kv"
+)
 EXPERTS = re.compile(r"(num|n)_(local_|routed_)?experts$|moe_num_experts|num_experts$")
 
 
 def changes(config: Any, factor: int, ids: dict[int, int]) -> dict[str, Any]:
-    """What to tell the configuration's class so that it is small. ``ids``: special tokens, old to new, for all parts."""
+    """What to tell the configuration's class so that it is small. ``ids``: special tokens, old to new."""
     found: dict[str, Any] = {}
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_dict"):
@@ -46,7 +48,7 @@ def _told(config: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in config.to_dict().items()
-        if name not in derived and not name.startswith("_") or name == "model_type"
+        if (name not in derived and not name.startswith("_")) or name == "model_type"
     }
 
 

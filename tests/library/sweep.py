@@ -1,4 +1,4 @@
-"""Every model in a process of its own, forked from one that has the library loaded: a crash is one line of the table."""
+"""Every model in a process of its own, forked from one that has the library loaded: a crash is a line of the table."""
 
 from __future__ import annotations
 
