@@ -210,6 +210,33 @@ class Trace:
         return {op: number for number, op in enumerate(self.ops)}
 
     @cached_property
+    def results_on(self) -> dict[Storage, list[tuple[Call, int, Value]]]:
+        """The results of calls on each storage, with their number in the result; in the order of `calls`."""
+        found: dict[Storage, list[tuple[Call, int, Value]]] = {}
+        for call in self.calls:
+            for leaf, value in enumerate(call.results):
+                found.setdefault(value.storage, []).append((call, leaf, value))
+        return found
+
+    @cached_property
+    def first_on(self) -> dict[Storage, tuple[Op, int, Value]]:
+        """The first operation with a result on each storage, and the number of that result."""
+        found: dict[Storage, tuple[Op, int, Value]] = {}
+        for op in self.ops:
+            for leaf, value in enumerate(op.results):
+                found.setdefault(value.storage, (op, leaf, value))
+        return found
+
+    @cached_property
+    def last_writes(self) -> dict[Storage, int]:
+        """The seq at which each storage is written in place for the last time."""
+        found: dict[Storage, int] = {}
+        for event in self.events:
+            for storage in event.writes:
+                found[storage] = max(found.get(storage, -1), event.seq)
+        return found
+
+    @cached_property
     def placed(self) -> list[tuple[Call, int, Op | Call]]:
         """Every operation and call in order, with the call that makes it and its number among those of that call's
         operations that count (for others and for calls: how many of them came before).
