@@ -19,6 +19,7 @@ from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.placing import Placing
 from shared_hooks.recipe import Recipe
 from shared_hooks.rehearsal import Facts, Rehearsal
+from shared_hooks.settings import Settings
 from shared_hooks.slots import blank_slots
 from shared_hooks.trees import ClassFinder
 
@@ -94,7 +95,7 @@ class RecipeBook:
         placing = Placing(blank_slots(early.crossing.slots, device), device)
         if self._facts is None or not self._facts.state.is_same:
             self._facts = Facts.of(self._model, self._modules)
-        facts = self._facts
+        facts, settings = self._facts, Settings()
         state = facts.state
         rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, facts)
         self.rehearsals += 1
@@ -106,6 +107,7 @@ class RecipeBook:
             return recipe
         finally:
             state.restore()
+            settings.restore()
 
     def _check_time(self) -> None:
         now = time.monotonic()

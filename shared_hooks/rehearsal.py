@@ -63,7 +63,7 @@ class Facts:
     @classmethod
     def of(cls, model: nn.Module, modules: Iterable[nn.Module]) -> Facts:
         """As it is now."""
-        state = PythonState(model)
+        state = PythonState(model, settings=False)
         tensors = [*model.parameters(), *model.buffers(), *state.tensors()]
         return cls(state, tensors, pure_modules(modules))
 
