@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from shared_hooks.foresight import LAYOUT, NOTHING
 from shared_hooks.operations import Kind
 from shared_hooks.path_digest import CALL, PathDigest
 from shared_hooks.trees import Structure
@@ -93,7 +94,7 @@ class Op:
     """One call of a torch function made from Python while no other was running.
 
     ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
-    ``untold``: its result's form cannot be worked out without data.
+    ``untold``: its result's form cannot be worked out without data; ``laid``: and so can the strides (see `is_untold`).
     """
 
     seq: int
@@ -113,14 +114,17 @@ class Op:
     literals: Any = None
     reshapes: bool = False
     untold: bool = False
-    unasked: list[Callable[[], bool]] = field(default_factory=list)
+    laid: bool = True
+    unasked: list[Callable[[], int]] = field(default_factory=list)
 
     @property
     def is_untold(self) -> bool:
-        """``untold``, once those have been asked who may know (whether the form of a kernel's result is foreseen)."""
+        """``untold``, once those have been asked who may know (how much of a kernel's results is foreseen)."""
         if self.unasked:
-            self.untold |= not all(foreseen() for foreseen in self.unasked)
-            self.unasked = []
+            least = min(foreseen() for foreseen in self.unasked)
+            self.untold |= least == NOTHING
+            self.laid = self.laid and least == LAYOUT
+            self.unasked.clear()
         return self.untold
 
     @property
