@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,7 +143,8 @@ _VERBS = {Enter: "enter", Skip: "skip", Answer: "answer", ReadValue: "read", Run
 class Recipe:
     """How to resume after one cut. ``counts``: how often each module was called before it.
 
-    ``cache``: what the replays of this recipe share, by device.
+    ``cache``: what the replays of this recipe share, by device. ``undo``: what takes back out of the model's Python what
+    a tail leaves there of a request.
     """
 
     crossing: Crossing
@@ -152,6 +153,12 @@ class Recipe:
     counts: dict[str, int]
     seconds: float = 0.0
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+    undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
+    def tidy(self) -> None:
+        """After a tail: nothing of the request stays in the model."""
+        for undo in self.undo:
+            undo()
 
     def explain(self) -> Iterator[str]:
         """The steps as text, a line each, indented by module."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from shared_hooks import context
+from shared_hooks.dice import Dice
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlanMismatch, ServerUnavailable
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.ghosts import Budget
 from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.outliving import tensors_kept_in
 from shared_hooks.placing import Placing
+from shared_hooks.python_state import PythonState, put_entry
 from shared_hooks.recipe import Recipe
 from shared_hooks.rehearsal import Rehearsal
 from shared_hooks.slots import blank_slots
@@ -93,8 +99,16 @@ class RecipeBook:
         placing = Placing(blank_slots(early.crossing.slots, device), device)
         rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget)
         self.rehearsals += 1
-        with torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
-            return rehearsal.recipe(self._find)
+        # it may end half way, and what it leaves in the model's Python are placeholders
+        before, dice = PythonState(self._model), Dice()
+        try:
+            with torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
+                recipe = contextvars.copy_context().run(rehearsal.recipe, self._find)
+                recipe.undo = list(_undoing(before, placing))
+                return recipe
+        finally:
+            before.restore()
+            dice.restore()
 
     def _check_time(self) -> None:
         now = time.monotonic()
@@ -109,6 +123,18 @@ class RecipeBook:
         while len(self._kept) > self._limits.recipes or (self._steps > self._limits.steps and len(self._kept) > 1):
             _, old = self._kept.popitem(last=False)
             self._steps -= _size(old)
+
+
+def _undoing(before: PythonState, placing: Placing) -> Iterator[Callable[[], None]]:
+    """What puts back all that keeps values of the request now, as it was before."""
+    for place in before.places:
+        for change in place.changes():
+            if not any(map(placing.is_tainted, tensors_kept_in(change.now, set()))):
+                continue
+            if not isinstance(place.owner, dict):
+                yield functools.partial(place.put, place)
+                break
+            yield functools.partial(put_entry, place.owner, (change.spot or (0, ""))[1], change.before)
 
 
 def _size(found: Recipe | IsthmusError) -> int:

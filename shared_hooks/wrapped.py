@@ -272,6 +272,7 @@ class WrappedModel:
             finally:
                 session.leave()
                 session.release()
+                recipe.tidy()
         if session.failure is not None:
             raise session.failure
         if not session.resumed:
