@@ -31,7 +31,9 @@ class State(Enum):
 class Request:
     """A request and its payload buffer. State changes happen under the core's lock; bytes are written by one thread."""
 
-    def __init__(self, session: Session, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader) -> None:
+    def __init__(
+        self, session: Session, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader
+    ) -> None:
         """``crossing``: None for a request that brings an input file."""
         self.key: Key = (session.client_id, frame.id)
         self.session: Session | None = session

@@ -63,16 +63,19 @@ class Budget:
 
 
 class Ghosts:
-    """Runs kernels for one rehearsal.
+    """Runs kernels for one rehearsal. ``models``: the tensors that are the model's own.
 
     Since `begin`: ``taints``, the tensors whose storages were written with what depends on the inputs; ``drew``: random
     numbers were drawn; ``reshaped``: a tensor changed its shape in place.
     """
 
-    def __init__(self, placing: Placing, budget: Budget) -> None:
+    def __init__(self, placing: Placing, budget: Budget, models: list[torch.Tensor]) -> None:
         self.placing = placing
         self.budget = budget
         self.made: set[int] = set()
+        self.models = {_key(tensor) for tensor in models} - {None}
+        self.after_cut = False
+        self._on_ghosts_now = False
         self.taints: list[torch.Tensor] = []
         self.drew = False
         self.reshaped = False
@@ -88,7 +91,8 @@ class Ghosts:
         """One kernel. Raises `Unknown`, `CutRefused`, `TooLarge`, and what the kernel raises."""
         self.budget.spend(operations=1)
         tensors = arguments_of(args, kwargs)
-        if any(map(self.placing.is_tainted, tensors)):
+        self._on_ghosts_now = any(map(self.placing.is_tainted, tensors))
+        if self._on_ghosts_now:
             return self._on_ghosts(func, args, kwargs, tensors)
         return self._on_constants(func, args, kwargs, tensors)
 
@@ -129,14 +133,17 @@ class Ghosts:
                 self.made.add(key)
                 self._alive.append(StorageWeakRef(tensor.untyped_storage()))
 
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether this run made the memory of a tensor."""
+        return _key(tensor) in self.made
+
     def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that are written: none of the model's own, where the tail will really write."""
         written = written_by(func, args, kwargs)
         for tensor in written:
-            if type(tensor) is Placeholder or self.placing.is_tainted(tensor):
-                continue
-            key = _key(tensor)
-            if key is not None and key not in self.made:
-                raise CutRefused(f"{func._schema.name} writes to memory of the model's own before the cut")
+            if _key(tensor) in self.models and (self.after_cut or not self._on_ghosts_now):
+                where = "after" if self.after_cut else "before"
+                raise CutRefused(f"{func._schema.name} writes to memory of the model's own {where} the cut")
         return written
 
     # -- ghosts -------------------------------------------------------------------------------------------------

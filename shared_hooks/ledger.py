@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from shared_hooks.errors import TooLarge
 from shared_hooks.operations import is_mapped
 from shared_hooks.parcel import MAX_RANK
 from shared_hooks.trace import NEVER, Call, Op, Refusal, Storage, Value
@@ -18,6 +19,8 @@ from shared_hooks.trees import flatten
 from shared_hooks.views import View
 
 PRUNE = 32
+MAX_TICKS = 500_000
+"""What a plan keeps of one of them is a kilobyte or two."""
 _POINT = View((1,), (1,), 0)
 
 
@@ -54,6 +57,11 @@ class Ledger:
 
     def tick(self) -> int:
         self.seq += 1
+        if self.seq > MAX_TICKS:
+            raise TooLarge(
+                f"planning met more than {MAX_TICKS} calls and operations in one forward: what it keeps of them would "
+                "take too much memory. Plan a shorter input, or wrap a part of the model"
+            )
         return self.seq
 
     def enter_inputs(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from shared_hooks.crossing import TensorForm
 from shared_hooks.errors import PlanMismatch
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.recipe import Alias, Argument, Hole, Injected, Source
+from shared_hooks.trees import tensors_in
 from shared_hooks.views import View
 
 
@@ -31,6 +32,8 @@ class Placing:
         self.holes = {} if holes is None else holes
         self.tainted = {slot.untyped_storage()._cdata for slot in slots}
         self.kept: list[Any] = []
+        self.made: set[int] = set()
+        """Storages of constants that this request's Python made; noted only where some are written."""
 
     def release(self) -> None:
         """Let go of the frontier."""
@@ -52,6 +55,29 @@ class Placing:
             storage = tensor.untyped_storage()
             self.tainted.add(storage._cdata)
             self.kept.append(StorageWeakRef(storage))  # the address must not be used again for a constant
+
+    def note_made(self, result: Any, arguments: Sequence[torch.Tensor]) -> None:
+        """An operation on constants gave ``result``: storages that are none of its arguments' are this request's."""
+        given = {
+            a.untyped_storage()._cdata for a in arguments if type(a) is not Placeholder and a.layout == torch.strided
+        }
+        for tensor in tensors_in(result):
+            if type(tensor) is torch.Tensor and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                if storage._cdata not in given and storage.resizable():
+                    self.made.add(storage._cdata)
+                    self.kept.append(storage)  # the address must not be used again
+
+    def overwrite(self, tensor: torch.Tensor) -> None:
+        """A kernel that is not run would write here. What it would have overwritten may be anybody's memory: zeros,
+        until it is filled. The model's own memory (a scratch buffer that is rewritten before it is read) stays as it
+        is, whatever values the request brought.
+        """
+        if type(tensor) is Placeholder or self.is_tainted(tensor):
+            return
+        if tensor.untyped_storage()._cdata in self.made:
+            whole_of(tensor, torch.uint8).zero_()
+        self.taint(tensor)
 
     def tensor(self, source: Source, arguments: Sequence[torch.Tensor], *, fresh: bool = False) -> torch.Tensor:
         """One tensor of the prefix. ``fresh``: autograd will put its mark on it. Raises `PlanMismatch`."""
@@ -86,7 +112,7 @@ class Placing:
     def fill(self, number: int, pieces: Sequence[View], argument: torch.Tensor) -> None:
         """Put the pieces of a slot into the storage of a tensor that this request made. Raises `PlanMismatch`."""
         slot = self.slots[number]
-        if type(argument) is Placeholder or not self.is_tainted(argument):
+        if type(argument) is Placeholder or argument.untyped_storage()._cdata not in self.made:
             raise PlanMismatch("a write to a tensor that is not this request's")
         whole = whole_of(argument, slot.dtype)
         if whole.numel() < slot.numel():

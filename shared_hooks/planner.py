@@ -7,6 +7,7 @@ import contextvars
 import sys
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ from shared_hooks.trace import Trace
 from shared_hooks.trees import UnknownHolder
 
 MAX_SIGNATURES = 64
+MAX_TICKS_KEPT = 2_000_000
+"""Calls and operations that the plans of all signatures may consist of together, at a kilobyte or two each."""
 MAX_PATHS = 16
 
 
@@ -56,7 +59,7 @@ class Planner:
         self._plans: OrderedDict[Any, list[Plan]] = OrderedDict()
         self._numbers: Numbers | None = None
         self._own: set[Spot] = set()
-        self._left: set[str] = set()
+        self._left = Left()
         self._latest: Plan | None = None
         self._obstacle = "call plan() or forward() with example inputs first"
         self._impossible: set[Any] = set()
@@ -99,7 +102,7 @@ class Planner:
             if unless_known and self._plans.get(key):
                 return list(self._plans[key])
             self.made += 1
-            left = set(self._left)
+            left = self._left.copy()
             # a context of its own, so that no context variable keeps what the model sets
             run = contextvars.copy_context().run
             trace = run(self._record_quietly, args, kwargs, settle=not self._plans.get(key))
@@ -120,7 +123,7 @@ class Planner:
             for known in paths:
                 known.siblings = paths
                 known.forget_cuts()
-            while len(self._plans) > MAX_SIGNATURES:
+            while len(self._plans) > MAX_SIGNATURES or (len(self._plans) > 1 and self._ticks() > MAX_TICKS_KEPT):
                 self._plans.popitem(last=False)
             self._latest = plan
             return [plan]
@@ -138,6 +141,9 @@ class Planner:
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         numbers = 0 if self._numbers is None else self._numbers.current()
         return numbers, context.key_of(self._modules, self.weight(), args, kwargs)
+
+    def _ticks(self) -> int:
+        return sum(plan.trace.end for paths in self._plans.values() for plan in paths)
 
     def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The plans of these inputs' signature; made now if there is none."""
@@ -180,6 +186,19 @@ class Planner:
                     self._numbers = Numbers(PythonState(self._model), self._own)
 
 
+@dataclass
+class Left:
+    """What runs leave behind that no run reads, of all paths that are known: names of Python state, and the addresses
+    of storages.
+    """
+
+    names: set[str] = field(default_factory=set)
+    scratch: set[int] = field(default_factory=set)
+
+    def copy(self) -> Left:
+        return Left(set(self.names), set(self.scratch))
+
+
 class _Trial:
     """The runs of a model that make one trace."""
 
@@ -195,8 +214,7 @@ class _Trial:
         self._keeps_what_it_built = False
         self.changed: set[Spot] = set()
         """The attributes that the model changes by itself."""
-        self.left: set[str] = set()
-        """Names of what runs leave behind that no run reads (of all paths that are known)."""
+        self.left = Left()
 
     def _fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._dice.restore()
@@ -216,17 +234,20 @@ class _Trial:
         if kept and not settle:
             self._before.restore()
             return self.run(settle=True)
-        left = self.left | {lasting_name(change, state.places) for change in changes}
+        left = self.left.names | {lasting_name(change, state.places) for change in changes}
         if left:
             unread = _is_timeless(trace) and self._hangs_on_none(left, second)
             state.restore()
             if unread:
-                self.left |= left
+                self.left.names |= left
                 kept = []
                 trace.forget_half_done(left)
             else:
                 kept = kept or sorted(left)
         kept += judge.from_data()
+        if judge.log.reads_first(self.left.scratch):
+            kept.append("memory that it uses as scratch on another path")
+        self.left.scratch |= judge.log.addresses(judge.log.scratch)
         # what is set anew in every run was not built once
         built = [change for change in built if lasting_name(change, self._before.places) not in left]
         if not kept and any(Judge(self._before, judge.log).matters(change) for change in built):
@@ -286,7 +307,7 @@ class _Trial:
         with self._memory, taint:
             run_plain(self._model, args, kwargs)
         changes = [one for one in self._before.changes() if lasting_name(one, self._before.places) not in left]
-        return [change.name for change in changes if depends(change, taint)]
+        return [change.name for change in changes if depends(change, taint, self._before.reach)]
 
     def end(self) -> None:
         """Put the model's state back, but for what it keeps for good."""

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from shared_hooks.attach import _ABSENT, COMPILED, Shim
+from shared_hooks.placeholder import Placeholder
 from shared_hooks.pure_code import Analysis
 from shared_hooks.pure_values import Impure, is_plain, torch_functions, torch_own
 
@@ -227,3 +228,10 @@ def _is_inert(value: Any, depth: int = 3) -> bool:
     if type(value) is dict and depth:
         return all(is_plain(key) and _is_inert(item, depth - 1) for key, item in value.items())
     return id(value) in torch_functions() and torch_own(value)
+
+
+def is_safe(value: Any) -> bool:
+    """An argument that a module can do nothing to but by an operation: what `is_pure` takes for granted."""
+    if type(value) is tuple:
+        return all(map(is_safe, value))
+    return value is None or type(value) in (bool, int, float, str, torch.Tensor, nn.Parameter, Placeholder)

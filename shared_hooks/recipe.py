@@ -1,4 +1,4 @@
-"""A recipe: what the tail does to get past the prefix of one cut. Made by the tail's own side (`rehearsal`); never sent.
+"""A recipe: what the tail does to get past the prefix of one cut. The tail's side makes it (`rehearsal`); never sent.
 
 *Steps* say what the replay does at each module call and operation of the prefix that is not simply run again; a
 *source* says where a tensor that a step gives comes from. `explain` prints both.
@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from shared_hooks.crossing import Crossing, Fill, TensorForm
 from shared_hooks.hierarchy import ROOT
+from shared_hooks.python_state import PythonState
 from shared_hooks.trees import Structure, dtype_name
 from shared_hooks.views import View
 
@@ -143,8 +144,8 @@ _VERBS = {Enter: "enter", Skip: "skip", Answer: "answer", ReadValue: "read", Run
 class Recipe:
     """How to resume after one cut. ``counts``: how often each module was called before it.
 
-    ``cache``: what the replays of this recipe share, by device. ``undo``: what takes back out of the model's Python what
-    a tail leaves there of a request.
+    ``cache``: what the replays of this recipe share, by device; ``state``: the model's Python state, which a tail has to
+    put back, None where it leaves it as it is.
     """
 
     crossing: Crossing
@@ -152,13 +153,8 @@ class Recipe:
     steps: tuple[Step, ...]
     counts: dict[str, int]
     seconds: float = 0.0
+    state: PythonState | None = field(default=None, repr=False)
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
-    undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
-
-    def tidy(self) -> None:
-        """After a tail: nothing of the request stays in the model."""
-        for undo in self.undo:
-            undo()
 
     def explain(self) -> Iterator[str]:
         """The steps as text, a line each, indented by module."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +18,8 @@ from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlanMism
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.ghosts import Budget
 from shared_hooks.hierarchy import ModuleInfo
-from shared_hooks.outliving import tensors_kept_in
 from shared_hooks.placing import Placing
-from shared_hooks.python_state import PythonState, put_entry
+from shared_hooks.python_state import PythonState
 from shared_hooks.recipe import Recipe
 from shared_hooks.rehearsal import Rehearsal
 from shared_hooks.slots import blank_slots
@@ -97,17 +94,19 @@ class RecipeBook:
         limits = self._limits
         budget = Budget(limits.operations, limits.native_bytes, limits.elements, limits.seconds)
         placing = Placing(blank_slots(early.crossing.slots, device), device)
-        rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget)
+        state = PythonState(self._model)
+        models = [*self._model.parameters(), *self._model.buffers(), *state.tensors()]
+        rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, models)
         self.rehearsals += 1
-        # it may end half way, and what it leaves in the model's Python are placeholders
-        before, dice = PythonState(self._model), Dice()
+        dice = Dice()
         try:
             with torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
                 recipe = contextvars.copy_context().run(rehearsal.recipe, self._find)
-                recipe.undo = list(_undoing(before, placing))
-                return recipe
+            # what a forward leaves on the model is a request's own, and goes with it
+            recipe.state = None if rehearsal.ended and state.is_same else state
+            return recipe
         finally:
-            before.restore()
+            state.restore()
             dice.restore()
 
     def _check_time(self) -> None:
@@ -123,18 +122,6 @@ class RecipeBook:
         while len(self._kept) > self._limits.recipes or (self._steps > self._limits.steps and len(self._kept) > 1):
             _, old = self._kept.popitem(last=False)
             self._steps -= _size(old)
-
-
-def _undoing(before: PythonState, placing: Placing) -> Iterator[Callable[[], None]]:
-    """What puts back all that keeps values of the request now, as it was before."""
-    for place in before.places:
-        for change in place.changes():
-            if not any(map(placing.is_tainted, tensors_kept_in(change.now, set()))):
-                continue
-            if not isinstance(place.owner, dict):
-                yield functools.partial(place.put, place)
-                break
-            yield functools.partial(put_entry, place.owner, (change.spot or (0, ""))[1], change.before)
 
 
 def _size(found: Recipe | IsthmusError) -> int:

@@ -41,7 +41,7 @@ from shared_hooks.operations import (
 )
 from shared_hooks.outliving import Judge
 from shared_hooks.poison import lasting_name
-from shared_hooks.purity import pure_modules
+from shared_hooks.purity import is_safe, pure_modules
 from shared_hooks.python_state import Change, PythonState
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
 from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
@@ -280,7 +280,7 @@ class Recorder(KernelLog):
         if module._forward_hooks or module._forward_pre_hooks:
             for outer in self.stack:
                 outer.keep = outer.keep or "a module inside it has hooks of somebody else's"
-        pure = module in self.pure and all(map(_is_plain, (*args, *kwargs.values())))
+        pure = module in self.pure and all(map(is_safe, (*args, *kwargs.values())))
         self.looked &= pure and self.pure_stack[-1]
         self.pure_stack.append(pure)
         storages = self.numbered
@@ -390,7 +390,7 @@ class Recorder(KernelLog):
                 for storage in self.fresh:
                     if storage.outside and not storage.foreign:
                         storage.outside, storage.created = False, op.seq
-            if self.dynamic and not tensors and not op.draws:
+            if self.dynamic and not tensors and not op.draws and is_made_from_numbers(name, args):
                 self._may_hold_data(op)
             for storage in self.fresh:
                 # made and filled within one function: it never held anything else, and raw pointers leave no events
@@ -411,6 +411,7 @@ class Recorder(KernelLog):
         for storage in self.fresh:
             if not storage.outside and storage.created >= op.seq:
                 storage.tainted, storage.born_tainted, op.draws = op.seq, True, True
+                op.untold = True  # elsewhere the numbers are not known to hold data
 
     def _read_unseen(self, op: Op, tensors: list[torch.Tensor], first_event: int) -> None:
         """Arguments that no kernel was handed are read by raw pointer, unless the function is known to want their form.
@@ -482,8 +483,10 @@ class Recorder(KernelLog):
         self._look()
         for name in sorted(self.unseen_writes()):
             self.refuse(f"code that torch does not see writes to {name}, which outlives the forward")
-        for storage, what in outside_writes(self.events):
-            self.refuse(f"the model {what} {self.named(storage)}, which outlives the forward")
+        for storage, first, last, what in outside_writes(self.events, timeless=not self.dynamic):
+            self.refuse(f"the model {what} {self.named(storage)}, which outlives the forward", first, last)
+            if last < NEVER:
+                self.scratch.add(storage)
         return Trace(
             self.root,
             self.layers,
@@ -521,13 +524,6 @@ def told(names: Iterable[str]) -> str:
     """The first few, and how many more."""
     known = list(dict.fromkeys(names))
     return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
-
-
-def _is_plain(value: Any) -> bool:
-    """An argument that a module can do nothing to but by an operation."""
-    if type(value) is tuple:
-        return all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, float, str, torch.Tensor, nn.Parameter)
 
 
 def _mark_escapes(root: Call, values: list[Value]) -> None:

@@ -21,14 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.attach import running
 from shared_hooks.crossing import INPUTS, Crossing, Given, Mark, Place, TensorForm, row_major
-from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlanMismatch
+from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlaceholderRead, PlanMismatch
 from shared_hooks.ghosts import Budget, Ghosts, Unknown, form_of_tensor
 from shared_hooks.hierarchy import ModuleInfo, call_name
 from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
 from shared_hooks.path_digest import PathDigest
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
-from shared_hooks.purity import is_pure
+from shared_hooks.purity import is_pure, is_safe
 from shared_hooks.recipe import (
     Alias,
     Answer,
@@ -61,7 +61,9 @@ class Frame:
 
 
 class Rehearsal:
-    """One rehearsal in one thread; ``values`` are those that the request at hand brings."""
+    """One rehearsal in one thread. ``values`` are those that the request at hand brings; ``models``: the tensors that
+    are the model's own.
+    """
 
     def __init__(
         self,
@@ -71,13 +73,14 @@ class Rehearsal:
         values: tuple[Structure, ...],
         placing: Placing,
         budget: Budget,
+        models: list[torch.Tensor],
     ) -> None:
         self.model = model
         self.modules = modules
         self.crossing = crossing
         self.values = values
         self.placing = placing
-        self.ghosts = Ghosts(placing, budget)
+        self.ghosts = Ghosts(placing, budget, models)
         self.marks: dict[tuple[Place, int], Mark] = {(mark.place, mark.leaf): mark for mark in crossing.marks}
         self.given = {given.place: given for given in crossing.given}
         self.reads = {read.place: (number, read) for number, read in enumerate(crossing.reads)}
@@ -94,6 +97,8 @@ class Rehearsal:
         self.in_opaque = 0
         self.done = crossing.layer_id < 0
         self.failure: IsthmusError | None = None
+        self.ended = False
+        """The model returned: nothing after the cut needed data."""
 
     def recipe(self, find: ClassFinder) -> Recipe:
         """Run, and make the recipe. Raises an `IsthmusError` that says where the crossing does not fit the model."""
@@ -111,6 +116,7 @@ class Rehearsal:
         try:
             with torch.random.fork_rng(devices=[]), _Functions(self), _Kernels(self):
                 self.model(*args, **kwargs)
+            self.ended = True
         except Unknown as error:
             if not self.done:
                 raise self.refusal(f"cannot work out {error}") from error
@@ -151,6 +157,8 @@ class Rehearsal:
 
     def failed(self, error: BaseException) -> None:
         """Keep the first failure: a model that catches exceptions must not turn it into an answer."""
+        if self.done and isinstance(error, PlaceholderRead):
+            return  # after the cut there is no data to read
         if self.failure is None and isinstance(error, IsthmusError):
             self.failure = error
 
@@ -226,7 +234,8 @@ class Rehearsal:
             output = self._entered(frame, info, forward, args, kwargs)
         if not self.done:
             with torch._C.DisableTorchFunction():
-                self._left(frame, module, arguments, output, opaque=info.opaque and tainted, tainted=tainted)
+                plain = tainted and all(map(is_safe, (*args, *kwargs.values())))
+                self._left(frame, module, arguments, output, opaque=info.opaque and tainted, plain=plain)
         return output
 
     def _left(
@@ -237,12 +246,14 @@ class Rehearsal:
         output: Any,
         *,
         opaque: bool,
-        tainted: bool,
+        plain: bool,
     ) -> None:
-        """A module's call is over."""
+        """A module's call is over. ``plain``: it is given what `is_safe` says."""
         if frame.wrote:
             self.stack[-1].wrote = True
-        skipped = opaque or (tainted and self._collapse(frame, module, arguments, output))
+        skipped = opaque or (plain and self._collapse(frame, module, arguments, output))
+        if not skipped and len(self.steps) == frame.start + 1:
+            self.steps.pop()  # nothing in it hangs on the inputs: it runs, and nobody has to know
         if not frame.has_child:
             if self.layers == self.crossing.layer_id:
                 self._reached(frame, ended=not skipped)
@@ -268,6 +279,7 @@ class Rehearsal:
         if ended:
             self.steps.append(End(frame.path))
         self.counts = dict(self.counts)
+        self.ghosts.after_cut = True
         self.digest_at_cut = self.digest.hexadecimal()
         self.done = True
 
@@ -316,7 +328,7 @@ class Rehearsal:
             self.steps.append(ReadValue(name, number, frame.path))
             return unflatten(self.values[number], [], no_class)
         given = self.given.get(place)
-        if given is not None and given.name == name and tainted:
+        if given is not None and given.name == name and (tainted or not arguments):
             return self._given(given, arguments)
         self.inside = True
         self.ghosts.begin()
@@ -327,10 +339,9 @@ class Rehearsal:
         kind = kind_of(name, bool(arguments), result)
         if kind is Kind.FORM:
             return result
-        frame.index += 1
-        if kind is Kind.VALUE:
-            self.digest.operation(name, [])
+        if kind is Kind.VALUE or not (tainted or self.ghosts.drew):
             return result
+        frame.index += 1
         return self._answered(place, name, arguments, result, below=False, tainted=tainted)
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -347,9 +358,11 @@ class Rehearsal:
         given = self.given.get(place)
         if given is not None and given.name == str(func) and tainted:
             return self._given(given, arguments, below=True)
-        frame.index += 1
         self.ghosts.begin()
         result = self.ghosts.run(func, args, kwargs)
+        if not (tainted or self.ghosts.drew):
+            return result
+        frame.index += 1
         return self._answered(place, str(func), arguments, result, below=True, tainted=tainted)
 
     def _answered(
@@ -368,8 +381,6 @@ class Rehearsal:
             self.steps.append(Run(name, self.stack[-1].path))
             return result
         # by now the tensors of a draw count as depending on the inputs, too
-        if not tainted and not drew and not taints:
-            return result
         sources = [self._source(place, leaf, tensor, arguments) for leaf, tensor in enumerate(results)]
         if drew and not tainted:
             sources = [
@@ -441,6 +452,8 @@ class Rehearsal:
         if fill.argument not in written:
             raise self.refusal(f"slot {fill.slot} is to be written where nothing is written")
         argument, slot = arguments[fill.argument], self.crossing.slots[fill.slot]
+        if not self.ghosts.owns(argument):
+            raise self.refusal(f"slot {fill.slot} is to be written to memory of the model's own")
         if argument.untyped_storage().nbytes() < slot.storage_bytes:
             raise self.refusal(f"slot {fill.slot} is larger than what it is written to")
         self.taken.add(fill.slot)
@@ -459,7 +472,9 @@ class Rehearsal:
         made = [self._place(source, arguments) for source in sources]
         if not below:
             self.digest.operation(given.name, made)
-        self.steps.append(Answer(given.name, given.structure, sources, below=below, inside=frame.path))
+        self.steps.append(
+            Answer(given.name, given.structure, sources, below=below, draws=not arguments, inside=frame.path)
+        )
         return unflatten(given.structure, made, no_class)
 
     def _told(self, given: Given, arguments: list[torch.Tensor]) -> tuple[Source, ...]:
@@ -527,8 +542,9 @@ def has_number(structure: Any) -> bool:
 
 def _relative(tensor: torch.Tensor, slot: torch.Tensor) -> View:
     """The view that a tensor is of a slot, in elements of its own type."""
-    start = slot.storage_offset() * slot.itemsize
-    offset, rest = divmod(tensor.storage_offset() * tensor.itemsize - start, tensor.itemsize)
+    start = int(slot.storage_offset()) * slot.itemsize
+    first = int(tensor.storage_offset()) * tensor.itemsize
+    offset, rest = divmod(first - start, tensor.itemsize)
     if rest or offset < 0:
         raise CutRefused("a view of other bytes than its elements begin at")
     return View(tuple(tensor.shape), tuple(tensor.stride()), offset)

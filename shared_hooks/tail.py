@@ -140,14 +140,13 @@ class TailSession(Session):
         if self.stack:
             self.stack[-1].has_child = True
         step = self.next_step()
-        kind = type(step)
-        if kind is Skip and step.path == path:
+        if isinstance(step, Skip) and step.path == path:
             output = self.shared.ready.get(self.position)
             if output is None:
                 output = self.skipped(step, args, kwargs)
             self.advance()
             return output
-        if kind is Enter and step.path == path:
+        if isinstance(step, Enter) and step.path == path:
             self.advance()
         frame = Frame(info, 0)
         self.stack.append(frame)
@@ -158,7 +157,7 @@ class TailSession(Session):
             self.stack.pop()
             self.in_opaque -= info.opaque
         step = self.next_step()
-        if type(step) is End and step.path == path and not self.resumed:
+        if isinstance(step, End) and step.path == path and not self.resumed:
             self.advance()
         return output
 
@@ -200,23 +199,22 @@ class TailSession(Session):
         self, name: str, arguments: list[torch.Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         step = self.next_step()
-        kind = type(step)
         # Python asks a subclass first, so that `constant < placeholder` arrives as `placeholder > constant`
-        matches = kind in _OPERATIONS and step.name in (name, REFLECTED.get(name))
-        if kind is Answer and step.below:
+        matches = isinstance(step, _OPERATIONS) and step.name in (name, REFLECTED.get(name))
+        if isinstance(step, Answer) and step.below:
             matches = False
         if not any(map(self.placing.is_tainted, arguments)):
-            if not (matches and kind is Answer and step.draws):
-                return func(*args, **kwargs)
+            if not (matches and isinstance(step, Answer) and step.draws):
+                return self.run_here(func, args, kwargs, arguments)
         elif not matches:
             if is_form(name):
-                return func(*args, **kwargs)
-            result = func(*args, **kwargs)
+                return self.run_here(func, args, kwargs, arguments)
+            result = self.run_here(func, args, kwargs, arguments)
             if kind_of(name, bool(arguments), result) is Kind.FORM:
                 return result
             raise self.mismatch(f"{name}() ran")
         if isinstance(step, Run):
-            result = func(*args, **kwargs)
+            result = self.run_here(func, args, kwargs, arguments)
         elif isinstance(step, ReadValue):
             result = unflatten(self.values[step.number], [], no_class)
         else:
@@ -226,10 +224,20 @@ class TailSession(Session):
         self.advance()
         return result
 
+    def run_here(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: list[torch.Tensor]) -> Any:
+        """An operation that is run; what it makes is noted where something is written later."""
+        result = func(*args, **kwargs)
+        if self.shared.has_taints:
+            self.placing.note_made(result, arguments)
+        return result
+
     def write(self, step: Answer, arguments: list[torch.Tensor]) -> None:
         """Storages that began as constants depend on the inputs now, and may get their content."""
         for number in step.taints:
-            self.placing.taint(arguments[number])
+            try:
+                self.placing.overwrite(arguments[number])
+            except (PlanMismatch, IndexError) as error:
+                raise self.mismatch(str(error)) from error
         for fill in step.fills:
             try:
                 self.placing.fill(fill.slot, self.crossing.slots[fill.slot].pieces, arguments[fill.argument])
@@ -243,7 +251,7 @@ class TailSession(Session):
         try:
             with torch._C.DisableTorchFunction():
                 if not any(map(self.placing.is_tainted, arguments)):
-                    return func(*args, **kwargs)
+                    return self.run_here(func, args, kwargs, arguments)
                 step = self.next_step()
                 if not isinstance(step, Answer) or not step.below or step.name != str(func):
                     raise self.mismatch(f"{func} ran")
@@ -273,6 +281,7 @@ class Shared:
         self.holes: dict[Hole, Placeholder] = {}
         self.ready: dict[int, Placeholder] = {}
         self.has_below = any(isinstance(step, Answer) and step.below for step in recipe.steps)
+        self.has_taints = any(isinstance(step, Answer) and step.taints for step in recipe.steps)
 
     def forget(self) -> None:
         """A placeholder was changed: the next request gets new ones."""

@@ -123,6 +123,11 @@ class Op:
             self.unasked = []
         return self.untold
 
+    @property
+    def counts(self) -> bool:
+        """Whether a tail has to know of it: what hangs on no input it runs by itself, be it the first time or not."""
+        return self.args_tainted or self.draws
+
 
 @dataclass(eq=False, slots=True)
 class Call:
@@ -210,8 +215,8 @@ class Trace:
 
     @cached_property
     def placed(self) -> list[tuple[Call, int, Op | Call]]:
-        """Every operation and call in order, with the call that makes it and its number among that call's operations
-        (for a call: how many of them came before).
+        """Every operation and call in order, with the call that makes it and its number among those of that call's
+        operations that count (for others and for calls: how many of them came before).
         """
         found: list[tuple[Call, int, Op | Call]] = []
         waiting: list[tuple[Call, int, int]] = [(self.root, 0, 0)]
@@ -224,7 +229,7 @@ class Trace:
                 if isinstance(item, Call):
                     waiting += [(call, position, ops), (item, 0, 0)]
                     break
-                ops += 1
+                ops += item.counts
         return found
 
     @cached_property
@@ -239,7 +244,7 @@ class Trace:
                 found[ends.pop()[1]] = digest.hexadecimal()
             if isinstance(item, Call):
                 digest.call(item.path, item.number)
-            elif not item.hidden:
+            elif item.counts and not item.hidden:
                 digest.operation(item.name, item.results if item.kind is Kind.TENSOR else [])
         for _, layer_id in ends:
             found[layer_id] = digest.hexadecimal()

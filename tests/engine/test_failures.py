@@ -49,7 +49,8 @@ def test_a_model_that_raises_leaves_the_wrapper_usable() -> None:
                 attempt()
             chain = [caught.value, caught.value.__cause__]
             assert any(isinstance(error, ValueError) and "own complaint" in str(error) for error in chain)
-        assert isinstance(wrapped.forward(x, end=0).nbytes, int), "the head stops before the fault"
+        with pytest.raises((ValueError, ModelFailed)):
+            wrapped.forward(x, end=0)  # a flag of the model changed: the plan is another, and making it fails
         wrapped.model.armed = False
         assert same(wrapped.forward(x), expected)
         assert same(wrapped.forward(wrapped.forward(x, end=1), start=1), expected)

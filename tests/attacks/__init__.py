@@ -1,0 +1,1 @@
+"""A stranger and a server: attacks written by hand, and mutated frames in bulk. See docs/security.md."""
