@@ -34,7 +34,7 @@ class Foresight:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]
     ) -> Callable[[], bool]:
         """What tells whether the meta device gives the forms of ``results``. No tensor is kept for it."""
-        key = func._op, _key(args), _key(kwargs.items()) if kwargs else None
+        key = call_key(func, args, kwargs)
         if key not in self._questions:
             self._questions[key] = func, _forms_in(args, {}), _forms_in(kwargs, {})
         return partial(self._foresees, key, [_form(tensor) for tensor in results])
@@ -70,6 +70,11 @@ def _forms_in(value: Any, known: dict[int, _Kept]) -> Any:
     if isinstance(value, dict):
         return {key: _forms_in(item, known) for key, item in value.items()}
     return value
+
+
+def call_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a kernel's call has in common with all calls that give results of the same forms."""
+    return func._op, _key(args), _key(kwargs.items()) if kwargs else None
 
 
 def on_meta(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:

@@ -19,9 +19,9 @@ from shared_hooks.fastpath import fast_path_off
 from shared_hooks.ghosts import Budget
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.placing import Placing
-from shared_hooks.python_state import PythonState
 from shared_hooks.recipe import Recipe
-from shared_hooks.rehearsal import Rehearsal
+from shared_hooks.rehearsal import Facts, Rehearsal
+from shared_hooks.settings import Settings
 from shared_hooks.slots import blank_slots
 from shared_hooks.trees import ClassFinder
 
@@ -56,6 +56,7 @@ class RecipeBook:
         self._kept: OrderedDict[str, Recipe | IsthmusError] = OrderedDict()
         self._steps = 0
         self._spent: deque[tuple[float, float]] = deque()
+        self._facts: Facts | None = None
         self._lock = threading.RLock()
         self.rehearsals = 0
         """How often the model was rehearsed."""
@@ -94,9 +95,11 @@ class RecipeBook:
         limits = self._limits
         budget = Budget(limits.operations, limits.native_bytes, limits.elements, limits.seconds)
         placing = Placing(blank_slots(early.crossing.slots, device), device)
-        state = PythonState(self._model)
-        models = [*self._model.parameters(), *self._model.buffers(), *state.tensors()]
-        rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, models)
+        if self._facts is None or not self._facts.state.is_same:
+            self._facts = Facts.of(self._model, self._modules)
+        facts, settings = self._facts, Settings()
+        state = facts.state
+        rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, facts)
         self.rehearsals += 1
         dice = Dice()
         try:
@@ -108,6 +111,7 @@ class RecipeBook:
         finally:
             state.restore()
             dice.restore()
+            settings.restore()
 
     def _check_time(self) -> None:
         now = time.monotonic()

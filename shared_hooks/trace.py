@@ -7,7 +7,7 @@ refers to a live tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from shared_hooks.operations import Kind
-from shared_hooks.path_digest import PathDigest
+from shared_hooks.path_digest import CALL, PathDigest
 from shared_hooks.trees import Structure
 from shared_hooks.views import View
 
@@ -233,19 +233,39 @@ class Trace:
         return found
 
     @cached_property
+    def writes_inputs(self) -> bool:
+        """Whether the model works in the memory of its inputs."""
+        inputs = {value.storage for value in self.inputs}
+        return any(storage in inputs for event in self.events for storage in event.writes)
+
+    def path_items(self, layer_id: int | None = None) -> Iterator[tuple[Any, ...]]:
+        """What the path's digest is made of: ``(CALL, path, number)`` and ``(name, ((shape, dtype), ...))``, up to the
+        exit of a layer.
+        """
+        position = NEVER if layer_id is None else self.layers[layer_id].exit
+        for start, item in self._timed_items():
+            if start >= position:
+                return
+            yield item
+
+    def _timed_items(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        for _, _, item in self.placed:
+            if isinstance(item, Call):
+                yield item.enter, (CALL, item.path, item.number)
+            elif item.counts and not item.hidden:
+                results = item.results if item.kind is Kind.TENSOR else []
+                yield item.seq, (item.name, tuple((tuple(value.shape), str(value.dtype)) for value in results))
+
+    @cached_property
     def path_digests(self) -> dict[int, str]:
         """The digest of the path (`path_digest`) at the exit of every layer, by layer id."""
         digest = PathDigest()
         found: dict[int, str] = {}
         ends = sorted(((call.exit, call.layer_id) for call in self.layers if call.layer_id is not None), reverse=True)
-        for _, _, item in self.placed:
-            start = item.enter if isinstance(item, Call) else item.seq
+        for start, item in self._timed_items():
             while ends and ends[-1][0] < start:
                 found[ends.pop()[1]] = digest.hexadecimal()
-            if isinstance(item, Call):
-                digest.call(item.path, item.number)
-            elif item.counts and not item.hidden:
-                digest.operation(item.name, item.results if item.kind is Kind.TENSOR else [])
+            digest.item(item)
         for _, layer_id in ends:
             found[layer_id] = digest.hexadecimal()
         return found
