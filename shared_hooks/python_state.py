@@ -111,7 +111,7 @@ class Place:
         found = []
         for key in [*now, *(key for key in before if key not in now)]:
             old, new = before.get(key, MISSING), now.get(key, MISSING)
-            if new is not old and type(new) is not Shim and type(old) is not Shim:
+            if new is not old and not _is_attaching(old, new):
                 found.append(
                     Change(self.entry(key), old, new, self.is_attributes, True, (id(self.owner), key), self.kind)
                 )
@@ -136,23 +136,22 @@ class Place:
 def _put_dict(place: Place) -> None:
     """Entry by entry: another thread may be running the model."""
     owner, kept = place.owner, dict(zip(place.keys or (), place.values, strict=True))
-    for key in [key for key, value in dict.items(owner) if key not in kept and type(value) is not Shim]:
+    for key in [key for key, value in dict.items(owner) if key not in kept and not _is_attaching(MISSING, value)]:
         dict.pop(owner, key)
     for key, value in kept.items():
-        found = dict.get(owner, key, place)
-        if found is not value and type(found) is not Shim and type(value) is not Shim:
+        found = dict.get(owner, key, MISSING)
+        if found is not value and not _is_attaching(value, found):
             dict.__setitem__(owner, key, value)
     if place.in_order and list(owner) != list(kept):
         dict.clear(owner)
         dict.update(owner, kept)
 
 
-def put_entry(owner: dict[Any, Any], key: Any, value: Any) -> None:
-    """One entry of a dictionary as it was; `MISSING` for none."""
-    if value is MISSING:
-        dict.pop(owner, key, None)
-    else:
-        dict.__setitem__(owner, key, value)
+def _is_attaching(before: Any, now: Any) -> bool:
+    """Whether a wrapper of ours was put there or taken away. A model that has something else there for a while, and
+    then puts our wrapper back, is another matter.
+    """
+    return type(now) is Shim or (type(before) is Shim and (now is MISSING or now is before.before))
 
 
 def _put_list(place: Place) -> None:
