@@ -280,13 +280,14 @@ class _Trial:
         built = [change for change in built if lasting_name(change, self._before.places) not in left]
         if not kept and any(Judge(self._before, judge.log).matters(change) for change in built):
             kept = self._built_from_inputs(left)
-            self._keeps_what_it_built = not kept
+            self._keeps_what_it_built = True
         if state.overflow:
             trace.unsteady = "the model keeps more Python objects than are looked at"
         elif kept:
             trace.unsteady = f"the model keeps state from one run to the next: {told(kept)}"
         elif settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
+        self._keeps_what_it_built &= not trace.unsteady
         return trace
 
     def _settled(self) -> Any:
