@@ -27,13 +27,15 @@ class CrossingCache:
         Clients share what is kept here, so it is the digest of the bytes that counts, not the one the client claims.
         """
         if len(data) > self._limits.max_cut_bytes:
-            raise TooLarge(f"a cut's description of {len(data)} bytes; at most {self._limits.max_cut_bytes} are accepted")
+            raise TooLarge(
+                f"a cut's description of {len(data)} bytes; at most {self._limits.max_cut_bytes} are accepted"
+            )
         if (real := digest_of(data)) != digest:
             raise BadFrame(f'cut: the digest "{digest[:80]}" is not that of its bytes, "{real}"')
         known = self.get(digest)
         if known is not None:
             return known
-        crossing = decode(data, self._limits.max_request_bytes)
+        crossing = decode(data, self._limits.max_request_bytes, remember=False)
         with self._lock:
             if digest not in self._kept:
                 self._kept[digest] = (crossing, len(data))

@@ -45,7 +45,9 @@ class Custody:
         with self._lock:
             if self._now() == self._seen:
                 return
-            log.critical("model %s changed while it served: out of service, its weights are loaded again", self._model_id)
+            log.critical(
+                "model %s changed while it served: out of service, its weights are loaded again", self._model_id
+            )
             self._restore()
             self.reloads += 1
         raise ServerUnavailable(f'model "{self._model_id}" had changed in memory and was loaded again; ask again')

@@ -31,11 +31,14 @@ class State(Enum):
 class Request:
     """A request and its payload buffer. State changes happen under the core's lock; bytes are written by one thread."""
 
-    def __init__(self, session: Session, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader) -> None:
+    def __init__(
+        self, session: Session, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader
+    ) -> None:
         """``crossing``: None for a request that brings an input file."""
         self.key: Key = (session.client_id, frame.id)
         self.session: Session | None = session
         """The stream to answer on; None once it is gone, another one after a reconnect."""
+        self.host = session.host
         self.engine = engine
         self.crossing = crossing
         self.about = About(frame.id, 0, None, engine.identity.model_id, session.client_id)

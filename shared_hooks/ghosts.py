@@ -8,6 +8,7 @@ memory. Everything is counted against a `Budget` before it is done.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shared_hooks.crossing import TensorForm
 from shared_hooks.errors import CutRefused, TooLarge
 from shared_hooks.foresight import on_meta
-from shared_hooks.operations import FORM_ONLY, arguments_of
+from shared_hooks.operations import FORM_ONLY, UNWRITTEN, arguments_of
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
 
@@ -36,16 +37,30 @@ class Budget:
     """What working out one recipe may use. Raises `TooLarge` when it is spent.
 
     ``operations``: kernels; ``native_bytes``: of constants that are computed for real; ``elements``: of all results,
-    before the cut and after it, as far as they can be foreseen; ``seconds``: of wall-clock time.
+    before the cut and after it, as far as they can be foreseen; ``held_bytes``: of results after the cut that are alive
+    at one moment; ``seconds``: of wall-clock time.
     """
 
     operations: int = 400_000
     native_bytes: int = 1 << 30
     elements: int = 1 << 36
     seconds: float = 60.0
+    held_bytes: int = 1 << 34
 
     def __post_init__(self) -> None:
         self._until = time.monotonic() + self.seconds
+        self._held: dict[weakref.ref[Any], int] = {}
+
+    def hold(self, value: torch.Tensor) -> None:
+        """Count the memory of a result of the tail for as long as the model holds on to it."""
+        size = value.numel() * value.itemsize
+        self.held_bytes -= size
+        self._held[weakref.ref(value, self._released)] = size
+        if self.held_bytes < 0:
+            raise TooLarge("on inputs of this form the model needs too much memory after the cut")
+
+    def _released(self, reference: weakref.ref[Any]) -> None:
+        self.held_bytes += self._held.pop(reference, 0)
 
     def spend(self, operations: int = 0, native_bytes: int = 0, elements: int = 0) -> None:
         """Count what is about to be done."""
@@ -73,6 +88,9 @@ class Ghosts:
         self.placing = placing
         self.budget = budget
         self.made: set[int] = set()
+        self.unwritten: set[int] = set()
+        self.scrub = False
+        """Memory that held anything was written with what depends on the inputs, perhaps in part: to be made zero."""
         self.after_cut = False
         self._on_ghosts_now = False
         self.taints: list[torch.Tensor] = []
@@ -105,7 +123,7 @@ class Ghosts:
         before = torch.get_rng_state() if draws else None
         result = func(*args, **kwargs)
         made = arguments_of((result,), {})
-        self._note_made(made, tensors)
+        self._note_made(made, tensors, func)
         if before is not None and not torch.equal(before, torch.get_rng_state()):
             self.drew = True
             for tensor in made:
@@ -114,22 +132,24 @@ class Ghosts:
 
     def _foresee(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the memory that a kernel on constants is going to take, before it takes it."""
-        if func.namespace not in ("aten", "prims"):
-            return
         try:
             known: dict[int, tuple[Any, Any]] = {}
             found = func(*on_meta(args, known), **on_meta(kwargs, known))
-        except Exception:  # it has no such kernel, or needs data: what it takes is bounded by what it is given
+        except Exception:  # it has no such kernel, or needs data
+            size = _guessed(args, kwargs)
+            self.budget.spend(native_bytes=size, elements=size)
             return
         size = sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))
         self.budget.spend(native_bytes=size, elements=size)
 
-    def _note_made(self, made: list[torch.Tensor], given: list[torch.Tensor]) -> None:
+    def _note_made(self, made: list[torch.Tensor], given: list[torch.Tensor], func: Any) -> None:
         known = {_key(tensor) for tensor in given}
         for tensor in made:
             key = _key(tensor)
             if key is not None and key not in known and key not in self.made:
                 self.made.add(key)
+                if func._schema.name in UNWRITTEN:
+                    self.unwritten.add(key)
                 self._alive.append(StorageWeakRef(tensor.untyped_storage()))
 
     def owns(self, tensor: torch.Tensor) -> bool:
@@ -153,7 +173,7 @@ class Ghosts:
         if name in FORM_ONLY:
             self._foresee(func, args, kwargs)
             result = func(*_swapped(args, _uninitialised), **_swapped(kwargs, _uninitialised))
-            self._note_made(arguments_of((result,), {}), tensors)
+            self._note_made(arguments_of((result,), {}), tensors, func)
             return result
         if _INPLACE_VIEW in func.tags or name in _TROUBLE:
             if name in _TROUBLE or any(type(tensor) is Placeholder for tensor in tensors):
@@ -164,6 +184,7 @@ class Ghosts:
             return func(*args, **kwargs)
         for tensor in self._check_writes(func, args, kwargs):
             if type(tensor) is not Placeholder:
+                self.scrub = self.scrub or _key(tensor) in self.unwritten
                 self.placing.taint(tensor)
                 self.taints.append(tensor)
         if _SEEDED in func.tags:
@@ -178,19 +199,37 @@ class Ghosts:
         except Exception as error:  # no kernel for meta, or a shape that depends on data
             raise Unknown(f"{func._schema.name}: {error!s:.120}") from error
         back = {id(made): tensor for tensor, made in known.values()}
-        return self._wrapped(result, torch.device(device), back)
+        return self._wrapped(result, torch.device(device), back, held=self.after_cut and not _is_view(func))
 
-    def _wrapped(self, value: Any, device: torch.device, back: dict[int, torch.Tensor]) -> Any:
+    def _wrapped(self, value: Any, device: torch.device, back: dict[int, torch.Tensor], *, held: bool) -> Any:
         if isinstance(value, torch.Tensor):
             if id(value) in back:
                 return back[id(value)]
             self.budget.spend(elements=value.numel())
-            return self.placing.hole(form_of_tensor(value))
+            hole = self.placing.hole(form_of_tensor(value))
+            if held:
+                self.budget.hold(hole)
+            return hole
         if isinstance(value, (list, tuple)):
-            return type(value)(self._wrapped(item, device, back) for item in value)
+            return type(value)(self._wrapped(item, device, back, held=held) for item in value)
         if value is None:
             return None
         raise Unknown("an operation gives a number that depends on data")
+
+
+_SENTINEL = 1 << 62
+
+
+def _guessed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Bytes that a kernel may take of which nobody can say: all its sizes together, or some copies of its tensors."""
+    size, waiting = 8, [*args, *kwargs.values()]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (list, tuple)):
+            waiting += value
+        elif type(value) is int and 1 < value < _SENTINEL:
+            size *= value
+    return max(size, 8 * sum(tensor.numel() * tensor.itemsize for tensor in arguments_of(args, kwargs)))
 
 
 def form_of_tensor(tensor: torch.Tensor) -> TensorForm:

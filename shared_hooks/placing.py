@@ -17,6 +17,7 @@ from shared_hooks.crossing import TensorForm
 from shared_hooks.errors import PlanMismatch
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.recipe import Alias, Argument, Hole, Injected, Source
+from shared_hooks.trees import tensors_in
 from shared_hooks.views import View
 
 
@@ -30,6 +31,7 @@ class Placing:
         self.device = device
         self.holes = {} if holes is None else holes
         self.tainted = {slot.untyped_storage()._cdata for slot in slots}
+        self.made: set[int] = set()
         self.kept: list[Any] = []
 
     def release(self) -> None:
@@ -50,6 +52,15 @@ class Placing:
         """Whether a tensor lies on a slot."""
         key = tensor.untyped_storage()._cdata
         return any(slot.untyped_storage()._cdata == key for slot in self.slots)
+
+    def note_made(self, result: Any, arguments: Sequence[torch.Tensor]) -> None:
+        """An operation on constants gave ``result``: its memory is this request's, where it is not an argument's."""
+        known = {_key(argument) for argument in arguments}
+        for tensor in tensors_in(result):
+            key = _key(tensor)
+            if key is not None and key not in known:
+                self.made.add(key)
+                self.kept.append(StorageWeakRef(tensor.untyped_storage()))
 
     def taint(self, tensor: torch.Tensor) -> None:
         """From here on the tensor's storage depends on the inputs."""
@@ -91,7 +102,7 @@ class Placing:
     def fill(self, number: int, pieces: Sequence[View], argument: torch.Tensor) -> None:
         """Put the pieces of a slot into the storage of a tensor that this request made. Raises `PlanMismatch`."""
         slot = self.slots[number]
-        if type(argument) is Placeholder or not self.is_tainted(argument):
+        if type(argument) is Placeholder or _key(argument) not in self.made:
             raise PlanMismatch("a write to a tensor that is not this request's")
         whole = whole_of(argument, slot.dtype)
         if whole.numel() < slot.numel():
@@ -123,9 +134,25 @@ def _flagged(tensor: torch.Tensor, flags: str) -> torch.Tensor:
     return negated
 
 
+def _key(tensor: torch.Tensor) -> int | None:
+    try:
+        return None if type(tensor) is Placeholder else int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
 def whole_of(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The storage of a tensor as one flat tensor."""
-    storage = tensor.untyped_storage()
-    whole = torch.empty(0, dtype=dtype, device=tensor.device)
-    whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
-    return whole
+    """The storage of a tensor as one flat tensor.
+
+    A view, so that what is written through it counts as written to the tensor.
+    """
+    if tensor.is_conj():
+        tensor = tensor.conj()
+    if tensor.is_neg():
+        tensor = torch._neg_view(tensor)
+    elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+    whole = tensor.as_strided((elements,), (1,), 0)
+    if dtype is tensor.dtype:
+        return whole
+    fits = elements * tensor.itemsize // dtype.itemsize * dtype.itemsize
+    return whole.view(torch.uint8)[:fits].view(dtype)

@@ -144,7 +144,8 @@ _VERBS = {Enter: "enter", Skip: "skip", Answer: "answer", ReadValue: "read", Run
 class Recipe:
     """How to resume after one cut. ``counts``: how often each module was called before it.
 
-    ``cache``: what the replays of this recipe share, by device; ``state``: the model's Python state, which a tail has to
+    ``scrub``: the model writes before the cut to memory that nobody wrote to before: its own ``torch.empty`` gives zeros
+    there, since what the request leaves out must be nobody's data. ``cache``: what the replays of this recipe share, by device; ``state``: the model's Python state, which a tail has to
     put back, None where it leaves it as it is.
     """
 
@@ -154,6 +155,7 @@ class Recipe:
     counts: dict[str, int]
     seconds: float = 0.0
     state: PythonState | None = field(default=None, repr=False)
+    scrub: bool = False
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def explain(self) -> Iterator[str]:

@@ -24,9 +24,9 @@ from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement
-from shared_hooks.operations import REFLECTED, Kind, arguments_of, is_form, is_mapped, kind_of, name_of
+from shared_hooks.operations import REFLECTED, UNWRITTEN, Kind, arguments_of, is_form, is_mapped, kind_of, name_of
 from shared_hooks.placeholder import Placeholder
-from shared_hooks.placing import Placing
+from shared_hooks.placing import Placing, whole_of
 from shared_hooks.recipe import (
     NOTHING,
     Answer,
@@ -121,7 +121,7 @@ class TailSession(Session):
     def enter(self) -> None:
         """Watch the prefix; below the function level there is rarely anything to replay."""
         self.modes.append(Replay(self))
-        if self.shared.has_below:
+        if self.shared.has_below or self.shared.has_fills or self.recipe.scrub:
             self.modes.append(Below(self))
         for mode in self.modes:
             mode.enter()
@@ -207,16 +207,14 @@ class TailSession(Session):
             matches = False
         if not any(map(self.placing.is_tainted, arguments)):
             if not (matches and kind is Answer and step.draws):
-                return func(*args, **kwargs)
+                return self.made(func(*args, **kwargs), arguments)
         elif not matches:
-            if is_form(name):
-                return func(*args, **kwargs)
-            result = func(*args, **kwargs)
-            if kind_of(name, bool(arguments), result) is Kind.FORM:
+            result = self.made(func(*args, **kwargs), arguments)
+            if is_form(name) or kind_of(name, bool(arguments), result) is Kind.FORM:
                 return result
             raise self.mismatch(f"{name}() ran")
         if isinstance(step, Run):
-            result = func(*args, **kwargs)
+            result = self.made(func(*args, **kwargs), arguments)
         elif isinstance(step, ReadValue):
             result = unflatten(self.values[step.number], [], no_class)
         else:
@@ -224,6 +222,12 @@ class TailSession(Session):
             result = self.answer(step.structure, step.sources, arguments)
             self.write(step, arguments)
         self.advance()
+        return result
+
+    def made(self, result: Any, arguments: list[torch.Tensor]) -> Any:
+        """An operation has run: what it made is this request's, and may be filled."""
+        if self.shared.has_fills:
+            self.placing.note_made(result, arguments)
         return result
 
     def write(self, step: Answer, arguments: list[torch.Tensor]) -> None:
@@ -243,7 +247,7 @@ class TailSession(Session):
         try:
             with torch._C.DisableTorchFunction():
                 if not any(map(self.placing.is_tainted, arguments)):
-                    return func(*args, **kwargs)
+                    return self.made(func(*args, **kwargs), arguments)
                 step = self.next_step()
                 if not isinstance(step, Answer) or not step.below or step.name != str(func):
                     raise self.mismatch(f"{func} ran")
@@ -272,6 +276,7 @@ class Shared:
     def __init__(self, recipe: Recipe) -> None:
         self.holes: dict[Hole, Placeholder] = {}
         self.ready: dict[int, Placeholder] = {}
+        self.has_fills = any(isinstance(step, Answer) and step.fills for step in recipe.steps)
         self.has_below = any(isinstance(step, Answer) and step.below for step in recipe.steps)
 
     def forget(self) -> None:
@@ -322,6 +327,20 @@ class Below(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         session = self.session
-        if session.resumed or session.in_opaque or session.inside:
+        if session.resumed:
+            return func(*args, **(kwargs or {}))
+        if func._schema.name in UNWRITTEN and session.recipe.scrub:
+            return session.made(scrubbed(func, args, kwargs or {}), arguments_of(args, kwargs or {}))
+        if session.in_opaque or session.inside:
             return func(*args, **(kwargs or {}))
         return session.kernel(func, args, kwargs or {})
+
+
+def scrubbed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """New memory of a kernel, all zeros, so that it holds nothing of anybody else's."""
+    result = func(*args, **kwargs)
+    if isinstance(result, torch.Tensor) and type(result) is not Placeholder:
+        with torch._C.DisableTorchFunction():
+            if result.untyped_storage().nbytes():
+                whole_of(result, torch.uint8).zero_()
+    return result
