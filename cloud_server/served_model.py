@@ -14,7 +14,7 @@ from cloud_server.config import ModelEntry
 from cloud_server.custody import Custody
 from cloud_server.engine import FILE, Computed, Identity, Progress
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
-from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError, ModelFailed, UnknownLayer
+from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError, ModelFailed, TooLarge, UnknownLayer
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix, libraries
@@ -25,6 +25,10 @@ from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
+
+
+MAX_STATE_BYTES = 64 << 10
+"""Of a random number generator; in JSON they take a tenth of it."""
 
 
 class ServedModel:
@@ -86,7 +90,11 @@ class ServedModel:
         if announced != payload_bytes:
             raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
         _, sections = read_header(header)
-        decoded = sum(section.raw_bytes for section in sections)
+        pieces = sum(len(slot.pieces) for slot in crossing.slots)
+        states = sum(section.raw_bytes for section in sections[pieces:])
+        if states > len(crossing.generators) * MAX_STATE_BYTES:
+            raise TooLarge(f"{states} bytes of generators' states; at most {MAX_STATE_BYTES} each are taken")
+        decoded = sum(section.raw_bytes for section in sections[:pieces])
         if decoded != crossing.payload_bytes:
             raise BadFrame(f"the header describes {decoded} bytes of tensors, the cut {crossing.payload_bytes}")
         if self._plan is not None and crossing.signature == self._plan.signature:
