@@ -15,11 +15,12 @@ PYTEST_FLAGS ?= -n auto
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 EXPERIMENT_FLAGS ?=
+LIBRARY_FLAGS ?=
 FUZZ_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench fuzz experiments protos clean
+.PHONY: help demo test lint bench fuzz experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -28,6 +29,7 @@ help:
 	@echo "make bench   the benchmarks: a table and JSON"
 	@echo "make fuzz    random models, cut everywhere, for a long time: a table, failures as source"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
+	@echo "make library the models of transformers, timm and torchvision cut at a sample of their layers; hours"
 	@echo "make protos  regenerate the code of the wire"
 	@echo "make clean   remove .venv and caches"
 
@@ -52,6 +54,9 @@ fuzz: $(DEV)
 
 experiments: $(DEV)
 	$(PY) -m tests.experiments all $(EXPERIMENT_FLAGS)
+
+library: $(DEV)
+	$(PY) -m tests.library $(LIBRARY_FLAGS)
 
 protos: $(DEV)
 	$(PY) -m protos.generate

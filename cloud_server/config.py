@@ -25,6 +25,7 @@ hooks = ["my_hooks:Watchdog"]
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.spec import spec_from_table
 from shared_hooks.models.table import Table, kind_of
 from shared_hooks.observers import named
+
+_OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes"}
+"""What versions up to 0.1 called them, when recipes were what clients sent."""
 
 DEFAULT_LISTEN = "127.0.0.1:50051"  # there is no authentication yet, so other machines are let in on request only
 
@@ -146,5 +150,14 @@ def _limits(table: Table) -> Limits:
     values: dict[str, Any] = {
         each.name: table.take(each.name, float if isinstance(each.default, float) else int) for each in fields(Limits)
     }
+    for old, new in _OLD_LIMITS.items():
+        if old in table:
+            warnings.warn(
+                f"{table.origin}: {table.name(old)} is called {new} now; the old name goes with version 0.3",
+                FutureWarning,  # for who runs the server, and so shown
+                stacklevel=2,
+            )
+            value = table.take(old, int)
+            values[new] = value if values[new] is None else values[new]
     table.done()
     return Limits(**{name: value for name, value in values.items() if value is not None})

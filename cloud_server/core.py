@@ -15,13 +15,13 @@ from functools import partial
 from cloud_server import wire
 from cloud_server.answers import Answer
 from cloud_server.books import Books
+from cloud_server.crossings import CrossingCache
 from cloud_server.engine import Engine, Identity
 from cloud_server.limits import Limits
 from cloud_server.load import QueueClock
 from cloud_server.overtime import Overtime, Watch
 from cloud_server.probe import Probe
 from cloud_server.profiles import Profiles
-from cloud_server.crossings import CrossingCache
 from cloud_server.request import Request
 from cloud_server.session import Session
 from cloud_server.workers import Workers

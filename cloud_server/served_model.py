@@ -102,8 +102,13 @@ class ServedModel:
 
     def _check_plan(self, plan: Plan, crossing: Crossing) -> None:
         """For inputs like the example, the server knows without a rehearsal what crosses."""
-        if self._branches:
-            return  # another path through the model may be taken for this input's data: its layers are its own
+        if crossing.plan_digest != plan.digest:
+            if self._branches:
+                return  # another path through the model, taken for this input's data: its layers are its own
+            raise Disagreement(
+                "plan: on inputs of these shapes the client's model ran other operations or layers than this side's, "
+                "and it does not branch on data: the code differs"
+            )
         cut = crossing.layer_id
         try:
             layer = plan.resolve(cut)
@@ -114,7 +119,8 @@ class ServedModel:
             raise Disagreement(f'layer {cut} is "{name}" here, and "{crossing.layer_name}" in the request')
         plan.cutting(cut)  # raises CutRefused where this side would not cut
         here = plan.frontier_bytes(cut)
-        if crossing.payload_bytes != here:
+        # A client that knows more paths through the model than this plan sends what those read, too, but never less.
+        if crossing.payload_bytes < here or (crossing.payload_bytes > here and not self._branches):
             raise Disagreement(
                 f"after {name} {here} bytes cross by this side's plan, {crossing.payload_bytes} by the request"
             )

@@ -54,9 +54,7 @@ def hello_frame(
 
 def cut_frame(outgoing: Outgoing) -> split_pb2.ClientFrame:
     """The description of a cut, once per stream."""
-    return split_pb2.ClientFrame(
-        cut=split_pb2.CutUpload(digest=outgoing.cut_digest, data=outgoing.cut_data)
-    )
+    return split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=outgoing.cut_digest, data=outgoing.cut_data))
 
 
 def request_frame(exchange: Exchange, outgoing: Outgoing) -> split_pb2.ClientFrame:

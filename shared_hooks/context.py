@@ -16,6 +16,7 @@ from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.trees import dtype_name, dtype_named, flatten_inputs
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
+_AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def ambient() -> dict[str, Any]:
@@ -40,7 +41,12 @@ def _restored(context: dict[str, Any]) -> Iterator[None]:
     try:
         wanted = {str(device): dtype_named(dtype) for device, dtype in context.get("autocast", [])}
     except (TypeError, ValueError) as error:
-        raise BadFrame("malformed recipe: autocast") from error
+        raise BadFrame("malformed description of a cut: autocast") from error
+    for name, dtype in wanted.items():
+        if name not in _AUTOCAST_DEVICES or dtype not in _AUTOCAST_DTYPES:
+            raise BadFrame(f"malformed description of a cut: autocast of {name!r:.20} to {dtype}")
+        if name == "cuda" and not torch.cuda.is_available():  # torch would go on without it
+            raise Disagreement("the head ran under autocast of CUDA, and this side has no CUDA")
     with contextlib.ExitStack() as stack:
         for device in _AUTOCAST_DEVICES:
             if device in wanted:

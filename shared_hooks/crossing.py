@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
     path: str
     number: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuples have a method of this name
 
 
 INPUTS = Place("", 0, -1)
@@ -128,7 +128,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The ``leaf``-th result at ``place``, of which nothing crosses, is not contiguous: Python may ask for its strides."""
+    """The ``leaf``-th result at ``place``, of which nothing crosses, is not contiguous; Python may ask for strides."""
 
     place: Place
     leaf: int
@@ -141,6 +141,8 @@ class Crossing:
 
     ``inputs``: the forms of the tensors of ``input_structure``, which is (args, kwargs). ``path_digest``: over the
     operations and calls before the cut, with the forms of their results; both sides must find the same.
+    ``plan_digest``: of the edge's plan (`Plan.digest`), which holds what comes after the cut, too; compared where the
+    tail's side has one.
     ``generators``: states of random number generators that arrive with every request, of ``"torch"`` as it is at the
     cut, of ``"python"`` and ``"numpy"`` as they are when the forward begins.
     """
@@ -158,6 +160,7 @@ class Crossing:
     reads: tuple[Read, ...]
     layouts: tuple[Layout, ...]
     path_digest: str
+    plan_digest: str = ""
     generators: tuple[str, ...] = ()
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -215,6 +218,7 @@ class Crossing:
             "reads": [[r.place, r.name, r.form] for r in self.reads],
             "layouts": [[x.place, x.leaf, x.stride] for x in self.layouts],
             "path": self.path_digest,
+            "plan": self.plan_digest,
             "generators": self.generators,
         }
         return json.dumps(data, separators=(",", ":")).encode()

@@ -2,9 +2,10 @@
 
 ``{"format": 2, "cut": [id, name], "depth", "context", "inputs": [structure, [form, ...]], "slots": [[dtype, elements,
 written, [[shape, stride, offset], ...]], ...], "marks": [[place, leaf, slot, shape, stride, offset, dtype, flags],
-...], "fills": [[place, argument, slot], ...], "given": [[place, name, structure, [form | argument, ...], [argument, ...]], ...],
-"reads": [[place, name, form of value], ...], "layouts": [[place, leaf, stride], ...], "path": digest, "generators": [...]}``,
-where a form is ``[shape, stride, dtype]`` and a place ``[path, number, index]``.
+...], "fills": [[place, argument, slot], ...], "given": [[place, name, structure, [form | argument, ...],
+[argument, ...]], ...], "reads": [[place, name, form of value], ...], "layouts": [[place, leaf, stride], ...],
+"path": digest, "plan": digest, "generators": [...]}``, where a form is ``[shape, stride, dtype]`` and a place
+``[path, number, index]``.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ def _read(data: dict[str, Any]) -> Crossing:
         tuple(Read(_place(place), _name(name), form) for place, name, form in _list(data["reads"])),
         tuple(Layout(_place(place), _count(leaf), _numbers(stride)) for place, leaf, stride in _list(data["layouts"])),
         _name(data["path"]),
+        _name(data["plan"]),
         generators,
     )
 
@@ -207,9 +209,11 @@ def _slot(dtype: Any, elements: Any, written: Any, pieces: Any) -> Slot:
     if not isinstance(written, bool):
         raise _bad("a slot")
     size = _count(elements)
-    views = tuple(_view(*piece, size) for piece in _list(pieces))
+    views = tuple(_view(shape, stride, offset, size) for shape, stride, offset in _list(pieces))
     if sum(view.numel for view in views) > size:
         raise _bad("pieces larger than their storage")
+    if any(step == 0 and length > 1 for view in views for length, step in zip(view.shape, view.stride, strict=True)):
+        raise _bad("a piece that repeats elements")
     return Slot(kind, size, views, written)
 
 

@@ -49,7 +49,7 @@ class Capture:
 class Cutting:
     """What crosses, and captures (one a slot) and banked operations for the head.
 
-    ``position``: the seq of the cut; ``watched``: the head needs a function mode.
+    ``position``: the seq of the cut; ``watched``: the head needs a function mode. ``storages``: what the slots hold.
     """
 
     slots: tuple[Slot, ...]
@@ -63,6 +63,7 @@ class Cutting:
     position: int
     watched: bool
     generators: tuple[str, ...]
+    storages: tuple[Storage, ...]
 
 
 def cut_after(trace: Trace, layer: Call | None, frontier: Frontier, *, wide: bool = False) -> Cutting:
@@ -81,8 +82,9 @@ def crossing_of(
     depth: int | None,
     context: dict[str, Any],
     path: str,
+    plan: str,
 ) -> Crossing:
-    """What travels of a cut. ``path``: the digest of the path up to it. Raises `CutRefused` for what must not travel."""
+    """What travels of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it. Raises `CutRefused`."""
     if mixes_truth(cutting.slots, cutting.marks):
         raise CutRefused("the same memory crosses as truth values and as another type")
     inputs = tuple(TensorForm(value.shape, value.view.stride, value.dtype) for value in trace.inputs)
@@ -100,6 +102,7 @@ def crossing_of(
         cutting.reads,
         cutting.layouts,
         path,
+        plan,
         cutting.generators,
     )
 
@@ -172,6 +175,7 @@ class _Cutter:
             self.position,
             watched and self.layer is not None,
             self._generators(),
+            tuple(self.frontier),
         )
 
     def _check_trace(self) -> None:
@@ -243,7 +247,8 @@ class _Cutter:
             return
         for storage in op.writes:
             self._written(place, op, storage)
-        told = op.dynamic or (not op.reshapes and op.is_untold)
+        # what is made of no tensor may hold numbers that were read from data
+        told = op.dynamic or (op.draws and not op.args) or (not op.reshapes and op.is_untold)
         if told:
             self.given.append(self._given(place, op))
         for leaf, value in enumerate(op.results):

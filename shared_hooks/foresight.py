@@ -1,8 +1,8 @@
 """Can the form of a kernel's results be worked out on the meta device? Asked of every kernel that a plan sees.
 
-Where the answer is no (there is no such kernel, it wants data, or it says something else than what came out), the tail's
-side is told the result's form (`crossing.Given`) instead of finding it. The answer is kept by the kernel, the forms of
-its tensors and its other arguments, so that a loop asks once.
+Where the answer is no (there is no such kernel, it wants data, or it says something else than what came out), the
+tail's side is told the result's form (`crossing.Given`) instead of finding it. The answer is kept by the kernel, the
+forms of its tensors and its other arguments, so that a loop asks once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,14 @@ class Foresight:
         if key not in self._answers:
             self._answers[key] = _worked_out(*self._questions[key])
         found = self._answers[key]
-        return found is not None and found == forms
+        if found is None or len(found) != len(forms):
+            return False
+        # a further result without elements is one that this device's kernel leaves out (what batch normalisation keeps
+        # for gradients), and nobody sees
+        return all(
+            one == other or (place and one[0] == (0,))
+            for place, (one, other) in enumerate(zip(forms, found, strict=True))
+        )
 
 
 @dataclass(eq=False, slots=True)

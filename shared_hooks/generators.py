@@ -1,8 +1,8 @@
 """The states of random number generators that cross a cut: what the tail draws must be what the whole model would.
 
 Torch's own generator of the CPU arrives as it is at the cut; Python's and NumPy's as they are when the forward begins,
-because the tail repeats the model's Python from there. The server's own are put back when the tail is done. They are one
-for the whole process, so tails that draw run one at a time.
+because the tail repeats the model's Python from there. The server's own are put back when the tail is done. They are
+one for the whole process, so tails that draw run one at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _python_set(state: torch.Tensor) -> None:
 
 
 def _numpy_now() -> torch.Tensor:
-    state = np.random.get_state(legacy=False)
+    state = np.random.get_state(legacy=False)  # noqa: NPY002  # what models draw from
     inner = state["state"]
     told = [[int(number) for number in inner["key"]], int(inner["pos"]), state["has_gauss"], state["gauss"]]
     return _bytes(json.dumps(told).encode())
@@ -42,7 +42,7 @@ def _numpy_set(state: torch.Tensor) -> None:
     key, position, has_gauss, gauss = json.loads(_text(state))
     if type(position) is not int or not 0 <= position <= _WORDS or len(key) != _WORDS:
         raise ValueError("NumPy does not look where the next number is taken from")
-    np.random.set_state(("MT19937", np.array(key, dtype=np.uint32), int(position), int(has_gauss), float(gauss)))
+    np.random.set_state(("MT19937", np.array(key, dtype=np.uint32), int(position), int(has_gauss), float(gauss)))  # noqa: NPY002
 
 
 _WORDS = 624

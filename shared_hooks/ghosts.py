@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shared_hooks.crossing import TensorForm
 from shared_hooks.errors import CutRefused, TooLarge
 from shared_hooks.foresight import on_meta
-from shared_hooks.operations import FORM_ONLY, UNWRITTEN, arguments_of
+from shared_hooks.operations import FORM_ONLY, arguments_of
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
 
@@ -78,19 +78,17 @@ class Budget:
 
 
 class Ghosts:
-    """Runs kernels for one rehearsal.
+    """Runs kernels for one rehearsal. ``models``: the tensors that are the model's own.
 
     Since `begin`: ``taints``, the tensors whose storages were written with what depends on the inputs; ``drew``: random
     numbers were drawn; ``reshaped``: a tensor changed its shape in place.
     """
 
-    def __init__(self, placing: Placing, budget: Budget) -> None:
+    def __init__(self, placing: Placing, budget: Budget, models: list[torch.Tensor]) -> None:
         self.placing = placing
         self.budget = budget
         self.made: set[int] = set()
-        self.unwritten: set[int] = set()
-        self.scrub = False
-        """Memory that held anything was written with what depends on the inputs, perhaps in part: to be made zero."""
+        self.models = {_key(tensor) for tensor in models} - {None}
         self.after_cut = False
         self._on_ghosts_now = False
         self.taints: list[torch.Tensor] = []
@@ -123,7 +121,7 @@ class Ghosts:
         before = torch.get_rng_state() if draws else None
         result = func(*args, **kwargs)
         made = arguments_of((result,), {})
-        self._note_made(made, tensors, func)
+        self._note_made(made, tensors)
         if before is not None and not torch.equal(before, torch.get_rng_state()):
             self.drew = True
             for tensor in made:
@@ -142,14 +140,12 @@ class Ghosts:
         size = sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))
         self.budget.spend(native_bytes=size, elements=size)
 
-    def _note_made(self, made: list[torch.Tensor], given: list[torch.Tensor], func: Any) -> None:
+    def _note_made(self, made: list[torch.Tensor], given: list[torch.Tensor]) -> None:
         known = {_key(tensor) for tensor in given}
         for tensor in made:
             key = _key(tensor)
             if key is not None and key not in known and key not in self.made:
                 self.made.add(key)
-                if func._schema.name in UNWRITTEN:
-                    self.unwritten.add(key)
                 self._alive.append(StorageWeakRef(tensor.untyped_storage()))
 
     def owns(self, tensor: torch.Tensor) -> bool:
@@ -160,8 +156,7 @@ class Ghosts:
         """The tensors that are written: none of the model's own, where the tail will really write."""
         written = written_by(func, args, kwargs)
         for tensor in written:
-            mine = type(tensor) is Placeholder or self.owns(tensor) or self.placing.is_slot(tensor)
-            if not mine and not (self._on_ghosts_now and not self.after_cut):
+            if _key(tensor) in self.models and (self.after_cut or not self._on_ghosts_now):
                 where = "after" if self.after_cut else "before"
                 raise CutRefused(f"{func._schema.name} writes to memory of the model's own {where} the cut")
         return written
@@ -173,7 +168,7 @@ class Ghosts:
         if name in FORM_ONLY:
             self._foresee(func, args, kwargs)
             result = func(*_swapped(args, _uninitialised), **_swapped(kwargs, _uninitialised))
-            self._note_made(arguments_of((result,), {}), tensors, func)
+            self._note_made(arguments_of((result,), {}), tensors)
             return result
         if _INPLACE_VIEW in func.tags or name in _TROUBLE:
             if name in _TROUBLE or any(type(tensor) is Placeholder for tensor in tensors):
@@ -184,7 +179,6 @@ class Ghosts:
             return func(*args, **kwargs)
         for tensor in self._check_writes(func, args, kwargs):
             if type(tensor) is not Placeholder:
-                self.scrub = self.scrub or _key(tensor) in self.unwritten
                 self.placing.taint(tensor)
                 self.taints.append(tensor)
         if _SEEDED in func.tags:

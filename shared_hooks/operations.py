@@ -47,8 +47,6 @@ FORM_ONLY = _aten(
     new_empty_strided is_same_size sym_size sym_numel sym_stride
     """
 )
-# What these give is memory as somebody else left it.
-UNWRITTEN = _aten("empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ resize_as_")
 # ... the first argument is overwritten without being read.
 OVERWRITES = _aten("copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_")
 # Namespaces of torch's own, whose operations carry a tag where a shape depends on data, but for those listed here.

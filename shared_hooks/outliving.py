@@ -14,6 +14,7 @@ import torch
 
 from shared_hooks.kernels import KernelLog
 from shared_hooks.python_state import MISSING, Change, PythonState
+from shared_hooks.reach import Reach
 from shared_hooks.taint import Taint
 from shared_hooks.trace import NEVER
 
@@ -105,10 +106,13 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(a, b)
 
 
-def depends(change: Change, taint: Taint) -> bool:
-    """Whether what a change has put there hangs on the inputs, or may."""
+def depends(change: Change, taint: Taint, reach: Reach) -> bool:
+    """Whether what a change has put there hangs on the inputs, or may. An attribute that none of the model's own code
+    sets by its name is its library's (a note that hooks are installed).
+    """
     if isinstance(change.now, _PLAIN):
-        return taint.reads_data and change.now is not None
+        own = not change.is_attribute or reach.writes(change.attribute)
+        return taint.reads_data and change.now is not None and own
     return any(map(taint.has, _tensors_in(change.now, set())))
 
 

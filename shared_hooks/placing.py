@@ -31,8 +31,9 @@ class Placing:
         self.device = device
         self.holes = {} if holes is None else holes
         self.tainted = {slot.untyped_storage()._cdata for slot in slots}
-        self.made: set[int] = set()
         self.kept: list[Any] = []
+        self.made: set[int] = set()
+        """Storages of constants that this request's Python made; noted only where some are written."""
 
     def release(self) -> None:
         """Let go of the frontier."""
@@ -48,26 +49,35 @@ class Placing:
         except (RuntimeError, NotImplementedError):
             return False
 
-    def is_slot(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies on a slot."""
-        key = tensor.untyped_storage()._cdata
-        return any(slot.untyped_storage()._cdata == key for slot in self.slots)
-
-    def note_made(self, result: Any, arguments: Sequence[torch.Tensor]) -> None:
-        """An operation on constants gave ``result``: its memory is this request's, where it is not an argument's."""
-        known = {_key(argument) for argument in arguments}
-        for tensor in tensors_in(result):
-            key = _key(tensor)
-            if key is not None and key not in known:
-                self.made.add(key)
-                self.kept.append(StorageWeakRef(tensor.untyped_storage()))
-
     def taint(self, tensor: torch.Tensor) -> None:
         """From here on the tensor's storage depends on the inputs."""
         if type(tensor) is not Placeholder:
             storage = tensor.untyped_storage()
             self.tainted.add(storage._cdata)
             self.kept.append(StorageWeakRef(storage))  # the address must not be used again for a constant
+
+    def note_made(self, result: Any, arguments: Sequence[torch.Tensor]) -> None:
+        """An operation on constants gave ``result``: storages that are none of its arguments' are this request's."""
+        given = {
+            a.untyped_storage()._cdata for a in arguments if type(a) is not Placeholder and a.layout == torch.strided
+        }
+        for tensor in tensors_in(result):
+            if type(tensor) is torch.Tensor and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                if storage._cdata not in given and storage.resizable():
+                    self.made.add(storage._cdata)
+                    self.kept.append(storage)  # the address must not be used again
+
+    def overwrite(self, tensor: torch.Tensor) -> None:
+        """A kernel that is not run would write here. What it would have overwritten may be anybody's memory: zeros,
+        until it is filled. The model's own memory (a scratch buffer that is rewritten before it is read) stays as it
+        is, whatever values the request brought.
+        """
+        if type(tensor) is Placeholder or self.is_tainted(tensor):
+            return
+        if tensor.untyped_storage()._cdata in self.made:
+            whole_of(tensor, torch.uint8).zero_()
+        self.taint(tensor)
 
     def tensor(self, source: Source, arguments: Sequence[torch.Tensor], *, fresh: bool = False) -> torch.Tensor:
         """One tensor of the prefix. ``fresh``: autograd will put its mark on it. Raises `PlanMismatch`."""
@@ -102,7 +112,7 @@ class Placing:
     def fill(self, number: int, pieces: Sequence[View], argument: torch.Tensor) -> None:
         """Put the pieces of a slot into the storage of a tensor that this request made. Raises `PlanMismatch`."""
         slot = self.slots[number]
-        if type(argument) is Placeholder or _key(argument) not in self.made:
+        if type(argument) is Placeholder or argument.untyped_storage()._cdata not in self.made:
             raise PlanMismatch("a write to a tensor that is not this request's")
         whole = whole_of(argument, slot.dtype)
         if whole.numel() < slot.numel():
@@ -132,13 +142,6 @@ def _flagged(tensor: torch.Tensor, flags: str) -> torch.Tensor:
         tensor = tensor.conj()
     negated: torch.Tensor = torch._neg_view(tensor) if "n" in flags else tensor
     return negated
-
-
-def _key(tensor: torch.Tensor) -> int | None:
-    try:
-        return None if type(tensor) is Placeholder else int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        return None
 
 
 def whole_of(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

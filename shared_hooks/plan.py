@@ -197,21 +197,23 @@ class Plan:
         cutting = cut_after(self.trace, layer, frontier, wide=wide)
         name = INPUT if layer is None else layer.name
         path = "" if layer is None else self.trace.path_digests[number]
-        return cutting, crossing_of(cutting, self.trace, number, name, self.depth, self.context, path)
+        return cutting, crossing_of(cutting, self.trace, number, name, self.depth, self.context, path, self.digest)
 
     def _merged(self, number: int) -> Frontier:
         """The frontier of a cut, with what the other known paths that share this prefix read after it."""
         merged = self.liveness.at(self._position(number))
-        siblings = [one for one in self.siblings if one is not self and self._shares_prefix(one, number)]
-        if not siblings:
-            return merged
-        for sibling in siblings:
+        for frontier in self.of_siblings(number):
             own = {storage.index: storage for storage in (*merged, *self._storages())}
-            for storage, live in sibling.liveness.at(sibling._position(number)).items():
+            for storage, live in frontier.items():
                 mine = own.get(storage.index)
                 if mine is not None:
                     merged[mine] = merged[mine].join(live) if mine in merged else live
         return dict(sorted(merged.items(), key=lambda entry: entry[0].index))
+
+    def of_siblings(self, number: int) -> list[Frontier]:
+        """What the other known paths that share the prefix of a cut read after it."""
+        siblings = [one for one in self.siblings if one is not self and self._shares_prefix(one, number)]
+        return [sibling.liveness.at(sibling._position(number)) for sibling in siblings]
 
     def _position(self, number: int) -> int:
         """The seq of a cut."""

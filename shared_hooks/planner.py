@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import sys
 import threading
 from collections import OrderedDict
@@ -18,6 +19,7 @@ from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
+from shared_hooks.memory_kept import MemoryKept
 from shared_hooks.numbers import Numbers, Spot
 from shared_hooks.outliving import Judge, depends
 from shared_hooks.plan import Plan
@@ -97,7 +99,9 @@ class Planner:
             if unless_known and self._plans.get(key):
                 return list(self._plans[key])
             self.made += 1
-            trace = self._record_quietly(args, kwargs, settle=not self._plans.get(key))
+            # a context of its own, so that no context variable keeps what the model sets
+            run = contextvars.copy_context().run
+            trace = run(self._record_quietly, args, kwargs, settle=not self._plans.get(key))
             key = self._key(args, kwargs)  # only now it is known what the model changes by itself
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
@@ -156,7 +160,7 @@ class Planner:
         return []
 
     def _record_quietly(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
-        """As if nobody had planned: the caller's random numbers go on, buffers and Python state are put back.
+        """As if nobody had planned: the caller's random numbers go on, memory and Python state are put back.
 
         Of Python state only what was built once and hangs on no input (a table of positions) stays: the plan is of runs
         that find it there.
@@ -186,6 +190,7 @@ class _Trial:
         self._inputs = args, kwargs
         self._dice = Dice()
         self._before = PythonState(model)
+        self._memory = MemoryKept([*model.parameters(), *model.buffers(), *self._before.tensors()])
         self._keeps_what_it_built = False
         self.changed: set[Spot] = set()
         """The attributes that the model changes by itself."""
@@ -198,7 +203,7 @@ class _Trial:
         """``settle``: run once before, so that caches are built and the state is steady."""
         if self._before.unrepeatable:
             raise CutRefused(f"planning would move what cannot be put back: {told(self._before.unrepeatable)}")
-        first = run_plain(self._model, *self._fresh()) if settle else None
+        first = self._settled() if settle else None
         built = self._before.changes()
         state = PythonState(self._model) if built else self._before
         trace, second, judge = self._recorded(state, settle=settle)
@@ -219,15 +224,23 @@ class _Trial:
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
         return trace
 
+    def _settled(self) -> Any:
+        """The output of one run. Compiled modules run as they are, without an eye on what they write to."""
+        if not any(info.opaque for info in self._modules.values()):
+            with contextlib.suppress(Exception), self._memory:
+                return run_plain(self._model, *self._fresh())
+            _forget_compiled()
+            self._before.restore()
+        return run_plain(self._model, *self._fresh())
+
     def _recorded(self, state: PythonState, *, settle: bool) -> tuple[Trace, Any, Judge]:
         try:
-            return record(self._model, self._modules, self._fresh, state)
+            with self._memory:
+                return record(self._model, self._modules, self._fresh, state)
         except IsthmusError:
             raise
         except Exception as error:
-            if "torch._dynamo" in sys.modules:
-                # what it compiled under our modes (torch.cond, flex_attention) fails outside of them, too
-                sys.modules["torch._dynamo"].reset()
+            _forget_compiled()
             if not settle:
                 self._before.restore()
                 run_plain(self._model, *self._fresh())  # raises what is the model's own
@@ -239,15 +252,22 @@ class _Trial:
         self._before.restore()
         args, kwargs = self._fresh()
         taint = Taint((args, kwargs))
-        with taint:
+        with self._memory, taint:
             run_plain(self._model, args, kwargs)
-        return [change.name for change in self._before.changes() if depends(change, taint)]
+        return [change.name for change in self._before.changes() if depends(change, taint, self._before.reach)]
 
     def end(self) -> None:
         """Put the model's state back, but for what it keeps for good."""
         self._dice.restore()
+        self._memory.restore()
         if not self._keeps_what_it_built:
             self._before.restore()
+
+
+def _forget_compiled() -> None:
+    """What torch compiled under our modes (torch.cond, flex_attention) fails outside of them, too."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
 
 
 def _refuse(plan: Plan, layer: str, reason: str) -> None:

@@ -72,11 +72,23 @@ class _NumpyGenerator(Probe):
 
 
 class _Variable(Probe):
+    """A context variable. Taking a value away again wants the token of whoever set it, so one that had none gets its
+    default; planning takes place in a context of its own, of which nothing stays.
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.can_be_undone = bool(self.now())
+
     def now(self) -> Any:
-        return [self.value.get(None)]
+        try:
+            return [self.value.get()]
+        except LookupError:  # it has neither a value nor a default
+            return []
 
     def restore(self, kept: Any) -> None:
-        self.value.set(kept[0])
+        if kept:
+            self.value.set(kept[0])
 
 
 class _Bytes(Probe):

@@ -78,7 +78,7 @@ class _Reader:
     def __init__(self, analysis: Analysis, function: types.FunctionType, owner: nn.Module | None) -> None:
         self.analysis = analysis
         self.spaces = (function.__globals__, vars(builtins))
-        if function.__builtins__ is not vars(builtins):  # type: ignore[attr-defined]
+        if function.__builtins__ is not vars(builtins):  # type: ignore[attr-defined, unused-ignore]
             raise Impure("it has other built-in functions")
         self.tree = source_of(function.__code__)
         if function.__code__.co_freevars:

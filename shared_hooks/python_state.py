@@ -41,7 +41,7 @@ _ATOMS = frozenset(
 _HOLDERS = frozenset(
     """
     UserDict UserList ChainMap SimpleNamespace local Event Condition Semaphore Barrier Queue LifoQueue PriorityQueue
-    SimpleQueue ExitStack
+    SimpleQueue ExitStack WeakKeyDictionary WeakValueDictionary WeakSet
     """.split()
 )
 _MODULE_OWN = frozenset(vars(nn.Module()))
@@ -199,6 +199,7 @@ class PythonState:
         self.settings = Settings() if settings else None
         self._hooks: list[Any] = []
         self._seen: dict[int, Any] = {}
+        self._classes: set[int] = set()
         self._todo: collections.deque[tuple[str, Any]] = collections.deque([(type(model).__qualname__, model)])
         self._globals: dict[tuple[int, str], None] = {}
         self._walk()
@@ -412,8 +413,10 @@ class PythonState:
 
     def _class(self, kind: type) -> None:
         for base in kind.__mro__:
-            if id(base) in self._seen or not self.reach.owns(base):
+            # a class may have been met as a value before: what it holds has not been looked at by that
+            if id(base) in self._classes or not self.reach.owns(base):
                 continue
+            self._classes.add(id(base))
             self._seen[id(base)] = base
             self.reach.add_class(base)
             self._keep(f"{base.__qualname__}.", base, _Class(base), _put_class)

@@ -1,4 +1,4 @@
-"""A recipe: what the tail does to get past the prefix of one cut. Made by the tail's own side (`rehearsal`); never sent.
+"""A recipe: what the tail does to get past the prefix of one cut. The tail's side makes it (`rehearsal`); never sent.
 
 *Steps* say what the replay does at each module call and operation of the prefix that is not simply run again; a
 *source* says where a tensor that a step gives comes from. `explain` prints both.
@@ -144,8 +144,7 @@ _VERBS = {Enter: "enter", Skip: "skip", Answer: "answer", ReadValue: "read", Run
 class Recipe:
     """How to resume after one cut. ``counts``: how often each module was called before it.
 
-    ``scrub``: the model writes before the cut to memory that nobody wrote to before: its own ``torch.empty`` gives zeros
-    there, since what the request leaves out must be nobody's data. ``cache``: what the replays of this recipe share, by device; ``state``: the model's Python state, which a tail has to
+    ``cache``: what the replays of this recipe share, by device; ``state``: the model's Python state, which a tail has to
     put back, None where it leaves it as it is.
     """
 
@@ -155,7 +154,6 @@ class Recipe:
     counts: dict[str, int]
     seconds: float = 0.0
     state: PythonState | None = field(default=None, repr=False)
-    scrub: bool = False
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def explain(self) -> Iterator[str]:

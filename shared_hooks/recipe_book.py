@@ -131,9 +131,10 @@ class RecipeBook:
         limits = self._limits
         budget = Budget(limits.operations, limits.native_bytes, limits.elements, limits.seconds, limits.held_bytes)
         placing = Placing(blank_slots(early.crossing.slots, device), device)
-        rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget)
-        self.rehearsals += 1
         state = PythonState(self._model)
+        models = [*self._model.parameters(), *self._model.buffers(), *state.tensors()]
+        rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, models)
+        self.rehearsals += 1
         try:
             with torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
                 recipe = rehearsal.recipe(self._find)

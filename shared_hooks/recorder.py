@@ -389,7 +389,7 @@ class Recorder(KernelLog):
                 for storage in self.fresh:
                     if storage.outside and not storage.foreign:
                         storage.outside, storage.created = False, op.seq
-            if self.dynamic and not tensors and not op.draws:
+            if self.dynamic and not tensors and not op.draws and is_made_from_numbers(name, args):
                 self._may_hold_data(op)
             for storage in self.fresh:
                 # made and filled within one function: it never held anything else, and raw pointers leave no events
@@ -410,6 +410,7 @@ class Recorder(KernelLog):
         for storage in self.fresh:
             if not storage.outside and storage.created >= op.seq:
                 storage.tainted, storage.born_tainted, op.draws = op.seq, True, True
+                op.untold = True  # elsewhere the numbers are not known to hold data
 
     def _read_unseen(self, op: Op, tensors: list[torch.Tensor], first_event: int) -> None:
         """Arguments that no kernel was handed are read by raw pointer, unless the function is known to want their form.

@@ -62,7 +62,9 @@ class Frame:
 
 
 class Rehearsal:
-    """One rehearsal in one thread; ``values`` are those that the request at hand brings."""
+    """One rehearsal in one thread. ``values`` are those that the request at hand brings; ``models``: the tensors that
+    are the model's own.
+    """
 
     def __init__(
         self,
@@ -72,13 +74,14 @@ class Rehearsal:
         values: tuple[Structure, ...],
         placing: Placing,
         budget: Budget,
+        models: list[torch.Tensor],
     ) -> None:
         self.model = model
         self.modules = modules
         self.crossing = crossing
         self.values = values
         self.placing = placing
-        self.ghosts = Ghosts(placing, budget)
+        self.ghosts = Ghosts(placing, budget, models)
         self.marks: dict[tuple[Place, int], Mark] = {(mark.place, mark.leaf): mark for mark in crossing.marks}
         self.given = {given.place: given for given in crossing.given}
         self.reads = {read.place: (number, read) for number, read in enumerate(crossing.reads)}
@@ -111,7 +114,7 @@ class Rehearsal:
         else:
             self._check()
         seconds = time.perf_counter() - started
-        return Recipe(self.crossing, inputs, tuple(self.steps), self.counts, seconds, scrub=self.ghosts.scrub)
+        return Recipe(self.crossing, inputs, tuple(self.steps), self.counts, seconds)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         token = running.set(self)
@@ -167,7 +170,7 @@ class Rehearsal:
     def failed(self, error: BaseException) -> None:
         """Keep the first failure: a model that catches exceptions must not turn it into an answer."""
         if self.done and isinstance(error, PlaceholderRead):
-            return  # the tail will have the data
+            return  # after the cut there is no data to read
         if self.failure is None and isinstance(error, IsthmusError):
             self.failure = error
 
@@ -555,8 +558,9 @@ def has_number(structure: Any) -> bool:
 
 def _relative(tensor: torch.Tensor, slot: torch.Tensor) -> View:
     """The view that a tensor is of a slot, in elements of its own type."""
-    start = slot.storage_offset() * slot.itemsize
-    offset, rest = divmod(tensor.storage_offset() * tensor.itemsize - start, tensor.itemsize)
+    start = int(slot.storage_offset()) * slot.itemsize
+    first = int(tensor.storage_offset()) * tensor.itemsize
+    offset, rest = divmod(first - start, tensor.itemsize)
     if rest or offset < 0:
         raise CutRefused("a view of other bytes than its elements begin at")
     return View(tuple(tensor.shape), tuple(tensor.stride()), offset)

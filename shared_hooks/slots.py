@@ -57,9 +57,9 @@ def blank_slots(slots: tuple[Slot, ...], device: torch.device) -> list[torch.Ten
 def _filled(slot: Slot, start: int, pieces: list[torch.Tensor], device: torch.device, *, may_use: bool) -> torch.Tensor:
     if len(pieces) == 1 and slot.pieces[0].offset == 0 and slot.pieces[0].numel == slot.elements and not _guarding:
         moved = pieces[0].reshape(-1).to(device)
-        if may_use or moved is not pieces[0]:
-            if moved.is_cuda or moved.data_ptr() % ALIGN == start:
-                return moved
+        copied = moved.data_ptr() != pieces[0].data_ptr()  # reshaping alone gives another view of the same memory
+        if (may_use or copied) and (moved.is_cuda or moved.data_ptr() % ALIGN == start):
+            return moved
     whole = _made(slot, start, device)
     for view, piece in zip(slot.pieces, pieces, strict=True):
         whole.as_strided(view.shape, view.stride, whole.storage_offset() + view.offset).copy_(piece)

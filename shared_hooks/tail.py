@@ -24,9 +24,9 @@ from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement
-from shared_hooks.operations import REFLECTED, UNWRITTEN, Kind, arguments_of, is_form, is_mapped, kind_of, name_of
+from shared_hooks.operations import REFLECTED, Kind, arguments_of, is_form, is_mapped, kind_of, name_of
 from shared_hooks.placeholder import Placeholder
-from shared_hooks.placing import Placing, whole_of
+from shared_hooks.placing import Placing
 from shared_hooks.recipe import (
     NOTHING,
     Answer,
@@ -121,7 +121,7 @@ class TailSession(Session):
     def enter(self) -> None:
         """Watch the prefix; below the function level there is rarely anything to replay."""
         self.modes.append(Replay(self))
-        if self.shared.has_below or self.shared.has_fills or self.recipe.scrub:
+        if self.shared.has_below:
             self.modes.append(Below(self))
         for mode in self.modes:
             mode.enter()
@@ -140,14 +140,13 @@ class TailSession(Session):
         if self.stack:
             self.stack[-1].has_child = True
         step = self.next_step()
-        kind = type(step)
-        if kind is Skip and step.path == path:
+        if isinstance(step, Skip) and step.path == path:
             output = self.shared.ready.get(self.position)
             if output is None:
                 output = self.skipped(step, args, kwargs)
             self.advance()
             return output
-        if kind is Enter and step.path == path:
+        if isinstance(step, Enter) and step.path == path:
             self.advance()
         frame = Frame(info, 0)
         self.stack.append(frame)
@@ -158,7 +157,7 @@ class TailSession(Session):
             self.stack.pop()
             self.in_opaque -= info.opaque
         step = self.next_step()
-        if type(step) is End and step.path == path and not self.resumed:
+        if isinstance(step, End) and step.path == path and not self.resumed:
             self.advance()
         return output
 
@@ -200,21 +199,22 @@ class TailSession(Session):
         self, name: str, arguments: list[torch.Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         step = self.next_step()
-        kind = type(step)
         # Python asks a subclass first, so that `constant < placeholder` arrives as `placeholder > constant`
-        matches = kind in _OPERATIONS and step.name in (name, REFLECTED.get(name))
-        if kind is Answer and step.below:
+        matches = isinstance(step, _OPERATIONS) and step.name in (name, REFLECTED.get(name))
+        if isinstance(step, Answer) and step.below:
             matches = False
         if not any(map(self.placing.is_tainted, arguments)):
-            if not (matches and kind is Answer and step.draws):
-                return self.made(func(*args, **kwargs), arguments)
+            if not (matches and isinstance(step, Answer) and step.draws):
+                return self.run_here(func, args, kwargs, arguments)
         elif not matches:
-            result = self.made(func(*args, **kwargs), arguments)
-            if is_form(name) or kind_of(name, bool(arguments), result) is Kind.FORM:
+            if is_form(name):
+                return self.run_here(func, args, kwargs, arguments)
+            result = self.run_here(func, args, kwargs, arguments)
+            if kind_of(name, bool(arguments), result) is Kind.FORM:
                 return result
             raise self.mismatch(f"{name}() ran")
         if isinstance(step, Run):
-            result = self.made(func(*args, **kwargs), arguments)
+            result = self.run_here(func, args, kwargs, arguments)
         elif isinstance(step, ReadValue):
             result = unflatten(self.values[step.number], [], no_class)
         else:
@@ -224,16 +224,20 @@ class TailSession(Session):
         self.advance()
         return result
 
-    def made(self, result: Any, arguments: list[torch.Tensor]) -> Any:
-        """An operation has run: what it made is this request's, and may be filled."""
-        if self.shared.has_fills:
+    def run_here(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: list[torch.Tensor]) -> Any:
+        """An operation that is run; what it makes is noted where something is written later."""
+        result = func(*args, **kwargs)
+        if self.shared.has_taints:
             self.placing.note_made(result, arguments)
         return result
 
     def write(self, step: Answer, arguments: list[torch.Tensor]) -> None:
         """Storages that began as constants depend on the inputs now, and may get their content."""
         for number in step.taints:
-            self.placing.taint(arguments[number])
+            try:
+                self.placing.overwrite(arguments[number])
+            except (PlanMismatch, IndexError) as error:
+                raise self.mismatch(str(error)) from error
         for fill in step.fills:
             try:
                 self.placing.fill(fill.slot, self.crossing.slots[fill.slot].pieces, arguments[fill.argument])
@@ -247,7 +251,7 @@ class TailSession(Session):
         try:
             with torch._C.DisableTorchFunction():
                 if not any(map(self.placing.is_tainted, arguments)):
-                    return self.made(func(*args, **kwargs), arguments)
+                    return self.run_here(func, args, kwargs, arguments)
                 step = self.next_step()
                 if not isinstance(step, Answer) or not step.below or step.name != str(func):
                     raise self.mismatch(f"{func} ran")
@@ -276,8 +280,8 @@ class Shared:
     def __init__(self, recipe: Recipe) -> None:
         self.holes: dict[Hole, Placeholder] = {}
         self.ready: dict[int, Placeholder] = {}
-        self.has_fills = any(isinstance(step, Answer) and step.fills for step in recipe.steps)
         self.has_below = any(isinstance(step, Answer) and step.below for step in recipe.steps)
+        self.has_taints = any(isinstance(step, Answer) and step.taints for step in recipe.steps)
 
     def forget(self) -> None:
         """A placeholder was changed: the next request gets new ones."""
@@ -327,20 +331,6 @@ class Below(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         session = self.session
-        if session.resumed:
-            return func(*args, **(kwargs or {}))
-        if func._schema.name in UNWRITTEN and session.recipe.scrub:
-            return session.made(scrubbed(func, args, kwargs or {}), arguments_of(args, kwargs or {}))
-        if session.in_opaque or session.inside:
+        if session.resumed or session.in_opaque or session.inside:
             return func(*args, **(kwargs or {}))
         return session.kernel(func, args, kwargs or {})
-
-
-def scrubbed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """New memory of a kernel, all zeros, so that it holds nothing of anybody else's."""
-    result = func(*args, **kwargs)
-    if isinstance(result, torch.Tensor) and type(result) is not Placeholder:
-        with torch._C.DisableTorchFunction():
-            if result.untyped_storage().nbytes():
-                whole_of(result, torch.uint8).zero_()
-    return result

@@ -16,6 +16,8 @@ from shared_hooks import agreement, attach, context, generators, hierarchy
 from shared_hooks.counters import sampler
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMismatch, UnknownLayer
+from shared_hooks.explaining import explain
+from shared_hooks.explanation import Explanation
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.head import Diverged, HeadSession, Watch
 from shared_hooks.lifecycle.registry import Lifecycle
@@ -114,6 +116,21 @@ class WrappedModel:
         """Walked modules that the latest plan did not see running: not used, or only through their parameters."""
         called = self._planner.latest.called_paths()
         return tuple(info.path for info in self._modules.values() if info.path not in called)
+
+    def explain(self, cut: Cut, /, *args: Any, **kwargs: Any) -> Explanation:
+        """What crosses at a cut on these inputs and why, and what the tail skips, enters and replays; print it.
+
+        Plans, and rehearses the tail here. Raises `UnknownLayer`, and `CutRefused` with the reason.
+        """
+        plan = self.plan(*args, **kwargs)
+        cutting, crossing = plan.cutting(cut)
+        values = tuple(plan.trace.ops[ordinal].structure or ["v", None] for ordinal in cutting.banked)
+        state = PythonState(self.model)
+        try:
+            recipe = self.recipes.recipe(EarlyOutput(crossing, (), values), self.device)
+        finally:
+            state.restore()  # the rehearsal runs the model's Python
+        return explain(plan, cutting, crossing, recipe)
 
     # -- running ------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--input", action="append", metavar="PATH", help="plan on this input instead of the spec's example"
     )
 
-    commands.add_parser("layers", parents=[model, planned], help="list a model's layers and where it can be cut")
+    layers = commands.add_parser("layers", parents=[model, planned], help="a model's layers and where it can be cut")
+    layers.add_argument(
+        "--explain", metavar="LAYER_ID|NAME|input", help="what crosses there and why, and what is skipped"
+    )
+    layers.add_argument("--all", action="store_true", help="with --explain: long lists whole")
     commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
     _add_run(commands, model)
     _add_lifecycle(commands, model)

@@ -1,19 +1,31 @@
-"""``edge-client layers``: the layers of a model in execution order, and where it can be cut."""
+"""``edge-client layers``: the layers of a model in execution order, and where it can be cut; or one cut explained."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import shutil
+from typing import TYPE_CHECKING
 
 from edge_client.commands import exits
-from edge_client.commands.loading import load
+from edge_client.commands.loading import cut_of, load
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.text import size
+from edge_client.loaded import Loaded
+from edge_client.text import printable, size
+from shared_hooks.errors import CutRefused
+
+if TYPE_CHECKING:
+    from shared_hooks import LayerInfo
+
+NARROWEST = 40
 
 
 def main(options: argparse.Namespace) -> int:
     """Print the table (and JSON); exit status."""
     check_json_target(options.json)
     loaded = load(options)
+    if options.explain is not None:
+        return _explain(loaded, options)
     with loaded.wrapped as wrapped:
         layers = list(wrapped.layers)
     splittable = sum(layer.can_split for layer in layers)
@@ -56,3 +68,36 @@ def main(options: argparse.Namespace) -> int:
         print(table(headers, rows, right=(0, 3, 4)))
         print(f"\n{loaded.spec.model_id}: {len(layers)} layers, {splittable} cuts")
     return exits.OK
+
+
+def _explain(loaded: Loaded, options: argparse.Namespace) -> int:
+    with loaded.wrapped as wrapped:
+        layers = wrapped.layers
+        try:
+            explanation = wrapped.explain(cut_of(options.explain, wrapped, "--explain"), *loaded.args, **loaded.kwargs)
+        except CutRefused as error:
+            reason = str(error).removeprefix(f"--explain {options.explain}: ")
+            near = _nearest(layers, options.explain)
+            if options.json:
+                write_json(
+                    {"model": loaded.spec.model_id, "refused": reason, "nearest": near}, options.json, options.stdout
+                )
+            if options.json != "-":
+                print(printable(f"{loaded.spec.model_id}: {reason}"))
+                print(f"nearest cuts: {', '.join(near) or 'none'}")
+            return exits.SOME_FAILED
+    if options.json:
+        facts = {"model": loaded.spec.model_id, "plan_digest": loaded.plan_digest, **dataclasses.asdict(explanation)}
+        write_json(facts, options.json, options.stdout)
+    if options.json != "-":
+        text = explanation.text(max(shutil.get_terminal_size().columns, NARROWEST), everything=options.all)
+        print("\n".join(map(printable, text.splitlines())))
+    return exits.OK
+
+
+def _nearest(layers: tuple[LayerInfo, ...], wanted: str) -> list[str]:
+    """The names of the cuts next to one that is refused, before and after it."""
+    number = next((one.layer_id for one in layers if wanted in (one.name, str(one.layer_id))), -1)
+    before = next((one.name for one in reversed(layers[: max(number, 0)]) if one.can_split), None)
+    after = next((one.name for one in layers[number + 1 :] if one.can_split), None)
+    return [name for name in (before, after) if name is not None]

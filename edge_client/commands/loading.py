@@ -87,8 +87,8 @@ def cut_for(client: EdgeClient, split: str, items: Sequence[InputItem]) -> int |
     return cut_of(split, client.wrapped)
 
 
-def cut_of(text: str, wrapped: WrappedModel) -> int | str:
-    """--split as the engine takes it: "input", a layer's name, or its id. Raises UnknownLayer, CutRefused.
+def cut_of(text: str, wrapped: WrappedModel, option: str = "--split") -> int | str:
+    """``option`` as the engine takes it: "input", a layer's name, or its id. Raises UnknownLayer, CutRefused.
 
     A name stays a name: on another path through the model the layer has another id.
     """
@@ -102,14 +102,14 @@ def cut_of(text: str, wrapped: WrappedModel) -> int | str:
         if _unused(text, wrapped):
             return text
         if text.lstrip("-").isdigit():
-            raise UnknownLayer(f"--split {text}: layer ids are 0 to {len(layers) - 1}")
+            raise UnknownLayer(f"{option} {text}: layer ids are 0 to {len(layers) - 1}")
         inside = [name for name in by_name if name.startswith(f"{text}.")]
         if inside:
             more = ", ..." if len(inside) > 4 else ""
-            raise UnknownLayer(f"--split {text}: a block; its layers are {', '.join(inside[:4])}{more}")
-        raise UnknownLayer(f'--split {text}: no such layer, and not "input".{near(text, by_name)}')
+            raise UnknownLayer(f"{option} {text}: a block; its layers are {', '.join(inside[:4])}{more}")
+        raise UnknownLayer(f'{option} {text}: no such layer, and not "input".{near(text, by_name)}')
     if not layer.can_split:
-        raise CutRefused(f"--split {text}: the model cannot be cut after layer {layer.layer_id}: {layer.reason}")
+        raise CutRefused(f"{option} {text}: the model cannot be cut after layer {layer.layer_id}: {layer.reason}")
     return text if text in by_name else layer.layer_id
 
 

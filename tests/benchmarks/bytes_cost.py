@@ -2,7 +2,7 @@
 
 `to_bytes` makes a new object, so the memcpy it is compared with makes one, too: ``bytes(view)``, whose memory comes
 from the same allocator in the same way. A copy into a buffer that exists (and is in the caches, if it fits) is in the
-notes. What does not depend on the size (recipe, header) is a fixed cost, here that of the smallest size. Judged twice,
+notes. What does not depend on the size (cut, header) is a fixed cost, here that of the smallest size. Judged twice,
 at every size of 1 MB and more: all of the cost, and the cost per byte without what is fixed. Measured in bursts of the
 same, so that the caches hold what each needs, if they can.
 """

@@ -15,7 +15,8 @@ from torch import nn
 
 from protos.chunks import cut
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
-from shared_hooks import EarlyOutput, Parcel, Recipe, WrappedModel
+from shared_hooks import Crossing, EarlyOutput, Parcel, WrappedModel
+from shared_hooks.crossing_format import decode
 from shared_hooks.errors import IsthmusError, ModelFailed
 
 Frames = Iterator[Any]
@@ -27,7 +28,7 @@ class Seen:
     """What clients have sent so far."""
 
     hellos: list[split_pb2.Hello] = field(default_factory=list)
-    recipes: list[str] = field(default_factory=list)
+    cuts: list[str] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)
     chunk_sizes: list[int] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
@@ -73,7 +74,7 @@ class FakeServer:
 
     def greet(self, frames: Frames) -> split_pb2.ServerFrame:
         self.seen.hellos.append(next(frames).hello)
-        fields = {"protocol_version": 1, "max_in_flight": 8, **self.welcome_fields}
+        fields = {"protocol_version": 2, "max_in_flight": 8, **self.welcome_fields}
         return split_pb2.ServerFrame(welcome=split_pb2.Welcome(**fields))
 
     def stop(self, grace: float | None = 0) -> None:
@@ -103,8 +104,8 @@ def requests(server: FakeServer, frames: Frames) -> Iterator[tuple[split_pb2.Req
     seen = server.seen
     for frame in frames:
         kind = frame.WhichOneof("frame")
-        if kind == "recipe":
-            seen.recipes.append(frame.recipe.digest)
+        if kind == "cut":
+            seen.cuts.append(frame.cut.digest)
         elif kind == "acknowledge":
             seen.acknowledged.extend(frame.acknowledge.ids)
         elif kind == "cancel":
@@ -218,10 +219,10 @@ def tails(model: nn.Module, *, delay: Callable[[int], float] = lambda request_id
     """A server that computes: frontier in, the rest of ``model``, output out; errors by name."""
     wrapped = WrappedModel(model)
 
-    def compute(recipe: Recipe, header: split_pb2.RequestHeader, payload: bytes) -> Iterator[split_pb2.ServerFrame]:
+    def compute(crossing: Crossing, header: split_pb2.RequestHeader, payload: bytes) -> Iterator[split_pb2.ServerFrame]:
         try:
-            early = EarlyOutput.unpack(recipe, header.header, bytearray(payload))
-            output = wrapped.forward(early, start=recipe.layer_id)
+            early = EarlyOutput.unpack(crossing, header.header, bytearray(payload))
+            output = wrapped.forward(early, start=crossing.layer_id)
             layers = wrapped.get_layer_metrics()
         except Exception as error:
             known = error if isinstance(error, IsthmusError) else ModelFailed(repr(error))
@@ -248,17 +249,17 @@ def tails(model: nn.Module, *, delay: Callable[[int], float] = lambda request_id
         )
 
     def script(server: FakeServer, frames: Frames, context: Any) -> Iterator[split_pb2.ServerFrame]:
-        recipes: dict[str, Recipe] = {}
+        crossings: dict[str, Crossing] = {}
 
         def noting() -> Frames:
             for frame in frames:
-                if frame.WhichOneof("frame") == "recipe":
-                    recipes[frame.recipe.digest] = Recipe.from_bytes(frame.recipe.data)
+                if frame.WhichOneof("frame") == "cut":
+                    crossings[frame.cut.digest] = decode(frame.cut.data)
                 yield frame
 
         yield server.greet(frames)
         for header, payload in requests(server, noting()):
             time.sleep(delay(header.id))
-            yield from compute(recipes[header.recipe_digest], header, payload)
+            yield from compute(crossings[header.cut_digest], header, payload)
 
     return script

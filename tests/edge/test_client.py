@@ -103,7 +103,7 @@ def test_other_cuts_may_be_asked_for_per_request() -> None:
     with pair(small_models.Residual, "body") as (client, server):
         outputs = [client.infer(image(), split=split).output for split in ("input", "stem", 2, "stem")]
         assert all(torch.equal(output, outputs[0]) for output in outputs)
-        assert len(server.seen.recipes) == 3
+        assert len(server.seen.cuts) == 3
 
 
 def test_keyword_inputs_and_dataclass_outputs() -> None:
@@ -288,7 +288,7 @@ def test_a_client_says_who_it_is() -> None:
         with EdgeClient(server.address, model, model_id="m", example=((image(),), {})) as client:
             assert client.state is State.READY
             hello = server.seen.hellos[0]
-            assert hello.model_id == "m" and hello.protocol_version == 1 and hello.client_id
+            assert hello.model_id == "m" and hello.protocol_version == 2 and hello.client_id
             assert hello.weights_hash == client.wrapped.weights_hash()
             assert hello.plan_digest == client.wrapped.plan(image()).digest
             assert dict(hello.environment) == client.wrapped.environment()

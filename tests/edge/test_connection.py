@@ -67,13 +67,13 @@ def connected(address: str, **options: Any) -> Iterator[Connection]:
 
 
 def exchange(
-    request_id: int, payload: bytes, *, seconds: float = PATIENCE, recipe: str = "r", pieces: int = 3
+    request_id: int, payload: bytes, *, seconds: float = PATIENCE, cut: str = "r", pieces: int = 3
 ) -> Exchange:
     size = max(1, -(-len(payload) // pieces))
     buffers = tuple(memoryview(payload)[start : start + size] for start in range(0, len(payload), size))
     return Exchange(
         request_id,
-        Outgoing(recipe, b"recipe", b"header", buffers, len(payload)),
+        Outgoing(cut, b"cut", b"header", buffers, len(payload)),
         until=time.monotonic() + seconds,
         stamps=Stamps(),
         check_header=lambda header, size: None,
@@ -100,7 +100,7 @@ def keepers(address: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == f"edge-connection {address}"]
 
 
-def test_payloads_come_back_whole_in_bounded_chunks_with_one_recipe_upload() -> None:
+def test_payloads_come_back_whole_in_bounded_chunks_with_one_upload_of_the_cut() -> None:
     payload = bytes(range(256)) * 4096 * 3 + b"tail"
     with FakeServer() as server, connected(server.address) as connection:
         assert connection.state is State.UNOPENED
@@ -108,7 +108,7 @@ def test_payloads_come_back_whole_in_bounded_chunks_with_one_recipe_upload() -> 
         assert send(connection, exchange(2, b"small")) == b"small"
         assert send(connection, exchange(3, b"")) == b""
         assert connection.state is State.READY
-        assert server.seen.recipes == ["r"]
+        assert server.seen.cuts == ["r"]
         assert max(server.seen.chunk_sizes) == MIB and sum(server.seen.chunk_sizes) == len(payload) + 5
         assert until(lambda: server.seen.acknowledged == [1, 2, 3])
         assert len(server.seen.hellos) == 1
@@ -143,7 +143,7 @@ def test_a_stream_that_breaks_in_mid_request_is_mended(frames: int, code: grpc.S
         # gRPC drops a Welcome that has not been read when the error after it arrives
         assert connection.counters.streams == 2 or frames == 0
         assert server.seen.requests[-1] == 7 and set(server.seen.requests) == {7}
-        assert server.seen.recipes == ["r"]  # again on the new stream; the broken one did not count it
+        assert server.seen.cuts == ["r"]  # again on the new stream; the broken one did not count it
         assert one.sends == 1 + (frames > 0) or frames == 0
 
 
@@ -411,12 +411,12 @@ def test_failures_come_back_by_name() -> None:
         send(connection, exchange(1, b"x"))
 
 
-def test_a_request_that_was_put_off_goes_again_with_its_recipe() -> None:
+def test_a_request_that_was_put_off_goes_again_with_its_cut() -> None:
     script = fake.fail("ServerUnavailable", "busy", retry=True, times=2)
     with FakeServer(script) as server, connected(server.address) as connection:
         one = exchange(9, b"x")
         assert send(connection, one) == b"x"
-        assert server.seen.requests == [9, 9, 9] and server.seen.recipes == ["r", "r", "r"]
+        assert server.seen.requests == [9, 9, 9] and server.seen.cuts == ["r", "r", "r"]
         assert one.put_offs == 2 and one.breaks == 0
 
 

@@ -40,12 +40,12 @@ def test_round_trip(name: str, cut: int | str, codec: str) -> None:
     for received in (bytes(data), bytearray(data), memoryview(data)):
         back = EarlyOutput.from_bytes(received)
         assert same(list(back.pieces), list(early.pieces))
-        assert back.recipe.to_bytes() == early.recipe.to_bytes()
+        assert back.crossing.to_bytes() == early.crossing.to_bytes()
         assert (back.layer_id, back.layer_name, back.nbytes) == (early.layer_id, early.layer_name, early.nbytes)
         assert back.to_bytes(codec) == data
 
 
-GOLDEN = Path(__file__).parent / "golden" / "early-1.bin"
+GOLDEN = Path(__file__).parent / "golden" / "early-2.bin"
 
 
 def test_golden_file() -> None:
@@ -101,7 +101,7 @@ def test_extensions_are_refused(extra: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"I", b"ISTHMUS1", b"ISTHMUS0" + DATA[8:], b"\x80\x04." + DATA, b"PK\x03\x04" * 20]
+    "data", [b"", b"I", b"ISTHMUS2", b"ISTHMUS1" + DATA[8:], b"\x80\x04." + DATA, b"PK\x03\x04" * 20]
 )
 def test_other_formats_are_refused(data: bytes) -> None:
     refused(data)
@@ -118,7 +118,7 @@ def test_every_flipped_bit_is_noticed_or_harmless(bit: int) -> None:
     except BadFrame:
         return
     assert same(list(early.pieces), list(EARLY.pieces))
-    assert early.recipe.to_bytes() == EARLY.recipe.to_bytes()
+    assert early.crossing.to_bytes() == EARLY.crossing.to_bytes()
     assert early.values == EARLY.values
 
 
@@ -136,6 +136,6 @@ def test_spliced_bytes_are_noticed(start: int, removed: int, inserted: bytes) ->
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.binary(max_size=300))
 def test_noise_is_refused(noise: bytes) -> None:
-    for data in (noise, b"ISTHMUS1" + noise):
+    for data in (noise, b"ISTHMUS2" + noise):
         with pytest.raises(BadFrame):
             EarlyOutput.from_bytes(data)

@@ -16,7 +16,7 @@ from shared_hooks.errors import BadFrame, Cancelled, ServerUnavailable
 from shared_hooks.lifecycle import Event, Stage
 from shared_hooks.lifecycle.log import Log
 from tests.lifecycle.service import PATIENCE, Spy, eventually
-from tests.server.fakes import CoreClient, FakeEngine, chunk, header, make_recipe, upload
+from tests.server.fakes import CoreClient, FakeEngine, chunk, header, make_crossing, upload
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ def errors(spy: Spy) -> list[tuple[int, int, str]]:
 
 def test_what_ends_while_another_fails_is_told(core: Core, spy: Spy) -> None:
     """A client comes back with its upload, and finds no room: the old one has ended all the same."""
-    recipe = make_recipe(100)
+    crossing = make_crossing(100)
     first = CoreClient(core)
-    first.send(upload(recipe), header(1, recipe))
+    first.send(upload(crossing), header(1, crossing))
     others = CoreClient(core, client_id="bob")
-    others.send(upload(recipe), *(header(id, recipe) for id in (1, 2, 3)))
+    others.send(upload(crossing), *(header(id, crossing) for id in (1, 2, 3)))
     core.books._limits = Limits(max_in_flight=4, max_pending=1)
     again = CoreClient(core)
-    again.send(upload(recipe), header(1, recipe))
+    again.send(upload(crossing), header(1, crossing))
     failed = again.answer(1).failed
     assert failed is not None and failed.error == "ServerUnavailable"
     assert ends(spy) == [(1, "Cancelled")]
@@ -59,9 +59,9 @@ def test_what_ends_while_another_fails_is_told(core: Core, spy: Spy) -> None:
 
 
 def test_a_second_announcement_is_one_error(core: Core, spy: Spy) -> None:
-    recipe = make_recipe(100)
+    crossing = make_crossing(100)
     client = CoreClient(core)
-    client.send(upload(recipe), header(1, recipe), header(1, recipe))
+    client.send(upload(crossing), header(1, crossing), header(1, crossing))
     assert client.answer(1).failed is not None
     assert errors(spy) == [(1, 0, "BadFrame")] and ends(spy) == [(1, "BadFrame")]
 
@@ -87,9 +87,9 @@ def test_an_end_is_not_told_before_its_beginning(core: Core, spy: Spy) -> None:
         assert go.wait(PATIENCE)
         spy.emit(Stage.ON_RESULT, event.request)  # a mark in the sequence
 
-    client, recipe = CoreClient(core), make_recipe(100)
-    client.send(upload(recipe))
-    thread = threading.Thread(target=client.send, args=(header(1, recipe),))
+    client, crossing = CoreClient(core), make_crossing(100)
+    client.send(upload(crossing))
+    thread = threading.Thread(target=client.send, args=(header(1, crossing),))
     thread.start()
     assert entered.wait(PATIENCE)
     client.leave()
@@ -104,8 +104,8 @@ def test_an_end_is_not_told_before_its_beginning(core: Core, spy: Spy) -> None:
 
 
 def test_an_upload_that_goes_wrong(core: Core, spy: Spy) -> None:
-    client, recipe = CoreClient(core), make_recipe(100)
-    client.send(upload(recipe), header(1, recipe), chunk(1, 50, b"x"))
+    client, crossing = CoreClient(core), make_crossing(100)
+    client.send(upload(crossing), header(1, crossing), chunk(1, 50, b"x"))
     assert client.answer(1).failed is not None
     assert errors(spy) == [(1, 0, "BadFrame")] and ends(spy) == [(1, "BadFrame")]
     assert "after_receive" not in spy.stages(1)
@@ -123,15 +123,15 @@ def test_a_request_that_is_sent_again_is_told_once(core: Core, spy: Spy) -> None
 
 
 def test_a_cancelled_request_is_no_error(core: Core, spy: Spy) -> None:
-    client, recipe = CoreClient(core), make_recipe(100)
-    client.send(upload(recipe), header(1, recipe))
+    client, crossing = CoreClient(core), make_crossing(100)
+    client.send(upload(crossing), header(1, crossing))
     core.books.cancel(("alice", 1))
     assert ends(spy) == [(1, "Cancelled")] and errors(spy) == []
 
 
 def test_a_request_that_waited_too_long(core: Core, spy: Spy) -> None:
-    client, recipe = CoreClient(core), make_recipe(100)
-    client.send(upload(recipe), header(1, recipe, deadline_ms=1))
+    client, crossing = CoreClient(core), make_crossing(100)
+    client.send(upload(crossing), header(1, crossing, deadline_ms=1))
     eventually(lambda: ends(spy) == [(1, "DeadlineExceeded")])
     assert errors(spy) == [(1, 0, "DeadlineExceeded")]
 
@@ -257,17 +257,17 @@ class TestTheLog:
 
     def test_a_bug_of_ours(self, core: Core, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
         """Read at any level that shows errors, with where it was."""
-        monkeypatch.setattr(core.recipes, "add", lambda digest, data: [][1])
+        monkeypatch.setattr(core.crossings, "add", lambda digest, data: [][1])
         client = CoreClient(core)
-        client.send(upload(make_recipe(3)))
+        client.send(upload(make_crossing(3)))
         client.ended()
         (record,) = [one for one in caplog.records if one.exc_info]
         assert record.levelname == "ERROR" and record.exc_info is not None and record.exc_info[0] is IndexError
         assert any("ERROR stream of alice: IsthmusError" in line for line in self.lines(caplog))
 
     def test_a_cancelled_request_is_not_worth_a_line(self, core: Core, caplog: pytest.LogCaptureFixture) -> None:
-        client, recipe = CoreClient(core), make_recipe(100)
-        client.send(upload(recipe), header(1, recipe))
+        client, crossing = CoreClient(core), make_crossing(100)
+        client.send(upload(crossing), header(1, crossing))
         core.books.cancel(("alice", 1))
         assert len(self.lines(caplog)) == 1 and Cancelled.__name__ not in caplog.text
 

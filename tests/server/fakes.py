@@ -14,30 +14,31 @@ from cloud_server.engine import Computed, Identity
 from cloud_server.session import Session
 from protos.chunks import ChunkFrame, cut
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import Recipe
+from shared_hooks import Crossing
+from shared_hooks.crossing import Slot
 from shared_hooks.errors import BadFrame
-from shared_hooks.recipe import Slot
 from shared_hooks.views import View
 
 PATIENCE = 60.0  # seconds after which a test gives up
 
 
-def make_recipe(nbytes: int, name: str = "layer") -> Recipe:
-    """A recipe whose frontier is one tensor of ``nbytes`` bytes."""
+def make_crossing(nbytes: int, name: str = "layer") -> Crossing:
+    """A cut whose frontier is one tensor of ``nbytes`` bytes."""
     slots = (Slot(torch.uint8, nbytes, (View((nbytes,), (1,), 0),), False),) if nbytes else ()
-    return Recipe(
-        signature="signature",
-        plan_digest="plan",
+    return Crossing(
         layer_id=0,
         layer_name=name,
         depth=None,
         context={},
-        counts={},
-        slots=slots,
         input_structure=[],
         inputs=(),
-        steps=(),
-        values=(),
+        slots=slots,
+        marks=(),
+        fills=(),
+        given=(),
+        reads=(),
+        layouts=(),
+        path_digest="path",
     )
 
 
@@ -57,13 +58,13 @@ class FakeEngine:
         self.before = before
         self.computed = 0
 
-    def admit(self, recipe: Recipe, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+    def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         if not header.startswith(b"fake"):
             raise BadFrame("the header is not one of a fake frontier")
-        if payload_bytes != recipe.payload_bytes:
-            raise BadFrame(f"{payload_bytes} bytes are announced, the recipe has {recipe.payload_bytes}")
+        if payload_bytes != crossing.payload_bytes:
+            raise BadFrame(f"{payload_bytes} bytes are announced, the cut has {crossing.payload_bytes}")
 
-    def compute(self, recipe: Recipe, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
+    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
         self.before(payload)
         self.computed += 1
         data = bytes(payload)[::-1]
@@ -75,7 +76,7 @@ class FakeEngine:
 def hello(client_id: str = "alice", **changes: object) -> split_pb2.ClientFrame:
     """A hello that agrees with `FakeEngine`, but for ``changes``."""
     values: dict[str, object] = {
-        "protocol_version": 1,
+        "protocol_version": 2,
         "client_id": client_id,
         "model_id": "fake",
         "weights_hash": "w1",
@@ -87,17 +88,17 @@ def hello(client_id: str = "alice", **changes: object) -> split_pb2.ClientFrame:
     return split_pb2.ClientFrame(hello=split_pb2.Hello(**{**values, **changes}))  # type: ignore[arg-type]
 
 
-def upload(recipe: Recipe) -> split_pb2.ClientFrame:
-    return split_pb2.ClientFrame(recipe=split_pb2.RecipeUpload(digest=recipe.digest, data=recipe.to_bytes()))
+def upload(crossing: Crossing) -> split_pb2.ClientFrame:
+    return split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=crossing.digest, data=crossing.to_bytes()))
 
 
-def header(id: int, recipe: Recipe, **changes: object) -> split_pb2.ClientFrame:
+def header(id: int, crossing: Crossing, **changes: object) -> split_pb2.ClientFrame:
     """The announcement of a request on `FakeEngine`."""
     values: dict[str, object] = {
         "id": id,
-        "recipe_digest": recipe.digest,
+        "cut_digest": crossing.digest,
         "header": b"fake",
-        "payload_bytes": recipe.payload_bytes,
+        "payload_bytes": crossing.payload_bytes,
     }
     return split_pb2.ClientFrame(request=split_pb2.RequestHeader(**{**values, **changes}))  # type: ignore[arg-type]
 
@@ -149,11 +150,11 @@ class Client:
         raise NotImplementedError
 
     def ask(
-        self, id: int, data: bytes, recipe: Recipe | None = None, chunk_bytes: int = 1000, **changes: object
+        self, id: int, data: bytes, crossing: Crossing | None = None, chunk_bytes: int = 1000, **changes: object
     ) -> None:
-        """Uploads the recipe, announces a request and sends its payload."""
-        recipe = recipe or make_recipe(len(data))
-        self.send(upload(recipe), header(id, recipe, **changes), *cut(id, [memoryview(data)], chunk_bytes))
+        """Uploads the cut, announces a request and sends its payload."""
+        crossing = crossing or make_crossing(len(data))
+        self.send(upload(crossing), header(id, crossing, **changes), *cut(id, [memoryview(data)], chunk_bytes))
 
     def answer(self, id: int, number: int = 1) -> Result:
         """The ``number``-th complete answer to request ``id``."""

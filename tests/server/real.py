@@ -58,7 +58,7 @@ def greet(
     """The hello of an edge that holds ``wrapped``."""
     return split_pb2.ClientFrame(
         hello=split_pb2.Hello(
-            protocol_version=1,
+            protocol_version=2,
             client_id=client_id,
             model_id=model_id,
             weights_hash=wrapped.weights_hash(),
@@ -73,10 +73,10 @@ def greet(
 def ask(client: Client, id: int, early: EarlyOutput, codec: str = "raw", **changes: Any) -> None:
     """Sends what crosses the cut."""
     parcel = early.pack(codec)
-    recipe = early.recipe
-    values = {"id": id, "recipe_digest": recipe.digest, "header": parcel.header, "payload_bytes": parcel.nbytes}
+    crossing = early.crossing
+    values = {"id": id, "cut_digest": crossing.digest, "header": parcel.header, "payload_bytes": parcel.nbytes}
     client.send(
-        split_pb2.ClientFrame(recipe=split_pb2.RecipeUpload(digest=recipe.digest, data=recipe.to_bytes())),
+        split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=crossing.digest, data=crossing.to_bytes())),
         split_pb2.ClientFrame(request=split_pb2.RequestHeader(**{**values, **changes})),
         *cut(id, parcel.buffers, 256 << 10),
     )

@@ -22,7 +22,7 @@ from tests.server.fakes import (
     chunk,
     header,
     hello,
-    make_recipe,
+    make_crossing,
     upload,
 )
 
@@ -33,7 +33,7 @@ SMALL = Limits(
     max_clients=3,
     max_pending=6,
     chunk_bytes=1000,
-    max_recipes=8,
+    max_cuts=8,
     deadline_seconds=600,
     hello_seconds=600,
 )
@@ -98,9 +98,9 @@ class TestAnswers:
         assert result.reply is not None and not result.reply.payload and len(result.data) == len(data)
 
     def test_many_in_flight_interleaved(self, core: Core) -> None:
-        client, recipe = CoreClient(core), make_recipe(4000)
+        client, crossing = CoreClient(core), make_crossing(4000)
         data = {id: bytes([id]) * 3999 + b"x" for id in range(1, 5)}
-        client.send(upload(recipe), *(header(id, recipe) for id in data))
+        client.send(upload(crossing), *(header(id, crossing) for id in data))
         for offset in range(0, 4000, 500):
             client.send(*(chunk(id, offset, data[id][offset : offset + 500]) for id in data))
         for id in data:
@@ -178,7 +178,7 @@ class TestHandshake:
         client.ask(1, b"x")
         client.answer(1)
         welcome = client.others[0].welcome
-        assert (welcome.protocol_version, welcome.max_request_bytes) == (1, 100_000)
+        assert (welcome.protocol_version, welcome.max_request_bytes) == (2, 100_000)
         assert (welcome.max_in_flight, welcome.chunk_bytes, dict(welcome.about)) == (4, 1000, {"torch": "2.99"})
 
     def test_everything_that_differs_is_named_with_both_values(self, core: Core) -> None:
@@ -205,7 +205,7 @@ class TestHandshake:
         assert "os:system" in str(error) and "fake" in str(error)
 
     def test_other_protocol_version(self, core: Core) -> None:
-        assert "protocol version: client 9, server 1" in str(self.refusal(core, protocol_version=9))
+        assert "protocol version: client 9, server 2" in str(self.refusal(core, protocol_version=9))
 
     @pytest.mark.parametrize("client_id", ["", "x" * 257])
     def test_client_id_of_absurd_length(self, core: Core, client_id: str) -> None:
@@ -215,7 +215,7 @@ class TestHandshake:
         with Core([FakeEngine()], dataclasses.replace(SMALL, hello_seconds=0.2)) as core:
             assert isinstance(CoreClient(core, greet=False).ended(), errors.DeadlineExceeded)
 
-    @pytest.mark.parametrize("frame", [header(1, make_recipe(1)), chunk(1, 0, b"x"), cancel(1), acknowledge(1)])
+    @pytest.mark.parametrize("frame", [header(1, make_crossing(1)), chunk(1, 0, b"x"), cancel(1), acknowledge(1)])
     def test_anything_before_hello(self, core: Core, frame: object) -> None:
         client = CoreClient(core, greet=False)
         client.send(frame)  # type: ignore[arg-type]
@@ -244,21 +244,21 @@ class TestBadRequests:
         client.ask(99, b"good")
         assert bytes(client.answer(99).data) == b"doog"
 
-    def test_unknown_recipe_may_be_uploaded_and_asked_for_again(self, client: CoreClient) -> None:
-        recipe = make_recipe(3)
-        client.send(header(1, recipe), chunk(1, 0, b"abc"))
+    def test_unknown_cut_may_be_uploaded_and_asked_for_again(self, client: CoreClient) -> None:
+        crossing = make_crossing(3)
+        client.send(header(1, crossing), chunk(1, 0, b"abc"))
         failed = client.answer(1).failed
         assert failed is not None and failed.error == "Disagreement" and failed.retry and failed.code == 9
-        client.send(upload(recipe), header(1, recipe), chunk(1, 0, b"abc"))
+        client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"abc"))
         assert bytes(client.answer(1, 2).data) == b"cba"
 
     def test_header_that_is_none(self, client: CoreClient) -> None:
         client.ask(1, b"abc", header=b"\x00garbage")
         assert failure(client, 1)[0] == "BadFrame"
 
-    def test_payload_that_is_not_the_recipes(self, client: CoreClient) -> None:
+    def test_payload_that_is_not_the_cuts(self, client: CoreClient) -> None:
         client.ask(1, b"abc", payload_bytes=2)
-        assert failure(client, 1) == ("BadFrame", "2 bytes are announced, the recipe has 3")
+        assert failure(client, 1) == ("BadFrame", "2 bytes are announced, the cut has 3")
 
     def test_oversized_payload(self, client: CoreClient) -> None:
         client.ask(1, b"abc", payload_bytes=1 << 60)
@@ -274,19 +274,19 @@ class TestBadRequests:
         [(1, b"bc", "without gaps"), (0, b"abcd", "overruns"), (0, b"", "empty"), (1 << 63, b"a", "without gaps")],
     )
     def test_gap_overrun_and_empty_chunk(self, client: CoreClient, offset: int, data: bytes, says: str) -> None:
-        recipe = make_recipe(3)
-        client.send(upload(recipe), header(1, recipe), chunk(1, offset, data), chunk(1, 0, b"abc"))
+        crossing = make_crossing(3)
+        client.send(upload(crossing), header(1, crossing), chunk(1, offset, data), chunk(1, 0, b"abc"))
         error, message = failure(client, 1)
         assert error == "BadFrame" and says in message
 
     def test_overlapping_chunks(self, client: CoreClient) -> None:
-        recipe = make_recipe(3)
-        client.send(upload(recipe), header(1, recipe), chunk(1, 0, b"ab"), chunk(1, 1, b"bc"))
+        crossing = make_crossing(3)
+        client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"ab"), chunk(1, 1, b"bc"))
         assert failure(client, 1)[0] == "BadFrame"
 
     def test_announced_again_before_its_payload_is_complete(self, client: CoreClient) -> None:
-        recipe = make_recipe(3)
-        client.send(upload(recipe), header(1, recipe), chunk(1, 0, b"a"), header(1, recipe), chunk(1, 1, b"bc"))
+        crossing = make_crossing(3)
+        client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"a"), header(1, crossing), chunk(1, 1, b"bc"))
         assert "announced again" in failure(client, 1)[1]
 
     def test_id_used_for_another_content(self, client: CoreClient) -> None:
@@ -317,27 +317,27 @@ class TestBrokenStreams:
         client.send(chunk(1, 3, b"d"))
         assert isinstance(client.ended(), errors.BadFrame)
 
-    def test_recipe_under_a_false_digest(self, core: Core) -> None:
+    def test_crossing_under_a_false_digest(self, core: Core) -> None:
         client = CoreClient(core)
-        frame = upload(make_recipe(3))
-        frame.recipe.digest = make_recipe(4).digest
+        frame = upload(make_crossing(3))
+        frame.cut.digest = make_crossing(4).digest
         client.send(frame)
         assert "digest" in str(client.ended())
-        assert core.recipes.get(make_recipe(4).digest) is None
+        assert core.crossings.get(make_crossing(4).digest) is None
 
     @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": 1}', b"\xff\xfe", b"[" * 100_000])
-    def test_recipe_that_is_none(self, core: Core, data: bytes) -> None:
-        from shared_hooks.recipe import digest_of
+    def test_crossing_that_is_none(self, core: Core, data: bytes) -> None:
+        from shared_hooks.crossing import digest_of
 
         client = CoreClient(core)
-        frame = upload(make_recipe(3))
-        frame.recipe.digest, frame.recipe.data = digest_of(data), data
+        frame = upload(make_crossing(3))
+        frame.cut.digest, frame.cut.data = digest_of(data), data
         client.send(frame)
         assert isinstance(client.ended(), errors.BadFrame)
 
-    def test_recipe_with_huge_storages(self, core: Core) -> None:
+    def test_crossing_with_huge_storages(self, core: Core) -> None:
         client = CoreClient(core)
-        client.send(upload(make_recipe(1 << 38)))
+        client.send(upload(make_crossing(1 << 38)))
         assert isinstance(client.ended(), errors.TooLarge)
 
     def test_empty_frame(self, core: Core) -> None:
@@ -386,9 +386,9 @@ class TestRepeatedIds:
             assert bytes(second.answer(1).data) == b"cba" and engine.computed == 1
 
     def test_client_comes_back_before_the_old_stream_is_seen_dead(self, core: Core, engine: FakeEngine) -> None:
-        recipe = make_recipe(3)
+        crossing = make_crossing(3)
         old = CoreClient(core)
-        old.send(upload(recipe), header(1, recipe), chunk(1, 0, b"a"))
+        old.send(upload(crossing), header(1, crossing), chunk(1, 0, b"a"))
         new = CoreClient(core)
         new.ask(1, b"abc")
         assert bytes(new.answer(1).data) == b"cba" and engine.computed == 1
@@ -464,33 +464,33 @@ class TestBounds:
             assert alice.answer(5, 2).reply
 
     def test_bytes_of_all_requests(self, core: Core) -> None:
-        recipe, alice, bob = make_recipe(90_000), CoreClient(core), CoreClient(core, client_id="bob")
-        alice.send(upload(recipe), *(header(id, recipe) for id in (1, 2, 3)))
-        bob.send(header(1, recipe))
+        crossing, alice, bob = make_crossing(90_000), CoreClient(core), CoreClient(core, client_id="bob")
+        alice.send(upload(crossing), *(header(id, crossing) for id in (1, 2, 3)))
+        bob.send(header(1, crossing))
         assert "has no room" in failure(bob, 1)[1]
         alice.leave()
         assert core.books._live_bytes == 0
-        bob.ask(1, bytes(90_000), recipe)
+        bob.ask(1, bytes(90_000), crossing)
         assert bob.answer(1, 2).reply
 
-    def test_recipes_are_forgotten_in_order_of_use(self, core: Core) -> None:
+    def test_crossings_are_forgotten_in_order_of_use(self, core: Core) -> None:
         client = CoreClient(core)
-        recipes = [make_recipe(1, f"layer{number}") for number in range(10)]
-        for recipe in recipes:
-            client.send(upload(recipe))
-            core.recipes.get(recipes[0].digest)
-        assert len(core.recipes) == 8 and core.recipes.get(recipes[0].digest)
-        assert core.recipes.get(recipes[1].digest) is None
+        crossings = [make_crossing(1, f"layer{number}") for number in range(10)]
+        for crossing in crossings:
+            client.send(upload(crossing))
+            core.crossings.get(crossings[0].digest)
+        assert len(core.crossings) == 8 and core.crossings.get(crossings[0].digest)
+        assert core.crossings.get(crossings[1].digest) is None
 
     def test_a_client_that_does_not_fetch_is_not_listened_to(self, core: Core) -> None:
         session = core.open("test")
         session.receive(hello())
-        recipe = make_recipe(0)
-        session.receive(upload(recipe))
+        crossing = make_crossing(0)
+        session.receive(upload(crossing))
 
         def flood() -> None:
             for id in range(1000):
-                session.receive(header(id, recipe))
+                session.receive(header(id, crossing))
 
         flooder = threading.Thread(target=flood)
         flooder.start()
@@ -503,8 +503,8 @@ class TestBounds:
 
 class TestCancelAndDeadline:
     def test_cancelled_while_arriving(self, core: Core, engine: FakeEngine) -> None:
-        client, recipe = CoreClient(core), make_recipe(3)
-        client.send(upload(recipe), header(1, recipe), chunk(1, 0, b"a"), cancel(1), chunk(1, 1, b"bc"))
+        client, crossing = CoreClient(core), make_crossing(3)
+        client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"a"), cancel(1), chunk(1, 1, b"bc"))
         assert failure(client, 1)[0] == "Cancelled" and engine.computed == 0
         assert core.books._live_bytes == 0 and not core.books._live
 
@@ -555,8 +555,8 @@ class TestCancelAndDeadline:
 
     def test_payload_that_never_comes(self) -> None:
         with Core([FakeEngine()], dataclasses.replace(SMALL, deadline_seconds=0.05)) as core:
-            client, recipe = CoreClient(core), make_recipe(3)
-            client.send(upload(recipe), header(1, recipe), chunk(1, 0, b"a"))
+            client, crossing = CoreClient(core), make_crossing(3)
+            client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"a"))
             error, message = failure(client, 1)
             assert error == "DeadlineExceeded" and "receiving" in message
             assert client.send(chunk(1, 1, b"b")) and core.books._live_bytes == 0
@@ -566,9 +566,9 @@ class TestDrain:
     def test_running_requests_finish_and_new_ones_are_refused(self) -> None:
         gate = Gate()
         with Core([FakeEngine(gate)], SMALL) as core:
-            client, recipe = CoreClient(core), make_recipe(3)
+            client, crossing = CoreClient(core), make_crossing(3)
             client.ask(1, b"abc")
-            client.send(header(2, recipe), chunk(2, 0, b"a"))
+            client.send(header(2, crossing), chunk(2, 0, b"a"))
             gate.wait_entered()
             core.drain()
             assert not core.wait_idle(0.05)
@@ -594,10 +594,10 @@ class TestDrain:
         def note(event: Event) -> None:
             heard.append((event.request.id, str(event.error)))  # type: ignore[union-attr]
 
-        old, new, recipe = CoreClient(core), CoreClient(core), make_recipe(3)
-        old.send(upload(recipe), header(1, recipe), chunk(1, 0, b"a"))
+        old, new, crossing = CoreClient(core), CoreClient(core), make_crossing(3)
+        old.send(upload(crossing), header(1, crossing), chunk(1, 0, b"a"))
         core.drain()
-        new.send(header(1, recipe))
+        new.send(header(1, crossing))
         assert failure(new, 1)[0] == "ServerUnavailable"
         assert heard == [(1, "it was announced again on another stream")]
 

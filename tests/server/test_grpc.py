@@ -17,7 +17,7 @@ from cloud_server.limits import MIB, Limits
 from cloud_server.server import CloudServer
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks.errors import SpecError
-from tests.server.fakes import PATIENCE, FakeEngine, GrpcClient, chunk, header, hello, make_recipe, upload
+from tests.server.fakes import PATIENCE, FakeEngine, GrpcClient, chunk, header, hello, make_crossing, upload
 
 SMALL = Limits(max_request_bytes=8 * MIB, max_message_bytes=2 * MIB, max_clients=4, max_in_flight=16, hello_seconds=600)
 
@@ -131,7 +131,7 @@ class TestHandshake:
         ("changes", "status", "says"),
         [
             ({"weights_hash": "w2"}, "FAILED_PRECONDITION", 'weights: client "w2", server "w1"'),
-            ({"protocol_version": 2}, "FAILED_PRECONDITION", "protocol version: client 2, server 1"),
+            ({"protocol_version": 1}, "FAILED_PRECONDITION", "protocol version: client 1, server 2"),
             ({"model_id": "other"}, "NOT_FOUND", 'no model "other"'),
             ({"model_id": "../../etc/passwd"}, "NOT_FOUND", "there is: fake"),
             ({"model_id": "os:system"}, "NOT_FOUND", "there is: fake"),
@@ -193,32 +193,32 @@ class TestHostileBytes:
         assert client.refusal()[0] == "RESOURCE_EXHAUSTED"
 
     def test_request_before_hello(self, channel: grpc.Channel) -> None:
-        client = GrpcClient(channel, header(1, make_recipe(1)))
+        client = GrpcClient(channel, header(1, make_crossing(1)))
         assert client.refusal()[0] == "INVALID_ARGUMENT"
 
     def test_absurd_sizes_allocate_nothing(self, channel: grpc.Channel) -> None:
-        client, recipe = GrpcClient(channel, hello()), make_recipe(5)
-        client.send(upload(recipe), header(1, recipe, payload_bytes=2**64 - 1))
+        client, crossing = GrpcClient(channel, hello()), make_crossing(5)
+        client.send(upload(crossing), header(1, crossing, payload_bytes=2**64 - 1))
         failed = client.answer(1).failed
         assert failed is not None and (failed.error, failed.code) == ("TooLarge", 8)
 
-    def test_altered_recipe(self, channel: grpc.Channel) -> None:
-        client, frame = GrpcClient(channel, hello()), upload(make_recipe(5))
-        frame.recipe.data = frame.recipe.data[:-1] + b" "
+    def test_altered_cut(self, channel: grpc.Channel) -> None:
+        client, frame = GrpcClient(channel, hello()), upload(make_crossing(5))
+        frame.cut.data = frame.cut.data[:-1] + b" "
         client.send(frame)
         assert client.refusal()[0] == "INVALID_ARGUMENT"
 
     def test_gap_fails_the_request_and_not_the_stream(self, channel: grpc.Channel) -> None:
-        client, recipe = GrpcClient(channel, hello()), make_recipe(5)
-        client.send(upload(recipe), header(1, recipe), chunk(1, 1, b"x"), chunk(1, 2, b"y"))
+        client, crossing = GrpcClient(channel, hello()), make_crossing(5)
+        client.send(upload(crossing), header(1, crossing), chunk(1, 1, b"x"), chunk(1, 2, b"y"))
         failed = client.answer(1).failed
         assert failed is not None and failed.error == "BadFrame"
         client.ask(2, b"abc")
         assert bytes(client.answer(2).data) == b"cba"
 
     def test_a_stream_that_breaks_in_an_upload(self, server: CloudServer, channel: grpc.Channel) -> None:
-        client, recipe = GrpcClient(channel, hello()), make_recipe(MIB)
-        client.send(upload(recipe), header(1, recipe), chunk(1, 0, b"x"))
+        client, crossing = GrpcClient(channel, hello()), make_crossing(MIB)
+        client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"x"))
         eventually(lambda: server.core.books._live_bytes == MIB)
         client.call.cancel()
         eventually(lambda: server.core.books._live_bytes == 0)

@@ -103,7 +103,7 @@ def test_a_tail_that_raises(client: CoreClient, edge: WrappedModel) -> None:
 
 
 class TestBadFrontiers:
-    """Bytes that header, recipe or plan do not vouch for."""
+    """Bytes that header, cut or plan do not vouch for."""
 
     @pytest.fixture
     def early(self, edge: WrappedModel) -> EarlyOutput:
@@ -114,15 +114,15 @@ class TestBadFrontiers:
         parcel = early.pack()
         with pytest.raises(errors.IsthmusError) as caught:
             served.admit(
-                early.recipe, parcel.header if header is None else header, parcel.nbytes if size < 0 else size, 10**6
+                early.crossing, parcel.header if header is None else header, parcel.nbytes if size < 0 else size, 10**6
             )
         return f"{type(caught.value).__name__}: {caught.value}"
 
     def test_good_ones_pass(self, served: ServedModel, early: EarlyOutput) -> None:
         parcel = early.pack()
-        served.admit(early.recipe, parcel.header, parcel.nbytes, 10**6)
+        served.admit(early.crossing, parcel.header, parcel.nbytes, 10**6)
         with pytest.raises(errors.TooLarge):
-            served.admit(early.recipe, parcel.header, parcel.nbytes, 10)
+            served.admit(early.crossing, parcel.header, parcel.nbytes, 10)
 
     def test_truncated_and_altered_headers(self, served: ServedModel, early: EarlyOutput) -> None:
         header = early.pack().header
@@ -134,19 +134,19 @@ class TestBadFrontiers:
 
     def test_header_of_another_cut(self, served: ServedModel, edge: WrappedModel, early: EarlyOutput) -> None:
         other = edge.forward(torch.randn(9, 8), end="second").pack()
-        assert "the recipe" in self.refusal(served, early, other.header, other.nbytes)
+        assert "the cut" in self.refusal(served, early, other.header, other.nbytes)
 
-    def test_recipe_of_another_layer_than_it_says(self, served: ServedModel, early: EarlyOutput) -> None:
-        lying = dataclasses.replace(early, recipe=dataclasses.replace(early.recipe, layer_id=0))
+    def test_crossing_of_another_layer_than_it_says(self, served: ServedModel, early: EarlyOutput) -> None:
+        lying = dataclasses.replace(early, crossing=dataclasses.replace(early.crossing, layer_id=0))
         assert 'layer 0 is "first" here' in self.refusal(served, lying)
-        lying = dataclasses.replace(early, recipe=dataclasses.replace(early.recipe, layer_id=99))
+        lying = dataclasses.replace(early, crossing=dataclasses.replace(early.crossing, layer_id=99))
         assert "no layer 99" in self.refusal(served, lying)
 
-    def test_recipe_that_sends_less_than_the_plan(self, served: ServedModel, early: EarlyOutput) -> None:
-        recipe = dataclasses.replace(early.recipe, slots=early.recipe.slots[:1])
-        pieces = early.pieces[: len(recipe.slots[0].pieces)]
+    def test_crossing_that_sends_less_than_the_plan(self, served: ServedModel, early: EarlyOutput) -> None:
+        crossing = dataclasses.replace(early.crossing, slots=early.crossing.slots[:1])
+        pieces = early.pieces[: len(crossing.slots[0].pieces)]
         assert "bytes cross by this side's plan" in self.refusal(
-            served, dataclasses.replace(early, recipe=recipe, pieces=pieces)
+            served, dataclasses.replace(early, crossing=crossing, pieces=pieces)
         )
 
     def test_payload_altered_on_the_way(self, client: CoreClient, edge: WrappedModel, early: EarlyOutput) -> None:

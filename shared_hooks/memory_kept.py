@@ -1,0 +1,70 @@
+"""The memory that outlives a model's forward, put back after runs that are nobody's.
+
+Parameters are too many to be copied for every plan, so a storage is copied before the first kernel that writes to it.
+Buffers are copied beforehand (`copies.Buffers`): batch normalisation writes to its own without saying so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shared_hooks.kernels import facts_of, written_by
+
+
+class MemoryKept(TorchDispatchMode):
+    """While this is active, writes to the storages of ``tensors`` are noted; `restore` takes them back."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """See `recorder`: torch's compiler is not to be imported for this."""
+        return False
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._own: dict[int, torch.Tensor] = {}
+        self._was: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        for tensor in tensors:
+            key = _key(tensor)
+            if key is not None:
+                alias = tensor.detach()
+                self._own[key] = alias
+                self._was.append((tensor, alias, key))
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        facts = facts_of(func)
+        if facts.written:
+            written, _ = written_by(facts, args, kwargs)
+            for value in (*args, *kwargs.values()):
+                for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                    if id(tensor) in written:
+                        self._keep(tensor)
+        return func(*args, **kwargs)
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        key = _key(tensor)
+        if key in self._own and key not in self._before:
+            storage = tensor.untyped_storage()
+            self._before[key] = storage, storage.clone()
+
+    def restore(self) -> None:
+        """Bytes as they were, and every tensor on the memory that it had."""
+        with torch.no_grad():
+            for storage, before in self._before.values():
+                if storage.nbytes() == before.nbytes():
+                    storage.copy_(before, non_blocking=False)
+            for tensor, alias, key in self._was:
+                if _key(tensor) != key:
+                    tensor.data = alias
+
+
+def _key(tensor: torch.Tensor) -> int | None:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError, ValueError):
+        return None

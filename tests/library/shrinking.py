@@ -1,0 +1,108 @@
+"""Configurations of transformers made small: widths divided by one number all through, so that what has to fit fits.
+
+A width is an integer under a name that says so. One factor keeps heads, groups, rotary sections and the widths that
+one part hands to the next in proportion, whatever they are called; layers, vocabularies, experts and pictures have
+rules of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+VOCABULARY = 256
+WIDTH = re.compile(
+    r"hidden|dim|width|channels|embd|d_model|d_kv|d_ff|ffn|inner|intermediate|rank|filters|units|latent"
+    r"|n_embed|_size$|stem|planes|features$|^d_"
+)
+NOT_WIDTH = re.compile(
+    r"vocab|patch|kernel|image|window|stride|chunk|batch|position|layers|num_heads|n_head|token|num_channels|in_channels"
+    r"|group|rate|mel|feature_size|labels|expand|dilation|pool|block|bucket|length|temporal|tubelet|factor|ratio"
+    r"|codebook|out_features|out_indices|num_hidden|crop|levels|axis|num_attention|context|merge|grid|hop|fft|frame"
+    r"|num_channel|input_size|sample|audio_channels"
+)
+LAYERS = re.compile(r"(^|_)(layers?|blocks?|depth|n_layers?)$|num_hidden_layers|num_layers|num_blocks")
+NOT_LAYERS = re.compile(
+    r"feat_extract|feature_layer|conv_layers|select|sparse|dense|pos_|extract|upsampl|num_stages|kv"
+)
+EXPERTS = re.compile(r"(num|n)_(local_|routed_)?experts$|moe_num_experts|num_experts$")
+
+
+def changes(config: Any, factor: int, ids: dict[int, int]) -> dict[str, Any]:
+    """What to tell the configuration's class so that it is small. ``ids``: special tokens, old to new."""
+    found: dict[str, Any] = {}
+    for name, value in list(vars(config).items()):
+        if hasattr(value, "to_dict"):
+            inner = changes(value, factor, ids)
+            found[name] = {**_told(value), **inner}
+        elif not name.startswith("_"):
+            new = _small(name, value, factor, ids, config)
+            if new is not value and new != value:
+                found[name] = new
+    return found
+
+
+def _told(config: Any) -> dict[str, Any]:
+    """A part's own settings without those that its class works out from others."""
+    derived = ("layer_types", "head_dim", "stage_names", "out_indices", "out_features", "transformers_version")
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if (name not in derived and not name.startswith("_")) or name == "model_type"
+    }
+
+
+def _small(name: str, value: Any, factor: int, ids: dict[int, int], config: Any) -> Any:
+    if isinstance(value, bool) or value is None or isinstance(value, (str, float)):
+        return value
+    if re.search(r"(token_id|token_index|_id|token_ids|_token)$", name):
+        return _each(value, lambda one: ids.setdefault(one, VOCABULARY - 1 - len(ids)) if one >= 200 else one)
+    if name.endswith("mrope_section") or name == "rope_parameters":
+        return _rotary(value, factor)
+    if isinstance(value, int):
+        if "vocab" in name and "type" not in name and value > VOCABULARY:
+            return VOCABULARY
+        if name in ("max_position_embeddings", "n_positions", "n_ctx") and value > 1024:
+            return 512
+        if EXPERTS.search(name):
+            return min(value, 4)
+        if name in ("num_experts_per_tok", "top_k", "moe_topk", "moe_k"):
+            return min(value, 2)
+        if name in ("n_group", "topk_group"):
+            return 1
+        if name == "first_k_dense_replace":
+            return min(value, 1)
+        if name == "num_frames":
+            return min(value, 4)
+    if name.endswith(("image_size", "img_size")) or name == "crop_size":
+        return _each(value, lambda one: _picture(one, config))
+    if name == "depths" or (LAYERS.search(name) and not NOT_LAYERS.search(name)):
+        return _each(value, lambda one: min(one, 2))
+    if WIDTH.search(name) and not NOT_WIDTH.search(name):
+        return _each(value, lambda one: one // factor if one >= 16 else one)
+    return value
+
+
+def _each(value: Any, rule: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return rule(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_each(item, rule) for item in value)
+    return value
+
+
+def _picture(size: int, config: Any) -> int:
+    patch = getattr(config, "patch_size", None)
+    if size <= 64:
+        return size
+    return 4 * patch if isinstance(patch, int) and 8 <= patch <= 32 else 64
+
+
+def _rotary(value: Any, factor: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _rotary(item, factor) if key in ("mrope_section",) else item for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and value and all(isinstance(item, int) for item in value):
+        half = sum(value) // factor
+        rest = [item * half // sum(value) for item in value[1:]]
+        return [half - sum(rest), *rest]
+    return value
