@@ -27,6 +27,10 @@ from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 
 
+MAX_SECTION_BYTES = 2 << 10
+"""What a parcel's header says of one tensor; reading a header holds up everybody."""
+MAX_VALUES_BYTES = 1 << 20
+"""The rest of a header: where slots begin, and values that were read from data."""
 MAX_STATE_BYTES = 64 << 10
 """Of a random number generator; in JSON they take a tenth of it."""
 
@@ -86,11 +90,15 @@ class ServedModel:
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks that header, cut and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""
+        pieces = sum(len(slot.pieces) for slot in crossing.slots)
+        tensors = pieces + len(crossing.generators)
+        longest = MAX_VALUES_BYTES + tensors * MAX_SECTION_BYTES
+        if len(header) > longest:
+            raise TooLarge(f"a header of {len(header)} bytes for {tensors} tensors; at most {longest} are taken")
         announced = Parcel.check_header(header, max_bytes)
         if announced != payload_bytes:
             raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
         _, sections = read_header(header)
-        pieces = sum(len(slot.pieces) for slot in crossing.slots)
         states = sum(section.raw_bytes for section in sections[pieces:])
         if states > len(crossing.generators) * MAX_STATE_BYTES:
             raise TooLarge(f"{states} bytes of generators' states; at most {MAX_STATE_BYTES} each are taken")

@@ -48,7 +48,7 @@ def _numpy_set(state: torch.Tensor) -> None:
 _WORDS = 624
 """Words of a Mersenne Twister."""
 _LEFT_AND_NEXT = struct.Struct("<8xi4xQ")
-"""After the seed: numbers left until the words are made anew, whether it was seeded, place of the next one; then words."""
+"""After the seed: numbers left until the words are made anew, whether it was seeded, place of the next; the words."""
 
 
 def _torch_set(state: torch.Tensor) -> None:

@@ -91,7 +91,7 @@ def record(model_id: str, count: int, stride: int = 1) -> Iterator[Recording]:
 
 
 def corpus(seed: int, *, small: bool = False) -> list[Recording]:
-    """Recordings of both models, in a random order."""
-    found = [*record(READER, 3 if small else 6), *record(DIGITS, 1, 12 if small else 6)]
+    """Recordings of all models, in a random order."""
+    found = [*record(READER, 3 if small else 6), *record(KEEPER, 2), *record(DIGITS, 1, 12 if small else 6)]
     random.Random(seed).shuffle(found)
     return found
