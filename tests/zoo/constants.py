@@ -46,7 +46,7 @@ class LruCachedMask(Four):
         return self.c(torch.tanh(self.b(x))) @ self.mask(x.shape[-1])
 
 
-@zoo(vector)
+@zoo(vector, loud=True, notes="drawing its weights is a path of its own; a side that never ran it says so")
 class LayerMadeAtFirstCall(Four):
     """A submodule is added to the model by its first forward."""
 
