@@ -26,6 +26,7 @@ from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement, gpu_of
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
+from shared_hooks.placeholder import check_real
 from shared_hooks.plan import Cut, LayerInfo, Plan
 from shared_hooks.planner import Planner
 from shared_hooks.python_state import PythonState
@@ -33,7 +34,7 @@ from shared_hooks.recipe_book import RecipeBook, RehearsalLimits
 from shared_hooks.report import Report
 from shared_hooks.session import HookExitException, Session
 from shared_hooks.tail import TailSession
-from shared_hooks.trees import classes_of, flatten
+from shared_hooks.trees import classes_of, flatten, tensors_in
 from shared_hooks.verification import verify
 
 
@@ -296,6 +297,7 @@ class WrappedModel:
                 else:
                     session.resume()
                 output = self.model(*args, **kwargs)
+                check_real(tensors_in(output))
             finally:
                 session.leave()
                 session.release()
