@@ -289,6 +289,7 @@ class WrappedModel:
             context.restored(crossing.context),
             generators.kept(crossing.generators),
         ):
+            ended = False
             try:
                 generators.restore(crossing.generators, early.generators)
                 args, kwargs = session.inputs(self._find)
@@ -298,17 +299,18 @@ class WrappedModel:
                     session.resume()
                 output = self.model(*args, **kwargs)
                 check_real(tensors_in(output))
+                ended = session.failure is None
             finally:
                 session.leave()
                 session.release()
-                if recipe.state is not None:
+                if recipe.state is not None and (recipe.leaves or not ended):
                     recipe.state.restore()
         if session.failure is not None:
             raise session.failure
         if not session.resumed:
             raise session.mismatch("the model returned")
-        ended = _ended(session)
-        self._finish(session, {"inject": session.resumed_at - started, "compute": ended - session.resumed_at})
+        now = _ended(session)
+        self._finish(session, {"inject": session.resumed_at - started, "compute": now - session.resumed_at})
         with self._last_forward_kept():
             self.lifecycle.emit(Stage.AFTER_TAIL, split=crossing.layer_name, output=output)
         return output
