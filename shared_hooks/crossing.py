@@ -237,13 +237,3 @@ def signature_digest(structure: Structure, forms: tuple[TensorForm, ...], contex
     """Over the structure, shapes, dtypes and literals of the inputs, and the settings around the forward."""
     shapes = [[list(form.shape), dtype_name(form.dtype)] for form in forms]
     return hashlib.blake2b(json.dumps([structure, shapes, context]).encode(), digest_size=16).hexdigest()
-
-
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor of this shape."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -142,7 +142,7 @@ class Planner:
     def foretold(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut
     ) -> tuple[Plan, Cutting, Crossing] | None:
-        """For inputs that no plan is known of: what plans of other sizes tell of this cut (`lengths`), None if nothing."""
+        """For inputs of no known plan: what plans of other sizes tell of this cut (`lengths`), None if nothing."""
         with self._lock:
             if self._plans.get(self._key(args, kwargs)) or self._refused or self._left != Left():
                 return None  # of what is left behind it must be seen that no run of this size reads it

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.attach import running
-from shared_hooks.crossing import INPUTS, Crossing, Given, Mark, Place, TensorForm, row_major
+from shared_hooks.crossing import INPUTS, Crossing, Given, Mark, Place, TensorForm
 from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlaceholderRead, PlanMismatch
 from shared_hooks.ghosts import Budget, Ghosts, Unknown, form_of_tensor
 from shared_hooks.hierarchy import ModuleInfo, call_name
@@ -52,8 +52,8 @@ from shared_hooks.views import View
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What rehearsals of one model share as long as its Python ``state`` stays as it is: the tensors that are its own, and
-    the modules whose Python writes no state.
+    """What rehearsals of one model share as long as its Python ``state`` stays as it is: the tensors that are its own,
+    and the modules whose Python writes no state.
     """
 
     state: PythonState
@@ -204,8 +204,7 @@ class Rehearsal:
         mark = self.marks.get((place, leaf))
         if mark is not None:
             return self._injected(mark, form_of_tensor(tensor))
-        stride = self.layouts.get((place, leaf), row_major(tuple(tensor.shape)))
-        return self._plain_source(tensor, arguments, stride)
+        return self._plain_source(tensor, arguments, self.layouts.get((place, leaf)))
 
     def _plain_source(
         self, tensor: torch.Tensor, arguments: list[torch.Tensor], stride: tuple[int, ...] | None = None

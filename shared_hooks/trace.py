@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from shared_hooks.foresight import LAYOUT, NOTHING
 from shared_hooks.operations import Kind
 from shared_hooks.path_digest import CALL, PathDigest
 from shared_hooks.trees import Structure
@@ -93,7 +94,7 @@ class Op:
     """One call of a torch function made from Python while no other was running.
 
     ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
-    ``untold``: its result's form cannot be worked out without data.
+    ``untold``: its result's form cannot be worked out without data; ``laid``: and so can the strides (see `is_untold`).
     """
 
     seq: int
@@ -113,14 +114,17 @@ class Op:
     literals: Any = None
     reshapes: bool = False
     untold: bool = False
-    unasked: list[Callable[[], bool]] = field(default_factory=list)
+    laid: bool = True
+    unasked: list[Callable[[], int]] = field(default_factory=list)
 
     @property
     def is_untold(self) -> bool:
-        """``untold``, once those have been asked who may know (whether the form of a kernel's result is foreseen)."""
+        """``untold``, once those have been asked who may know (how much of a kernel's results is foreseen)."""
         if self.unasked:
-            self.untold |= not all(foreseen() for foreseen in self.unasked)
-            self.unasked = []
+            least = min(foreseen() for foreseen in self.unasked)
+            self.untold |= least == NOTHING
+            self.laid = self.laid and least == LAYOUT
+            self.unasked.clear()
         return self.untold
 
     @property
@@ -212,6 +216,33 @@ class Trace:
     def ordinals(self) -> dict[Op, int]:
         """The number of every operation."""
         return {op: number for number, op in enumerate(self.ops)}
+
+    @cached_property
+    def results_on(self) -> dict[Storage, list[tuple[Call, int, Value]]]:
+        """The results of calls on each storage, with their number in the result; in the order of `calls`."""
+        found: dict[Storage, list[tuple[Call, int, Value]]] = {}
+        for call in self.calls:
+            for leaf, value in enumerate(call.results):
+                found.setdefault(value.storage, []).append((call, leaf, value))
+        return found
+
+    @cached_property
+    def first_on(self) -> dict[Storage, tuple[Op, int, Value]]:
+        """The first operation with a result on each storage, and the number of that result."""
+        found: dict[Storage, tuple[Op, int, Value]] = {}
+        for op in self.ops:
+            for leaf, value in enumerate(op.results):
+                found.setdefault(value.storage, (op, leaf, value))
+        return found
+
+    @cached_property
+    def last_writes(self) -> dict[Storage, int]:
+        """The seq at which each storage is written in place for the last time."""
+        found: dict[Storage, int] = {}
+        for event in self.events:
+            for storage in event.writes:
+                found[storage] = max(found.get(storage, -1), event.seq)
+        return found
 
     @cached_property
     def placed(self) -> list[tuple[Call, int, Op | Call]]:

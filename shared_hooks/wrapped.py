@@ -115,6 +115,11 @@ class WrappedModel:
         return self._planner.latest.layers
 
     @property
+    def plans_made(self) -> int:
+        """How often the model was recorded to plan it."""
+        return self._planner.made
+
+    @property
     def never_called(self) -> tuple[str, ...]:
         """Walked modules that the latest plan did not see running: not used, or only through their parameters."""
         called = self._planner.latest.called_paths()

@@ -43,7 +43,9 @@ class Target:
 
     def __init__(self, models: tuple[str, ...] = (READER, DIGITS)) -> None:
         device = torch.device("cpu")
-        engines = self.engines = [ServedModel(ModelEntry(spec_of(name)), device, None, LIMITS.rehearsals()) for name in models]
+        engines = self.engines = [
+            ServedModel(ModelEntry(spec_of(name)), device, None, LIMITS.rehearsals()) for name in models
+        ]
         self.core = Core(engines, LIMITS)
         self.jobs: list[Callable[[], None]] = []
         self.core._workers.put = self.jobs.append  # type: ignore[method-assign]
@@ -99,7 +101,7 @@ class Target:
         return told, reply
 
     def honest(self, recording: Recording, id: int) -> str:
-        """"" when the answer is the whole model's, bit for bit; else what was wrong."""
+        """ "" when the answer is the whole model's, bit for bit; else what was wrong."""
         told, reply = self.fire(recording.model_id, Shot.of(recording).frames(id))
         if reply is None:
             return f"no answer: {told}: {self.said}"

@@ -107,7 +107,9 @@ class Mutator:
             holder[key] = not node
         elif isinstance(node, (int, float)):
             near = chance.random()
-            holder[key] = node + chance.choice((-1, 1)) if near < 0.35 else chance.choice(NUMBERS[: 13 if near < 0.8 else None])
+            holder[key] = (
+                node + chance.choice((-1, 1)) if near < 0.35 else chance.choice(NUMBERS[: 13 if near < 0.8 else None])
+            )
         elif isinstance(node, str) and chance.random() < 0.8:
             holder[key] = chance.choice(TEXTS)
         else:
@@ -152,7 +154,13 @@ class Mutator:
         """A value of a form (`trees.form_of`)."""
         if isinstance(form, list) and len(form) == 2 and form[0] == "v":
             numbers = (0, 1, 2, 3, -1, 1 << 20, 1 << 62, 10**30)
-            kinds = {"int": numbers, "bool": (True, False), "float": (0.0, -1.5, 1e308), "str": TEXTS, "NoneType": (None,)}
+            kinds = {
+                "int": numbers,
+                "bool": (True, False),
+                "float": (0.0, -1.5, 1e308),
+                "str": TEXTS,
+                "NoneType": (None,),
+            }
             return ["v", self.random.choice(kinds.get(str(form[1]), (None,)))]
         return [self.value(part) for part in form] if isinstance(form, list) else form
 
@@ -163,9 +171,7 @@ class Mutator:
         """Other bytes. ``keep``: with checksums made right again."""
         if not isinstance(shot.body, dict) or not shot.payload:
             return
-        sections = [
-            (entry[1], entry[2], self.bytes(entry[4])) for entry in shot.body["sections"]
-        ]
+        sections = [(entry[1], entry[2], self.bytes(entry[4])) for entry in shot.body["sections"]]
         if keep:
             shot.carry(*padded(sections))
         else:
