@@ -19,14 +19,16 @@ from cloud_server.crossings import CrossingCache
 from cloud_server.engine import Engine, Identity
 from cloud_server.limits import Limits
 from cloud_server.load import QueueClock
+from cloud_server.overtime import Overtime, Watch
 from cloud_server.probe import Probe
 from cloud_server.profiles import Profiles
 from cloud_server.request import Request
 from cloud_server.session import Session
 from cloud_server.workers import Workers
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError
+from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
+from shared_hooks.recipe_book import paid_by
 
 SWEEP_SECONDS = 1.0
 
@@ -59,6 +61,7 @@ class Core:
         self._sessions: set[Session] = set()
         self._workers = Workers(workers)
         self._queue_clock = QueueClock()
+        self._overtime = Watch(self.limits.max_compute_seconds)
         self._probes = threading.Semaphore(self.limits.max_probes)
         self.profiles = Profiles(self.engines, self.limits, self._workers.put)
         self._closed = threading.Event()
@@ -142,10 +145,14 @@ class Core:
     def _compute(self, request: Request) -> tuple[Answer, IsthmusError | None]:
         started_ns = time.perf_counter_ns()
         try:
-            computed = request.compute(self.limits.max_request_bytes)
+            with self._overtime.limited(), paid_by(request.host):
+                computed = request.compute(self.limits.max_request_bytes)
             answer = wire.answer(request, computed, started_ns, self.load(but=request))
         except IsthmusError as error:
             return wire.failure(request, error), error
+        except Overtime:
+            late = TooLarge(f"the model computed for more than {self.limits.max_compute_seconds:g} s on this request")
+            return wire.failure(request, late), late
         except BaseException as error:  # a worker survives everything: a model may even raise SystemExit
             failure = ModelFailed(f"{type(error).__name__}: {error}")
             failure.__cause__ = error
@@ -202,3 +209,4 @@ class Core:
         self.dismiss()
         self._closed.set()
         self._workers.stop()
+        self._overtime.close()

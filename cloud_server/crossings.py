@@ -35,7 +35,7 @@ class CrossingCache:
         known = self.get(digest)
         if known is not None:
             return known
-        crossing = decode(data, self._limits.max_request_bytes)
+        crossing = decode(data, self._limits.max_request_bytes, remember=False)
         with self._lock:
             if digest not in self._kept:
                 self._kept[digest] = (crossing, len(data))

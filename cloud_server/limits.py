@@ -47,12 +47,18 @@ class Limits:
     """Time to work out one of them, in which a worker answers nobody else."""
     rehearsal_seconds_per_minute: float = 30.0
     """Time to work them out in any minute; what is beyond is put off."""
+    rehearsal_seconds_per_host: float = 20.0
+    """The part of it that streams from one address may take."""
     max_operations: int = 400_000
     """Kernels that a model may run on one request, as far as can be foreseen."""
     max_constant_bytes: int = GIB
     """Memory that a model's constants may take before the cut (masks, positions), as the inputs' form makes them."""
     max_elements: int = 1 << 36
     """Elements of all results of one request, as far as can be foreseen: a bound on a tail's work before it starts."""
+    max_tail_bytes: int = 8 * GIB
+    """Memory that the results of a tail may take at one moment, as far as can be foreseen."""
+    max_compute_seconds: float = 120.0
+    """Time that a worker computes on one request; what takes longer is ended when it comes back to Python code."""
     max_answers: int = 4096
     """Answers kept until they are acknowledged."""
     max_answer_bytes: int = 512 * MIB
@@ -106,4 +112,6 @@ class Limits:
             recipes=self.max_recipes,
             steps=self.max_recipe_steps,
             seconds_a_minute=self.rehearsal_seconds_per_minute,
+            seconds_a_minute_each=self.rehearsal_seconds_per_host,
+            held_bytes=self.max_tail_bytes,
         )

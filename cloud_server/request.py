@@ -38,6 +38,7 @@ class Request:
         self.key: Key = (session.client_id, frame.id)
         self.session: Session | None = session
         """The stream to answer on; None once it is gone, another one after a reconnect."""
+        self.host = session.host
         self.engine = engine
         self.crossing = crossing
         self.about = About(frame.id, 0, None, engine.identity.model_id, session.client_id)

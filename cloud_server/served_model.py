@@ -14,7 +14,7 @@ from cloud_server.config import ModelEntry
 from cloud_server.custody import Custody
 from cloud_server.engine import FILE, Computed, Identity, Progress
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
-from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError, ModelFailed, UnknownLayer
+from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError, ModelFailed, TooLarge, UnknownLayer
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix, libraries
@@ -25,6 +25,13 @@ from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
+
+MAX_SECTION_BYTES = 2 << 10
+"""What a parcel's header says of one tensor; reading a header holds up everybody."""
+MAX_VALUES_BYTES = 1 << 20
+"""The rest of a header: where slots begin, and values that were read from data."""
+MAX_STATE_BYTES = 64 << 10
+"""Of a random number generator; in JSON they take a tenth of it."""
 
 
 class ServedModel:
@@ -82,11 +89,19 @@ class ServedModel:
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks that header, cut and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""
+        pieces = sum(len(slot.pieces) for slot in crossing.slots)
+        tensors = pieces + len(crossing.generators)
+        longest = MAX_VALUES_BYTES + tensors * MAX_SECTION_BYTES
+        if len(header) > longest:
+            raise TooLarge(f"a header of {len(header)} bytes for {tensors} tensors; at most {longest} are taken")
         announced = Parcel.check_header(header, max_bytes)
         if announced != payload_bytes:
             raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
         _, sections = read_header(header)
-        decoded = sum(section.raw_bytes for section in sections)
+        states = sum(section.raw_bytes for section in sections[pieces:])
+        if states > len(crossing.generators) * MAX_STATE_BYTES:
+            raise TooLarge(f"{states} bytes of generators' states; at most {MAX_STATE_BYTES} each are taken")
+        decoded = sum(section.raw_bytes for section in sections[:pieces])
         if decoded != crossing.payload_bytes:
             raise BadFrame(f"the header describes {decoded} bytes of tensors, the cut {crossing.payload_bytes}")
         if self._plan is not None and crossing.signature == self._plan.signature:

@@ -42,6 +42,8 @@ class Session:
 
     def __init__(self, core: Core, peer: str) -> None:
         self.peer = peer
+        self.host = peer.rpartition(":")[0] or peer
+        """The address without its port: what is shared fairly is shared among these; client ids cost nothing."""
         self.client_id = ""
         self.inline_bytes = 0
         """Answers up to this size go in their header."""

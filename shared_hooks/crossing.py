@@ -237,3 +237,15 @@ def signature_digest(structure: Structure, forms: tuple[TensorForm, ...], contex
     """Over the structure, shapes, dtypes and literals of the inputs, and the settings around the forward."""
     shapes = [[list(form.shape), dtype_name(form.dtype)] for form in forms]
     return hashlib.blake2b(json.dumps([structure, shapes, context]).encode(), digest_size=16).hexdigest()
+
+
+def mixes_truth(slots: tuple[Slot, ...], marks: tuple[Mark, ...]) -> bool:
+    """Whether memory is marked as truth values and as something else, too.
+
+    A write through the other type, in the tail, would make truth values of it that are neither 0 nor 1, and kernels
+    that count them and then copy go beyond their memory.
+    """
+    seen: dict[int, set[bool]] = {}
+    for mark in marks:
+        seen.setdefault(mark.slot, {slots[mark.slot].dtype is torch.bool}).add(mark.dtype is torch.bool)
+    return any(len(kinds) > 1 for kinds in seen.values())

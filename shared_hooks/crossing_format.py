@@ -16,13 +16,27 @@ from typing import Any
 
 import torch
 
-from shared_hooks.crossing import FORMAT, Crossing, Fill, Given, Layout, Mark, Place, Read, Slot, TensorForm
+from shared_hooks.crossing import (
+    FORMAT,
+    Crossing,
+    Fill,
+    Given,
+    Layout,
+    Mark,
+    Place,
+    Read,
+    Slot,
+    TensorForm,
+    mixes_truth,
+)
 from shared_hooks.errors import BadFrame, TooLarge
-from shared_hooks.trees import dtype_named
+from shared_hooks.trees import PLAIN, dtype_named
 from shared_hooks.views import View
 
 MAX_CROSSING_BYTES = 4 << 20
 MAX_ENTRIES = 65_536
+MAX_NODES = 262_144
+"""Entries, at all depths, of the forms of inputs, values and given results."""
 MAX_RANK = 32
 MAX_NAME = 1_000
 MAX_ELEMENTS = 1 << 40
@@ -33,13 +47,14 @@ GENERATORS = ("torch", "python", "numpy")
 _REMEMBERED_BYTES = 256 << 10
 
 
-def decode(data: bytes, max_bytes: int = 1 << 32) -> Crossing:
+def decode(data: bytes, max_bytes: int = 1 << 32, *, remember: bool = True) -> Crossing:
     """The crossing of these bytes. `BadFrame` if malformed; `TooLarge` beyond the limits, or if its storages or its
-    inputs, as large as they say they are, exceed ``max_bytes``.
+    inputs, as large as they say they are, exceed ``max_bytes``. ``remember``: for who keeps none of them himself.
     """
     if len(data) > MAX_CROSSING_BYTES:
         raise TooLarge(f"a cut's description of {len(data)} bytes; at most {MAX_CROSSING_BYTES} are taken")
-    crossing = _remembered(bytes(data)) if len(data) <= _REMEMBERED_BYTES else _parse(bytes(data))
+    known = remember and len(data) <= _REMEMBERED_BYTES
+    crossing = _remembered(bytes(data)) if known else _parse(bytes(data))
     inputs = sum(form.nbytes for form in crossing.inputs)
     if inputs > max_bytes:
         raise TooLarge(f"inputs of {inputs} bytes; at most {max_bytes} are taken")
@@ -76,8 +91,13 @@ def _read(data: dict[str, Any]) -> Crossing:
     structure, inputs = data["inputs"]
     slots = tuple(_slot(*entry) for entry in _list(data["slots"]))
     generators = tuple(_list(data["generators"]))
-    if any(name not in GENERATORS for name in generators):
+    if any(name not in GENERATORS for name in generators) or len(set(generators)) < len(generators):
         raise _bad("generators")
+    marks = tuple(_mark(slots, *entry) for entry in _list(data["marks"]))
+    if mixes_truth(slots, marks):
+        raise _bad("a slot that is truth values and something else")
+    for tree in (context, structure, data["given"], data["reads"]):
+        _check_size(tree)
     return Crossing(
         layer_id,
         _name(layer_name),
@@ -86,7 +106,7 @@ def _read(data: dict[str, Any]) -> Crossing:
         structure,
         tuple(_form(form) for form in _list(inputs)),
         slots,
-        tuple(_mark(slots, *entry) for entry in _list(data["marks"])),
+        marks,
         tuple(Fill(_place(place), _count(number), _slot_number(k, slots)) for place, number, k in _list(data["fills"])),
         tuple(_given(*entry) for entry in _list(data["given"])),
         tuple(Read(_place(place), _name(name), form) for place, name, form in _list(data["reads"])),
@@ -95,6 +115,20 @@ def _read(data: dict[str, Any]) -> Crossing:
         _name(data["plan"]),
         generators,
     )
+
+
+def _check_size(tree: Any) -> None:
+    """JSON that is kept as it came has a bound on its entries; its depth is the parser's to bound."""
+    left, waiting = MAX_NODES, [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            node = [part for item in node.items() for part in item]
+        if isinstance(node, list):
+            left -= len(node)
+            if left < 0:
+                raise TooLarge(f"a cut's description with more than {MAX_NODES} entries in one part")
+            waiting += node
 
 
 def _bad(what: str) -> BadFrame:
@@ -147,17 +181,6 @@ def _dtype(name: Any) -> torch.dtype:
     if dtype not in PLAIN:
         raise BadFrame(f"tensors of dtype {name!r:.40} do not travel")
     return dtype
-
-
-# what memory of any content is a valid tensor of, which quantised types are not
-PLAIN = frozenset(
-    value
-    for name, value in vars(torch).items()
-    if isinstance(value, torch.dtype)
-    and name.startswith(("float", "bfloat", "complex", "int", "uint", "bool"))
-    and name not in {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
-    and not name.endswith("x2")
-)
 
 
 def _view(shape: Any, stride: Any, offset: Any, elements: int) -> View:

@@ -8,7 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shared_hooks.crossing import INPUTS, Crossing, Fill, Given, Layout, Mark, Place, Read, Slot, TensorForm
+from shared_hooks.crossing import (
+    INPUTS,
+    Crossing,
+    Fill,
+    Given,
+    Layout,
+    Mark,
+    Place,
+    Read,
+    Slot,
+    TensorForm,
+    mixes_truth,
+)
 from shared_hooks.errors import CutRefused
 from shared_hooks.liveness import Frontier
 from shared_hooks.operations import Kind
@@ -71,7 +83,9 @@ def crossing_of(
     path: str,
     plan: str,
 ) -> Crossing:
-    """What travels of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it."""
+    """What travels of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it. Raises `CutRefused`."""
+    if mixes_truth(cutting.slots, cutting.marks):
+        raise CutRefused("the same memory crosses as truth values and as another type")
     inputs = tuple(TensorForm(value.shape, value.view.stride, value.dtype) for value in trace.inputs)
     return Crossing(
         layer_id,

@@ -84,7 +84,7 @@ class EarlyOutput:
         digest, values, starts = meta if isinstance(meta, list) and len(meta) == 3 else (meta, [], [])
         if digest != crossing.digest:
             raise BadFrame("the payload belongs to another cut")
-        if not isinstance(values, list) or [form_of(value) for value in values] != [r.form for r in crossing.reads]:
+        if not isinstance(values, list) or _forms(values) != [read.form for read in crossing.reads]:
             raise BadFrame("the header brings other Python values than the cut needs")
         expected = [(slot.dtype, piece.shape) for slot in crossing.slots for piece in slot.pieces]
         states = tensors[len(expected) :]
@@ -132,6 +132,13 @@ class EarlyOutput:
         crossing = decode(crossing_data, max_bytes)
         header = bytes(view[_PREFIX + crossing_size : start])
         return cls.unpack(crossing, header, view[start + padding :].toreadonly(), max_bytes)
+
+
+def _forms(values: list[Any]) -> list[Any]:
+    try:
+        return [form_of(value) for value in values]
+    except RecursionError:
+        raise BadFrame("the header brings values that are nested too deeply") from None
 
 
 def _check_starts(crossing: Crossing, starts: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -39,11 +40,24 @@ def _numpy_now() -> torch.Tensor:
 
 def _numpy_set(state: torch.Tensor) -> None:
     key, position, has_gauss, gauss = json.loads(_text(state))
+    if type(position) is not int or not 0 <= position <= _WORDS or len(key) != _WORDS:
+        raise ValueError("NumPy does not look where the next number is taken from")
     np.random.set_state(("MT19937", np.array(key, dtype=np.uint32), int(position), int(has_gauss), float(gauss)))  # noqa: NPY002
 
 
+_WORDS = 624
+"""Words of a Mersenne Twister."""
+_LEFT_AND_NEXT = struct.Struct("<8xi4xQ")
+"""After the seed: numbers left until the words are made anew, whether it was seeded, place of the next; the words."""
+
+
 def _torch_set(state: torch.Tensor) -> None:
-    torch.set_rng_state(state.cpu().clone())
+    """Torch checks each of the two numbers alone, and reads beyond its words where both are large."""
+    mine = _text(state)
+    left, following = _LEFT_AND_NEXT.unpack_from(mine)
+    if left + following > _WORDS + 1:
+        raise ValueError("more numbers are left than there are words after the next one")
+    torch.set_rng_state(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
 
 
 def _bytes(text: bytes) -> torch.Tensor:
@@ -60,6 +74,7 @@ _GENERATORS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor]
     "numpy": (_numpy_now, _numpy_set),
 }
 AT_CUT = "torch"
+ALL = tuple(_GENERATORS)
 
 
 def now(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
@@ -87,7 +102,7 @@ def restore(names: Sequence[str], states: Sequence[torch.Tensor]) -> None:
     for name, state in zip(names, states, strict=True):
         try:
             _GENERATORS[name][1](state)
-        except (RuntimeError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        except (RuntimeError, TypeError, ValueError, OverflowError, RecursionError, struct.error) as error:
             raise BadFrame(f"not the state of {name}'s random number generator") from error
 
 

@@ -8,6 +8,7 @@ memory. Everything is counted against a `Budget` before it is done.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,16 +38,30 @@ class Budget:
     """What working out one recipe may use. Raises `TooLarge` when it is spent.
 
     ``operations``: kernels; ``native_bytes``: of constants that are computed for real; ``elements``: of all results,
-    before the cut and after it, as far as they can be foreseen; ``seconds``: of wall-clock time.
+    before the cut and after it, as far as they can be foreseen; ``held_bytes``: of results after the cut that are alive
+    at one moment; ``seconds``: of wall-clock time.
     """
 
     operations: int = 400_000
     native_bytes: int = 1 << 30
     elements: int = 1 << 36
     seconds: float = 60.0
+    held_bytes: int = 1 << 34
 
     def __post_init__(self) -> None:
         self._until = time.monotonic() + self.seconds
+        self._held: dict[weakref.ref[Any], int] = {}
+
+    def hold(self, value: torch.Tensor) -> None:
+        """Count the memory of a result of the tail for as long as the model holds on to it."""
+        size = value.numel() * value.itemsize
+        self.held_bytes -= size
+        self._held[weakref.ref(value, self._released)] = size
+        if self.held_bytes < 0:
+            raise TooLarge("on inputs of this form the model needs too much memory after the cut")
+
+    def _released(self, reference: weakref.ref[Any]) -> None:
+        self.held_bytes += self._held.pop(reference, 0)
 
     def spend(self, operations: int = 0, native_bytes: int = 0, elements: int = 0) -> None:
         """Count what is about to be done."""
@@ -176,15 +191,18 @@ class Ghosts:
         key = call_key(func, args, kwargs)
         if key not in self._forms:
             self._forms[key] = _worked_out(func, args, kwargs, tensors)
-        return self._given(self._forms[key], tensors)
+        return self._given(self._forms[key], tensors, held=self.after_cut and not _is_view(func))
 
-    def _given(self, found: Any, tensors: list[Any]) -> Any:
+    def _given(self, found: Any, tensors: list[Any], *, held: bool) -> Any:
         if isinstance(found, TensorForm):
             self.budget.spend(elements=View(found.shape, found.stride, 0).numel)
-            return self.placing.hole(found)
+            hole = self.placing.hole(found)
+            if held:
+                self.budget.hold(hole)
+            return hole
         if isinstance(found, int):
             return tensors[found]
-        return None if found is None else type(found)(self._given(item, tensors) for item in found)
+        return None if found is None else type(found)(self._given(item, tensors, held=held) for item in found)
 
 
 def _worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
@@ -210,13 +228,28 @@ def _formal(value: Any, back: dict[int, int]) -> Any:
 
 
 def _size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Bytes that a kernel's results take; 0 where that cannot be foreseen."""
+    """Bytes that a kernel's results take; a guess where that cannot be foreseen."""
     known: dict[int, tuple[Any, Any]] = {}
     try:
         found = func(*on_meta(args, known), **on_meta(kwargs, known))
-    except Exception:  # it has no such kernel, or needs data: what it takes is bounded by what it is given
-        return 0
+    except Exception:  # it has no such kernel, or needs data
+        return _guessed(args, kwargs)
     return sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))
+
+
+_SENTINEL = 1 << 62
+
+
+def _guessed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Bytes that a kernel may take of which nobody can say: all its sizes together, or some copies of its tensors."""
+    size, waiting = 8, [*args, *kwargs.values()]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (list, tuple)):
+            waiting += value
+        elif type(value) is int and 1 < value < _SENTINEL:
+            size *= value
+    return max(size, 8 * sum(tensor.numel() * tensor.itemsize for tensor in arguments_of(args, kwargs)))
 
 
 def form_of_tensor(tensor: torch.Tensor) -> TensorForm:

@@ -19,7 +19,7 @@ import torch
 import xxhash
 
 from shared_hooks.errors import BadFrame, TooLarge
-from shared_hooks.trees import ClassFinder, dtype_name, dtype_named, flatten, no_class, unflatten
+from shared_hooks.trees import PLAIN, ClassFinder, dtype_name, dtype_named, flatten, no_class, unflatten
 from shared_hooks.views import View
 
 ALIGN = 64
@@ -179,6 +179,8 @@ def _section(entry: Any) -> Section:
         raise TooLarge(f"a tensor of rank {len(shape)}; at most {MAX_RANK} are taken")
     if not all(type(number) is int and 0 <= number < 1 << 48 for number in (*shape, *stride, nbytes)):
         raise BadFrame("malformed header: sizes must be numbers that are not negative")
+    if dtype_named(dtype) not in PLAIN:
+        raise BadFrame(f"tensors of dtype {dtype} do not travel")
     section = Section(codec, dtype_named(dtype), tuple(shape), tuple(stride), nbytes, checksum)
     view = View(section.shape, section.stride, 0)
     if view.numel and not view.is_run():

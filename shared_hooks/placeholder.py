@@ -27,6 +27,8 @@ class Placeholder(torch.Tensor):
     def __new__(cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Placeholder:
         made = torch.Tensor._make_wrapper_subclass(cls, shape, strides=stride, dtype=dtype, device=device)
         assert isinstance(made, Placeholder)
+        # its memory begins at address 0: whoever asks for a pointer to it is told, and not given that
+        torch._C._set_throw_on_mutable_data_ptr(made)
         return made
 
     @classmethod
@@ -60,6 +62,10 @@ class Placeholder(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         """As `tolist`."""
         return _replayed(torch.Tensor.numpy, self)
+
+    def data_ptr(self) -> int:
+        """As `tolist`."""
+        _refuse("data_ptr()", self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Placeholder(shape={tuple(self.shape)}, dtype={self.dtype})"

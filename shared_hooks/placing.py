@@ -145,8 +145,17 @@ def _flagged(tensor: torch.Tensor, flags: str) -> torch.Tensor:
 
 
 def whole_of(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The storage of a tensor as one flat tensor."""
-    storage = tensor.untyped_storage()
-    whole = torch.empty(0, dtype=dtype, device=tensor.device)
-    whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
-    return whole
+    """The storage of a tensor as one flat tensor.
+
+    A view, so that what is written through it counts as written to the tensor.
+    """
+    if tensor.is_conj():
+        tensor = tensor.conj()
+    if tensor.is_neg():
+        tensor = torch._neg_view(tensor)
+    elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+    whole = tensor.as_strided((elements,), (1,), 0)
+    if dtype is tensor.dtype:
+        return whole
+    fits = elements * tensor.itemsize // dtype.itemsize * dtype.itemsize
+    return whole.view(torch.uint8)[:fits].view(dtype)

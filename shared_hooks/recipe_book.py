@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextvars
+import math
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,8 +35,8 @@ from shared_hooks.trees import ClassFinder
 class RehearsalLimits:
     """What rehearsals may use: each one (`ghosts.Budget`), and all together.
 
-    ``recipes`` and ``steps`` that are kept; ``seconds_a_minute``: of rehearsing in any minute; beyond it new cuts are
-    put off.
+    ``recipes`` and ``steps`` that are kept; ``seconds_a_minute``: of rehearsing in any minute, for all and for one
+    `payer`; beyond it new cuts are put off. ``refusal_seconds``: how long a refusal is believed without looking again.
     """
 
     operations: int = 400_000
@@ -41,6 +46,32 @@ class RehearsalLimits:
     recipes: int = 1024
     steps: int = 4_000_000
     seconds_a_minute: float = 60.0
+    seconds_a_minute_each: float = 60.0
+    held_bytes: int = 1 << 34
+    refusal_seconds: float = 60.0
+
+
+payer: ContextVar[str] = ContextVar("payer", default="")
+"""On whose behalf this thread works: one who has new cuts rehearsed all the time takes nobody else's share."""
+
+
+@contextmanager
+def paid_by(who: str) -> Iterator[None]:
+    """What is rehearsed in the block is on this one's account."""
+    token = payer.set(who)
+    try:
+        yield
+    finally:
+        payer.reset(token)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """``until``: of the monotonic clock; ``largest``: the recipe is good for values read from data up to it."""
+
+    found: Recipe | IsthmusError
+    until: float
+    largest: float
 
 
 class RecipeBook:
@@ -53,11 +84,12 @@ class RecipeBook:
         self._modules = modules
         self._find = find
         self._limits = limits
-        self._kept: OrderedDict[str, Recipe | IsthmusError] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._steps = 0
-        self._spent: deque[tuple[float, float]] = deque()
+        self._spent: deque[tuple[float, float, str]] = deque()
         self._facts: Facts | None = None
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._rehearsing = threading.RLock()
         self.rehearsals = 0
         """How often the model was rehearsed."""
 
@@ -65,16 +97,23 @@ class RecipeBook:
         """How to resume from ``early``. Raises `CutRefused`, `Disagreement`, `PlanMismatch`, `TooLarge`, and
         `ServerUnavailable` when too much was rehearsed lately.
         """
+        found = self._known(early)
+        if found is None:
+            with self._rehearsing:
+                found = self._known(early) or self._made(early, device)
+        if isinstance(found, IsthmusError):
+            raise found.with_traceback(None)
+        return found
+
+    def _known(self, early: EarlyOutput) -> Recipe | IsthmusError | None:
+        """Nobody who brings a known cut waits for a rehearsal of another."""
         digest = early.crossing.digest
         with self._lock:
-            known = self._kept.get(digest)
-            if known is None:
-                known = self._made(early, device)
-            else:
-                self._kept.move_to_end(digest)
-        if isinstance(known, IsthmusError):
-            raise known.with_traceback(None)
-        return known
+            kept = self._kept.get(digest)
+            if kept is None or kept.until < time.monotonic() or _largest(early.values) > kept.largest:
+                return None
+            self._kept.move_to_end(digest)
+            return kept.found
 
     def _made(self, early: EarlyOutput, device: torch.device) -> Recipe | IsthmusError:
         self._check_time()
@@ -87,13 +126,13 @@ class RecipeBook:
                 raise  # with other values it may be another path
             found = error
         finally:
-            self._spent.append((time.monotonic(), time.monotonic() - started))
-        self._keep(early.crossing.digest, found)
+            self._spent.append((time.monotonic(), time.monotonic() - started, payer.get()))
+        self._keep(early, found)
         return found
 
     def _rehearsed(self, early: EarlyOutput, device: torch.device) -> Recipe:
         limits = self._limits
-        budget = Budget(limits.operations, limits.native_bytes, limits.elements, limits.seconds)
+        budget = Budget(limits.operations, limits.native_bytes, limits.elements, limits.seconds, limits.held_bytes)
         placing = Placing(blank_slots(early.crossing.slots, device), device)
         if self._facts is None or not self._facts.state.is_same:
             self._facts = Facts.of(self._model, self._modules)
@@ -117,16 +156,49 @@ class RecipeBook:
         now = time.monotonic()
         while self._spent and self._spent[0][0] < now - 60:
             self._spent.popleft()
-        if sum(seconds for _, seconds in self._spent) > self._limits.seconds_a_minute:
+        own = sum(seconds for _, seconds, who in self._spent if who == payer.get())
+        if own > self._limits.seconds_a_minute_each:
+            raise ServerUnavailable("this client brought too many new cuts or input forms in the last minute")
+        if sum(seconds for _, seconds, _ in self._spent) > self._limits.seconds_a_minute:
             raise ServerUnavailable("too many new cuts or input forms in the last minute; try again later")
 
-    def _keep(self, digest: str, found: Recipe | IsthmusError) -> None:
-        self._kept[digest] = found
-        self._steps += _size(found)
-        while len(self._kept) > self._limits.recipes or (self._steps > self._limits.steps and len(self._kept) > 1):
-            _, old = self._kept.popitem(last=False)
+    def _keep(self, early: EarlyOutput, found: Recipe | IsthmusError) -> None:
+        digest = early.crossing.digest
+        # a refusal may come of the moment: no memory, another thread at the model's state
+        until = math.inf if isinstance(found, Recipe) else time.monotonic() + self._limits.refusal_seconds
+        with self._lock:
+            old = self._kept.pop(digest, None)
             self._steps -= _size(old)
+            self._kept[digest] = kept = _Kept(found, until, _bound(_largest(early.values)))
+            self._steps += _size(kept)
+            while len(self._kept) > self._limits.recipes or (self._steps > self._limits.steps and len(self._kept) > 1):
+                self._steps -= _size(self._kept.popitem(last=False)[1])
 
 
-def _size(found: Recipe | IsthmusError) -> int:
-    return len(found.steps) if isinstance(found, Recipe) else 1
+def _size(kept: _Kept | None) -> int:
+    if kept is None:
+        return 0
+    return len(kept.found.steps) if isinstance(kept.found, Recipe) else 1
+
+
+_SMALL = 1024.0
+
+
+def _bound(largest: float) -> float:
+    """Values up to it ask for no work to speak of beyond what was rehearsed: the next power of two."""
+    return max(_SMALL, 2.0 ** math.ceil(math.log2(largest))) if largest > 0 else _SMALL
+
+
+def _largest(values: Any) -> float:
+    """The largest number among values read from data: it may be a size, or how often something is done."""
+    found, waiting = 0.0, list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif type(value) in (int, float) and value == value:
+            found = max(found, min(abs(value), _MOST))
+    return float(found)
+
+
+_MOST = 1e300

@@ -20,9 +20,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared_hooks import generators
 from shared_hooks.attach import running
 from shared_hooks.crossing import INPUTS, Crossing, Given, Mark, Place, TensorForm
-from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlaceholderRead, PlanMismatch
+from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlaceholderRead, PlanMismatch, TooLarge
 from shared_hooks.ghosts import Budget, Ghosts, Unknown, form_of_tensor
 from shared_hooks.hierarchy import ModuleInfo, call_name
 from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
@@ -116,7 +117,8 @@ class Rehearsal:
         self.inside = False
         self.muted = False
         self.in_opaque = 0
-        self.done = crossing.layer_id < 0
+        self.at_input = self.done = self.ghosts.after_cut = crossing.layer_id < 0
+        """Before the cut there is nothing: the model is run to see how much work comes after it."""
         self.failure: IsthmusError | None = None
         self.ended = False
         """The model returned: nothing after the cut needed data."""
@@ -127,15 +129,19 @@ class Rehearsal:
         inputs = tuple(self._input(leaf, form) for leaf, form in enumerate(self.crossing.inputs))
         tensors = [self.placing.tensor(source, []) for source in inputs]
         args, kwargs = arguments_from(self.crossing.input_structure, tensors, find)
-        if not self.done:
-            self._run(args, kwargs)
+        self._run(args, kwargs)
+        if self.at_input:
+            self._check_size()
+        else:
             self._check()
-        return Recipe(self.crossing, inputs, tuple(self.steps), self.counts, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return Recipe(self.crossing, inputs, tuple(self.steps), self.counts, seconds)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         token = running.set(self)
         try:
-            with torch.random.fork_rng(devices=[]), _Functions(self), _Kernels(self):
+            # the generators are one for all threads: a tail that draws right now must not notice
+            with generators.kept(generators.ALL), _Functions(self), _Kernels(self):
                 self.model(*args, **kwargs)
             self.ended = True
         except Unknown as error:
@@ -151,6 +157,12 @@ class Rehearsal:
                 ) from error
         finally:
             running.reset(token)
+
+    def _check_size(self) -> None:
+        if isinstance(self.failure, TooLarge):
+            raise self.failure
+        if len(self.taken) < len(self.crossing.slots):
+            raise self.refusal("a slot is none of the inputs")
 
     def _check(self) -> None:
         if self.failure is not None:
@@ -366,8 +378,10 @@ class Rehearsal:
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the dispatcher."""
-        if self.in_opaque or self.muted:
+        if self.muted:
             return func(*args, **kwargs)
+        if self.in_opaque:
+            return self.ghosts.run(func, args, kwargs)
         if self.inside or self.done:
             return self.ghosts.run(func, args, kwargs)
         # no torch function of the model's Python stands for it
@@ -472,6 +486,8 @@ class Rehearsal:
         if fill.argument not in written:
             raise self.refusal(f"slot {fill.slot} is to be written where nothing is written")
         argument, slot = arguments[fill.argument], self.crossing.slots[fill.slot]
+        if (argument.dtype is torch.bool) != (slot.dtype is torch.bool):
+            raise self.refusal(f"slot {fill.slot} is truth values, or is to be written to such")
         if not self.ghosts.owns(argument):
             raise self.refusal(f"slot {fill.slot} is to be written to memory of the model's own")
         if argument.untyped_storage().nbytes() < slot.storage_bytes:

@@ -58,6 +58,16 @@ def dtype_named(name: Any) -> torch.dtype:
     return _DTYPES[name]
 
 
+# what memory of any content is a valid tensor of, which quantised types are not
+PLAIN = frozenset(
+    value
+    for name, value in _DTYPES.items()
+    if name.startswith(("float", "bfloat", "complex", "int", "uint", "bool"))
+    and name not in {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
+    and not name.endswith("x2")
+)
+
+
 def is_namedtuple(value: Any) -> bool:
     """Named tuples and torch's own structure sequences (``torch.return_types``)."""
     return isinstance(value, tuple) and (hasattr(value, "_fields") or type(value).__module__ == "torch.return_types")
@@ -104,7 +114,7 @@ def _literal_from(kind: Any, data: Any) -> Any:
             return Ellipsis
         if kind == "slice":
             return slice(*data)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise BadFrame(f"malformed literal of kind {kind!r:.20}") from error
     raise BadFrame(f"unknown literal kind {kind!r:.20}")
 
@@ -217,7 +227,10 @@ def no_class(name: str) -> type | None:
 
 
 def classes_of(modules: set[str]) -> ClassFinder:
-    """Finds holder classes among *already imported* modules, and only those in ``modules``. Imports nothing."""
+    """Finds holder classes among *already imported* modules, and only those in ``modules``. Imports nothing.
+
+    A class is found by the name it calls itself, not by a way that leads to it: what a module has imported is not its.
+    """
 
     def find(name: str) -> type | None:
         module, _, qualname = name.partition(":")
@@ -226,7 +239,7 @@ def classes_of(modules: set[str]) -> ClassFinder:
         found: Any = sys.modules.get(module)
         for part in qualname.split("."):
             found = getattr(found, part, None)
-        if not isinstance(found, type):
+        if not isinstance(found, type) or class_name(found) != name:
             return None
         holder = dataclasses.is_dataclass(found) or hasattr(found, "_fields") or issubclass(found, enum.Enum)
         return found if holder else None
@@ -264,26 +277,39 @@ def _up(node: Any, depth: int, tensors: list[Any] | Mapping[int, Any], find: Cla
             cls = find(node[1])
             if cls is None:
                 return tuple(items)
+            _check_holder(kind, cls, issubclass(cls, tuple))
             # named tuples may override __new__; structure sequences take one iterable
             return tuple.__new__(cls, items) if hasattr(cls, "_fields") else cls(items)
         if kind == "enum":
             cls = find(node[1])
-            return node[2] if cls is None else cls[node[2]]  # type: ignore[index]
+            if cls is None:
+                return node[2]
+            _check_holder(kind, cls, issubclass(cls, enum.Enum))
+            return cls[node[2]]  # type: ignore[index]
         if kind in ("data", "map"):
             entries = {str(key): _up(item, *rest) for key, item in node[2]}
             cls = find(node[1])
-            if cls is None or kind == "map":
-                return entries if cls is None else cls(**entries)
-            return _filled(cls, entries)
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+            if cls is None:
+                return entries
+            _check_holder(kind, cls, dataclasses.is_dataclass(cls) and issubclass(cls, dict) == (kind == "map"))
+            return cls(**entries) if kind == "map" else _filled(cls, entries)
+    except (IndexError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise BadFrame(f"malformed structure at {kind!r:.20}: {error}") from error
     raise BadFrame(f"unknown structure {kind!r:.20}")
+
+
+def _check_holder(kind: str, cls: type, fits: bool) -> None:
+    """A class is made only of what it was taken apart as: nobody's constructor runs on anything else."""
+    if not fits:
+        raise BadFrame(f"{class_name(cls)} is not taken apart as {kind!r}")
 
 
 def _filled(cls: type, entries: dict[str, Any]) -> Any:
     # as it was, and not as its __init__ and __post_init__ would make it a second time
     made: Any = object.__new__(cls)
     for name, value in entries.items():
+        if name.startswith("__"):
+            raise BadFrame(f"an attribute called {name!r:.40}")
         object.__setattr__(made, name, value)
     return made
 

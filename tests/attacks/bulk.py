@@ -7,7 +7,6 @@ it asks honestly, and compares every answer bit for bit.
 from __future__ import annotations
 
 import faulthandler
-import os
 import resource
 import sys
 import time
@@ -27,12 +26,17 @@ from protos.chunks import parse_client_frame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel
 from shared_hooks.trees import flatten
-from tests.attacks.corpus import DIGITS, READER, Recording, spec_of
+from tests.attacks.corpus import DIGITS, KEEPER, READER, Recording, spec_of
 from tests.attacks.mutation import Mutator
 from tests.attacks.shots import Shot
 
 LIMITS = Limits(
-    max_rehearsal_seconds=5, rehearsal_seconds_per_minute=1e9, max_request_bytes=8 << 20, max_elements=1 << 30
+    max_compute_seconds=10,
+    max_rehearsal_seconds=5,
+    rehearsal_seconds_per_host=1e9,
+    rehearsal_seconds_per_minute=1e9,
+    max_request_bytes=8 << 20,
+    max_elements=1 << 30,
 )
 EVERY = 25
 """Shots between two honest requests."""
@@ -41,7 +45,7 @@ EVERY = 25
 class Target:
     """A core that computes in the caller's thread, and one stream into it."""
 
-    def __init__(self, models: tuple[str, ...] = (READER, DIGITS)) -> None:
+    def __init__(self, models: tuple[str, ...] = (READER, KEEPER, DIGITS)) -> None:
         device = torch.device("cpu")
         engines = self.engines = [
             ServedModel(ModelEntry(spec_of(name)), device, None, LIMITS.rehearsals()) for name in models
@@ -50,18 +54,18 @@ class Target:
         self.jobs: list[Callable[[], None]] = []
         self.core._workers.put = self.jobs.append  # type: ignore[method-assign]
         self.identities = {identity.model_id: identity for identity in self.core.identities}
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[tuple[str, bool], Session] = {}
         self.opened = 0
         self.said = ""
         """The last failure's message."""
 
-    def session(self, model_id: str) -> Session:
-        """The stream on a model; a new one where the last was ended."""
-        session = self.sessions.get(model_id)
+    def session(self, model_id: str, *, honest: bool = False) -> Session:
+        """The stream on a model, of the stranger or of an honest client; a new one where the last was ended."""
+        session = self.sessions.get((model_id, honest))
         if session is None:
             identity = self.identities[model_id]
             self.opened += 1
-            session = self.sessions[model_id] = self.core.open("attack")
+            session = self.sessions[model_id, honest] = self.core.open("attack")
             hello = split_pb2.Hello(
                 protocol_version=2,
                 client_id=f"stranger-{self.opened}",
@@ -76,9 +80,11 @@ class Target:
             session._outbox.clear()
         return session
 
-    def fire(self, model_id: str, frames: list[split_pb2.ClientFrame]) -> tuple[list[str], Any]:
+    def fire(
+        self, model_id: str, frames: list[split_pb2.ClientFrame], *, honest: bool = False
+    ) -> tuple[list[str], Any]:
         """What came of the frames: the errors' names, or "answer"; and the last reply."""
-        session, told, reply = self.session(model_id), [], None
+        session, told, reply = self.session(model_id, honest=honest), [], None
         for frame in frames:
             if not session.receive(parse_client_frame(frame.SerializeToString())):
                 break
@@ -87,6 +93,7 @@ class Target:
         while session._outbox:
             item = session._outbox.popleft()
             if isinstance(item, Answer):
+                session.undelivered -= 1
                 self.core.books.forget([item.key])
                 reply = item if item.reply is not None else None
                 told.append("answer" if item.failed is None else item.failed.error)
@@ -94,15 +101,18 @@ class Target:
             elif item.WhichOneof("frame") == "failed":
                 told.append(item.failed.error)
                 self.said = item.failed.message
+        if session._error is None and "ServerUnavailable" in told and not honest:
+            session.disconnect()  # its unfinished requests have used up what it may have in flight
+            del self.sessions[model_id, honest]
         if session._error is not None:
             told.append(f"stream ended: {type(session._error).__name__}")
             session.disconnect()
-            del self.sessions[model_id]
+            del self.sessions[model_id, honest]
         return told, reply
 
     def honest(self, recording: Recording, id: int) -> str:
         """ "" when the answer is the whole model's, bit for bit; else what was wrong."""
-        told, reply = self.fire(recording.model_id, Shot.of(recording).frames(id))
+        told, reply = self.fire(recording.model_id, Shot.of(recording).frames(id), honest=True)
         if reply is None:
             return f"no answer: {told}: {self.said}"
         value = Parcel.to_value(reply.reply.header, b"".join(reply.buffers))

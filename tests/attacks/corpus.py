@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from tests.attacks.models import Mood, Options, Reader
 
 READER = "reader"
 DIGITS = "digits"
+KEEPER = "keeper"
+TARGETS = {READER: ("Reader", "example"), KEEPER: ("Keeper", "keeper_example")}
+"""What a server makes of the models of `tests.attacks.models`: class and example."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,11 @@ class Recording:
 
 
 def spec_of(model_id: str) -> ModelSpec:
-    """How a server loads one of the two models."""
+    """How a server loads one of the models."""
     if model_id == DIGITS:
         return load_spec(DIGITS)
-    target = f"{Reader.__module__}:Reader"
-    example = f"{Reader.__module__}:example"
-    from pathlib import Path
-
-    return spec_from_table(Table({"id": READER, "factory": target, "example": example}, "attacks"), Path.cwd())
+    factory, example = (f"{Reader.__module__}:{name}" for name in TARGETS[model_id])
+    return spec_from_table(Table({"id": model_id, "factory": factory, "example": example}, "attacks"), Path.cwd())
 
 
 def inputs_of(model_id: str, number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -61,6 +62,8 @@ def inputs_of(model_id: str, number: int) -> tuple[tuple[Any, ...], dict[str, An
     generator = torch.Generator().manual_seed(number)
     if model_id == DIGITS:
         return (torch.randn(1 + number % 2, 1, 32, 32, generator=generator),), {}
+    if model_id == KEEPER:
+        return (torch.randn(1 + number % 2, 8, generator=generator),), {}
     ids = torch.randint(0, 50, (1 + number % 3, 4 + number % 2), generator=generator)
     mask = torch.rand(ids.shape, generator=generator) > 0.3
     options = Options(0.5, 1 + number % 2, Mood.LOUD)
@@ -74,8 +77,10 @@ def record(model_id: str, count: int, stride: int = 1) -> Iterator[Recording]:
         for number in range(count):
             args, kwargs = inputs_of(model_id, number)
             plan = edge.plan(*args, **kwargs)
+            torch.manual_seed(number)
             answer = edge.whole(*args, **kwargs)
             for cut in ["input", *range(number % stride, len(plan.layers), stride)]:
+                torch.manual_seed(number)
                 try:
                     early = edge.head(cut, *args, **kwargs)
                 except CutRefused:
@@ -86,7 +91,7 @@ def record(model_id: str, count: int, stride: int = 1) -> Iterator[Recording]:
 
 
 def corpus(seed: int, *, small: bool = False) -> list[Recording]:
-    """Recordings of both models, in a random order."""
-    found = [*record(READER, 3 if small else 6), *record(DIGITS, 1, 12 if small else 6)]
+    """Recordings of all models, in a random order."""
+    found = [*record(READER, 3 if small else 6), *record(KEEPER, 2), *record(DIGITS, 1, 12 if small else 6)]
     random.Random(seed).shuffle(found)
     return found

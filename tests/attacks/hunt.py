@@ -87,7 +87,6 @@ def hunt(tally: Tally, frames: int, seed: int, minutes: float, processes: int, d
                 left = seconds - (time.monotonic() - began)
                 if left > 5:
                     workers.append(Worker(recordings, worker.seed, worker.number + 1, left, deep))
-        tally.seconds += 0.0
         if file is not None:
             tally.write(file)
         if tally.frames >= frames:

@@ -1,4 +1,4 @@
-"""A small model with much to lie about: integer inputs, a table, values read from data, loops, options, truth values."""
+"""Small models with much to lie about: integer inputs, a table, values read from data, loops, options, truth values."""
 
 from __future__ import annotations
 
@@ -51,6 +51,38 @@ class Reader(nn.Module):
         if options.mood is Mood.LOUD:
             logits = logits * 2
         return {"logits": logits, "kept": hidden, "rounds": rounds}
+
+
+class Keeper(nn.Module):
+    """(x (B, 8)) -> (B, 6). Writes parts of new memory, picks by truth values, draws numbers, loops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(12)
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 6)
+        self.marks = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.first(x)
+        store = torch.empty(hidden.numel())
+        store[:] = hidden.flatten()
+        positive = hidden > 0
+        hidden = self.second(hidden.relu())
+        noise = torch.rand(hidden.shape)
+        hidden.add_(1.0)
+        picked = hidden[positive]
+        out = self.last(hidden + noise * 0.01)
+        rounds = int(out.flatten()[0].abs())  # what comes after it nobody foresees
+        for _ in range(rounds):
+            out = out + 0.0
+        return {"out": out, "store": store, "picked": picked}
+
+
+def keeper_example() -> tuple[tuple[torch.Tensor, ...], dict[str, object]]:
+    """An input of `Keeper`."""
+    return (torch.linspace(-1, 1, 16).reshape(2, 8),), {}
 
 
 def example() -> tuple[tuple[torch.Tensor, ...], dict[str, object]]:
