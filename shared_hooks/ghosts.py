@@ -117,7 +117,7 @@ class Ghosts:
     # -- constants ----------------------------------------------------------------------------------------------
 
     def _on_constants(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
-        self._check_writes(func, args, kwargs)
+        written = self._check_writes(func, args, kwargs)
         if not _is_view(func):
             self._foresee(func, args, kwargs)
         draws = _SEEDED in func.tags
@@ -129,6 +129,7 @@ class Ghosts:
             self.drew = True
             for tensor in made:
                 self.placing.taint(tensor)
+            self.taints += written  # random numbers drawn into memory that was there
         return result
 
     def _foresee(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

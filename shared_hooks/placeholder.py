@@ -7,6 +7,7 @@ form alone (``zeros_like``) work.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -68,6 +69,13 @@ class Placeholder(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Placeholder(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def check_real(tensors: Iterable[torch.Tensor]) -> None:
+    """Raises `PlaceholderRead` if there is one among the tensors that a model gives."""
+    for tensor in tensors:
+        if isinstance(tensor, Placeholder):
+            _refuse("the model's output", tensor)
 
 
 def _replayed(method: Any, value: Placeholder) -> Any:

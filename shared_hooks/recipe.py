@@ -144,8 +144,8 @@ _VERBS = {Enter: "enter", Skip: "skip", Answer: "answer", ReadValue: "read", Run
 class Recipe:
     """How to resume after one cut. ``counts``: how often each module was called before it.
 
-    ``cache``: what the replays of this recipe share, by device; ``state``: the model's Python state, which a tail has
-    to put back, None where it leaves it as it is.
+    ``cache``: what the replays of this recipe share, by device. ``state``: the model's Python state, to be put back after
+    a tail that failed half way, and after every one if ``leaves``: a whole run does not end with what it began with.
     """
 
     crossing: Crossing
@@ -154,6 +154,7 @@ class Recipe:
     counts: dict[str, int]
     seconds: float = 0.0
     state: PythonState | None = field(default=None, repr=False)
+    leaves: bool = False
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def explain(self) -> Iterator[str]:

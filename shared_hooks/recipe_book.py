@@ -145,7 +145,7 @@ class RecipeBook:
             with torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
                 recipe = contextvars.copy_context().run(rehearsal.recipe, self._find)
             # what a forward leaves on the model is a request's own, and goes with it
-            recipe.state = None if rehearsal.ended and state.is_same else state
+            recipe.state, recipe.leaves = state, not rehearsal.ended or not state.is_same
             return recipe
         finally:
             state.restore()

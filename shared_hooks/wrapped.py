@@ -26,6 +26,7 @@ from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement, gpu_of
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
+from shared_hooks.placeholder import check_real
 from shared_hooks.plan import Cut, LayerInfo, Plan
 from shared_hooks.planner import Planner
 from shared_hooks.python_state import PythonState
@@ -33,7 +34,7 @@ from shared_hooks.recipe_book import RecipeBook, RehearsalLimits
 from shared_hooks.report import Report
 from shared_hooks.session import HookExitException, Session
 from shared_hooks.tail import TailSession
-from shared_hooks.trees import classes_of, flatten
+from shared_hooks.trees import classes_of, flatten, tensors_in
 from shared_hooks.verification import verify
 
 
@@ -293,6 +294,7 @@ class WrappedModel:
             context.restored(crossing.context),
             generators.kept(crossing.generators),
         ):
+            ended = False
             try:
                 generators.restore(crossing.generators, early.generators)
                 args, kwargs = session.inputs(self._find)
@@ -301,17 +303,19 @@ class WrappedModel:
                 else:
                     session.resume()
                 output = self.model(*args, **kwargs)
+                check_real(tensors_in(output))
+                ended = session.failure is None
             finally:
                 session.leave()
                 session.release()
-                if recipe.state is not None:
+                if recipe.state is not None and (recipe.leaves or not ended):
                     recipe.state.restore()
         if session.failure is not None:
             raise session.failure
         if not session.resumed:
             raise session.mismatch("the model returned")
-        ended = _ended(session)
-        self._finish(session, {"inject": session.resumed_at - started, "compute": ended - session.resumed_at})
+        now = _ended(session)
+        self._finish(session, {"inject": session.resumed_at - started, "compute": now - session.resumed_at})
         with self._last_forward_kept():
             self.lifecycle.emit(Stage.AFTER_TAIL, split=crossing.layer_name, output=output)
         return output

@@ -1,0 +1,61 @@
+"""What a forward leaves behind and no forward reads is no state, unless another path reads it first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from shared_hooks import WrappedModel
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("kept", torch.zeros(2, 8))
+        self.kept: Tensor
+        self.last = torch.zeros(2, 8)
+
+
+class Last(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 2:
+            self.last = self.a(x)
+        return self.b(self.last[:1] + self.a(x))
+
+
+class LastByData(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.a(x)
+        return self.b(self.last if x.sum() > 0 else x)
+
+
+class Shrinking(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.b.weight.mul_(0.5)
+        return self.b(self.a(x))
+
+
+def cuts(model: WrappedModel, rows: int) -> list[bool]:
+    model.plan(torch.ones(rows, 8))
+    return [layer.can_split for layer in model.layers]
+
+
+def test_what_is_set_anew_is_no_state_but_for_a_path_that_reads_it_first() -> None:
+    for order in ((2, 3, 2), (3, 2, 3)):
+        model = WrappedModel(Last().eval())
+        for rows in order:
+            found = cuts(model, rows)
+        assert all(found) == (order[-1] == 2), order
+        assert any(found) == (order[-1] == 2), order
+
+
+def test_where_data_decides_nothing_is_proven() -> None:
+    assert not any(cuts(WrappedModel(LastByData().eval()), 2))
+
+
+def test_planning_leaves_weights_as_they_were() -> None:
+    model = Shrinking().eval()
+    before = model.b.weight.clone()
+    assert not any(cuts(WrappedModel(model), 2))
+    assert torch.equal(model.b.weight, before)
