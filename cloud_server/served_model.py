@@ -26,7 +26,6 @@ from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 
-
 MAX_SECTION_BYTES = 2 << 10
 """What a parcel's header says of one tensor; reading a header holds up everybody."""
 MAX_VALUES_BYTES = 1 << 20

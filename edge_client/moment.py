@@ -6,49 +6,29 @@ Written back only where it differs: other threads run the same model, and one wi
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from shared_hooks.attach import COMPILED, Shim
-from shared_hooks.python_state import is_custom, plain_tensors
-
-OWN: Final = frozenset(vars(nn.Module())) | {COMPILED}
-HOLDERS: Final = (list, dict, set, deque, tuple, OrderedDict, defaultdict)
-DEEPEST: Final = 4
+from shared_hooks.python_state import PythonState
 
 
 class Moment:
-    """Taken when it is made. Parameters are not kept, and of Python's objects only what modules hold in attributes, and
-    in lists, dictionaries, sets and deques there.
-    """
+    """Taken when it is made. Parameters are not kept; of Python's objects what `PythonState` finds."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._device = device
         self._generators = self._draws()
-        modules = list(model.modules())
-        self._attributes = [(vars(module), _attributes(module)) for module in modules if is_custom(module)]
-        self._attributes += [(module._buffers, dict(module._buffers)) for module in modules if module._buffers]
-        self._holders = [
-            (holder, holder.copy()) for _, kept in self._attributes for value in kept.values() for holder in _in(value)
-        ]
-        tensors = {id(tensor): tensor for tensor in (*model.buffers(), *plain_tensors(model))}
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors.values() if _writable(tensor)]
+        self._state = PythonState(model)
+        tensors = {id(tensor): tensor for tensor in (*model.buffers(), *self._state.tensors())}
+        kept = [tensor for tensor in tensors.values() if not isinstance(tensor, nn.Parameter) and _writable(tensor)]
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in kept]
 
     def restore(self) -> None:
         """As it was."""
-        for owner, before in self._attributes:
-            for name in [name for name in owner if name not in before and not _ours(name, owner[name])]:
-                del owner[name]
-            owner.update({name: value for name, value in before.items() if owner.get(name, OWN) is not value})
-        for holder, before in self._holders:
-            if not _holds(holder, before):
-                holder.clear()
-                holder.extend(before) if isinstance(holder, (list, deque)) else holder.update(before)
+        self._state.restore()
         with torch.no_grad():
             for tensor, values in self._tensors:
                 # batch normalisation writes without raising the version counter, so the values are compared
@@ -71,34 +51,6 @@ class Moment:
             random.setstate(python)
         if moved[3]:
             np.random.set_state(numpy)  # noqa: NPY002
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if not _ours(name, value)}
-
-
-def _ours(name: str, value: Any) -> bool:
-    """Torch's, or what `shared_hooks.attach` puts there."""
-    return name in OWN or isinstance(value, Shim)
-
-
-def _in(value: Any, depth: int = DEEPEST) -> Iterator[Any]:
-    """Every holder in a value that can be changed."""
-    if not depth or type(value) not in HOLDERS:
-        return
-    if type(value) is not tuple:
-        yield value
-    for item in list(value.values() if isinstance(value, dict) else value):
-        yield from _in(item, depth - 1)
-
-
-def _holds(holder: Any, before: Any) -> bool:
-    """Whether it holds the same objects, in the same order."""
-    if isinstance(holder, set):
-        return bool(holder == before)
-    if isinstance(holder, dict):
-        return list(map(id, holder)) == list(map(id, before)) and _holds([*holder.values()], [*before.values()])
-    return len(holder) == len(before) and all(a is b for a, b in zip(holder, before, strict=True))
 
 
 def _writable(tensor: torch.Tensor) -> bool:

@@ -249,13 +249,3 @@ def mixes_truth(slots: tuple[Slot, ...], marks: tuple[Mark, ...]) -> bool:
     for mark in marks:
         seen.setdefault(mark.slot, {slots[mark.slot].dtype is torch.bool}).add(mark.dtype is torch.bool)
     return any(len(kinds) > 1 for kinds in seen.values())
-
-
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor of this shape."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -20,7 +20,6 @@ from shared_hooks.crossing import (
     Slot,
     TensorForm,
     mixes_truth,
-    row_major,
 )
 from shared_hooks.errors import CutRefused
 from shared_hooks.liveness import Frontier
@@ -259,7 +258,7 @@ class _Cutter:
                     self._first(place, leaf, value)
             elif value.storage.opaque:
                 raise CutRefused("a sparse, nested or quantised tensor is made before the cut")
-            elif not told and value.view.stride != row_major(value.shape) and value.storage.tainted <= op.end:
+            elif not told and not op.laid and value.storage.tainted <= op.end:
                 self.layouts.append(Layout(place, leaf, value.view.stride))
 
     def _first(self, place: Place, leaf: int, value: Value) -> None:

@@ -19,6 +19,10 @@ from shared_hooks.operations import arguments_of
 _NUMBERS = frozenset({bool, int, float, str, torch.dtype})
 
 
+NOTHING, FORM, LAYOUT = 0, 1, 2
+"""How much is foreseen: not even shape and type, these, or the strides, too."""
+
+
 class Foresight:
     """Remembers questions and answers for one recording.
 
@@ -32,25 +36,26 @@ class Foresight:
 
     def question(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]
-    ) -> Callable[[], bool]:
-        """What tells whether the meta device gives the forms of ``results``. No tensor is kept for it."""
-        key = func._op, _key(args), _key(kwargs.items()) if kwargs else None
+    ) -> Callable[[], int]:
+        """What tells how much of ``results`` the meta device gives: `NOTHING`, `FORM` or `LAYOUT`. It keeps none."""
+        key = call_key(func, args, kwargs)
         if key not in self._questions:
             self._questions[key] = func, _forms_in(args, {}), _forms_in(kwargs, {})
         return partial(self._foresees, key, [_form(tensor) for tensor in results])
 
-    def _foresees(self, key: Any, forms: list[tuple[Any, ...]]) -> bool:
+    def _foresees(self, key: Any, forms: list[tuple[Any, ...]]) -> int:
         if key not in self._answers:
             self._answers[key] = _worked_out(*self._questions[key])
         found = self._answers[key]
         if found is None or len(found) != len(forms):
-            return False
+            return NOTHING
         # a further result without elements is one that this device's kernel leaves out (what batch normalisation keeps
         # for gradients), and nobody sees
-        return all(
-            one == other or (place and one[0] == (0,))
-            for place, (one, other) in enumerate(zip(forms, found, strict=True))
-        )
+        both = enumerate(zip(forms, found, strict=True))
+        pairs = [(one, other) for place, (one, other) in both if not place or one[0] != (0,)]
+        if any(one[:2] != other[:2] for one, other in pairs):
+            return NOTHING
+        return LAYOUT if all(one == other for one, other in pairs) else FORM
 
 
 @dataclass(eq=False, slots=True)
@@ -70,6 +75,11 @@ def _forms_in(value: Any, known: dict[int, _Kept]) -> Any:
     if isinstance(value, dict):
         return {key: _forms_in(item, known) for key, item in value.items()}
     return value
+
+
+def call_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a kernel's call has in common with all calls that give results of the same forms."""
+    return func._op, _key(args), _key(kwargs.items()) if kwargs else None
 
 
 def on_meta(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
@@ -93,7 +103,9 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return None if tensor.is_nested else tuple(tensor.shape), tensor.dtype
+    if not _plain(tensor):
+        return None if tensor.is_nested else tuple(tensor.shape), tensor.dtype, None
+    return tuple(tensor.shape), tensor.dtype, tuple(tensor.stride())
 
 
 def _key(values: Iterable[Any]) -> tuple[Any, ...]:

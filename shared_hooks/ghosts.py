@@ -18,10 +18,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.crossing import TensorForm
 from shared_hooks.errors import CutRefused, TooLarge
-from shared_hooks.foresight import on_meta
+from shared_hooks.foresight import call_key, on_meta
 from shared_hooks.operations import FORM_ONLY, arguments_of
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
+from shared_hooks.views import View
 
 _INPLACE_VIEW = torch.Tag.inplace_view
 _SEEDED = torch.Tag.nondeterministic_seeded
@@ -95,6 +96,8 @@ class Ghosts:
         self.drew = False
         self.reshaped = False
         self._alive: list[StorageWeakRef] = []
+        self._forms: dict[Any, Any] = {}
+        self._sizes: dict[Any, int] = {}
 
     def begin(self) -> None:
         """An operation begins."""
@@ -130,14 +133,10 @@ class Ghosts:
 
     def _foresee(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the memory that a kernel on constants is going to take, before it takes it."""
-        try:
-            known: dict[int, tuple[Any, Any]] = {}
-            found = func(*on_meta(args, known), **on_meta(kwargs, known))
-        except Exception:  # it has no such kernel, or needs data
-            size = _guessed(args, kwargs)
-            self.budget.spend(native_bytes=size, elements=size)
-            return
-        size = sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))
+        key = call_key(func, args, kwargs)
+        if key not in self._sizes:
+            self._sizes[key] = _size(func, args, kwargs)
+        size = self._sizes[key]
         self.budget.spend(native_bytes=size, elements=size)
 
     def _note_made(self, made: list[torch.Tensor], given: list[torch.Tensor]) -> None:
@@ -186,29 +185,53 @@ class Ghosts:
         return self._on_meta(func, args, kwargs, tensors)
 
     def _on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
-        known: dict[int, tuple[Any, Any]] = {}
-        device = kwargs.get("device") or next(t.device for t in tensors if self.placing.is_tainted(t))
-        try:
-            result = func(*on_meta(args, known), **on_meta(kwargs, known))
-        except Exception as error:  # no kernel for meta, or a shape that depends on data
-            raise Unknown(f"{func._schema.name}: {error!s:.120}") from error
-        back = {id(made): tensor for tensor, made in known.values()}
-        return self._wrapped(result, torch.device(device), back, held=self.after_cut and not _is_view(func))
+        key = call_key(func, args, kwargs)
+        if key not in self._forms:
+            self._forms[key] = _worked_out(func, args, kwargs, tensors)
+        return self._given(self._forms[key], tensors, held=self.after_cut and not _is_view(func))
 
-    def _wrapped(self, value: Any, device: torch.device, back: dict[int, torch.Tensor], *, held: bool) -> Any:
-        if isinstance(value, torch.Tensor):
-            if id(value) in back:
-                return back[id(value)]
-            self.budget.spend(elements=value.numel())
-            hole = self.placing.hole(form_of_tensor(value))
+    def _given(self, found: Any, tensors: list[Any], *, held: bool) -> Any:
+        if isinstance(found, TensorForm):
+            self.budget.spend(elements=View(found.shape, found.stride, 0).numel)
+            hole = self.placing.hole(found)
             if held:
                 self.budget.hold(hole)
             return hole
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._wrapped(item, device, back, held=held) for item in value)
-        if value is None:
-            return None
-        raise Unknown("an operation gives a number that depends on data")
+        if isinstance(found, int):
+            return tensors[found]
+        return None if found is None else type(found)(self._given(item, tensors, held=held) for item in found)
+
+
+def _worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+    """The results of a kernel, a form or the number of an argument in place of every tensor. Raises `Unknown`."""
+    known: dict[int, tuple[Any, Any]] = {}
+    try:
+        result = func(*on_meta(args, known), **on_meta(kwargs, known))
+    except Exception as error:  # no kernel for meta, or a shape that depends on data
+        raise Unknown(f"{func._schema.name}: {error!s:.120}") from error
+    numbers = {id(tensor): number for number, tensor in reversed(list(enumerate(tensors)))}
+    back = {id(made): numbers[id(tensor)] for tensor, made in known.values()}
+    return _formal(result, back)
+
+
+def _formal(value: Any, back: dict[int, int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return back[id(value)] if id(value) in back else form_of_tensor(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(_formal(item, back) for item in value)
+    if value is None:
+        return None
+    raise Unknown("an operation gives a number that depends on data")
+
+
+def _size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Bytes that a kernel's results take; a guess that is rather too large where that cannot be foreseen."""
+    known: dict[int, tuple[Any, Any]] = {}
+    try:
+        found = func(*on_meta(args, known), **on_meta(kwargs, known))
+    except Exception:  # it has no such kernel, or needs data
+        return _guessed(args, kwargs)
+    return sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))
 
 
 _SENTINEL = 1 << 62

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from shared_hooks import generators
 from shared_hooks.crossing import Crossing, Slot
 from shared_hooks.cutting import Capture, Cutting
+from shared_hooks.dice import Dice
 from shared_hooks.early import EarlyOutput
 from shared_hooks.following import Follower
 from shared_hooks.hierarchy import ModuleInfo
@@ -25,11 +26,40 @@ from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name
 from shared_hooks.parcel import ALIGN
 from shared_hooks.plan import Plan
 from shared_hooks.session import Frame, HookExitException, Session
+from shared_hooks.trace import Trace
 from shared_hooks.trees import Structure, UnknownHolder, flatten, leaves_of
 
 
 class Diverged(BaseException):
     """The run left the plan's path; not an Exception, so that the model does not catch it."""
+
+
+class Attempt:
+    """Around a head that may leave its path: a failed one is undone, so that another begins as this did.
+
+    ``failed``: it has left the path; the exception goes no further.
+    """
+
+    def __init__(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.failed = False
+        self._dice = Dice() if trace.dice else None
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if trace.writes_inputs:
+            self._kept = [(tensor, tensor.clone()) for tensor in flatten((args, kwargs))[1]]
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Diverged):
+            return False
+        self.failed = True
+        if self._dice is not None:
+            self._dice.restore()
+        with torch.no_grad():
+            for tensor, before in self._kept:
+                tensor.copy_(before)
+        return True
 
 
 class HeadSession(Session):
@@ -57,7 +87,8 @@ class HeadSession(Session):
         self.other_values = False
         self.found: dict[int, torch.Tensor] = {}
         dynamic = any(seq < cutting.position for seq in plan.trace.dynamic)
-        self.follower = Follower(plan.trace, inputs) if dynamic else None
+        # of a foretold cut there is no plan to follow: the values that are read must be those of its like
+        self.follower = Follower(plan.trace, inputs) if dynamic and crossing.plan_digest else None
         self.wanted: dict[Any, list[tuple[int, Capture]]] = {}
         for slot, capture in enumerate(cutting.captures):
             if capture.kind == "input":
@@ -123,6 +154,8 @@ class HeadSession(Session):
         starts: list[int] = []
         crossing = self.crossing
         if self.other_values:
+            if not crossing.plan_digest:  # foretold, and no plan is there to say what crosses whatever the values
+                raise Diverged
             crossing = self.plan.cutting(crossing.layer_id, wide=True)[1]
             if len(crossing.slots) != len(self.cutting.captures):  # a path became known meanwhile that reads more
                 raise Diverged

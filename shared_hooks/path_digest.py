@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
+CALL = "(call)"
+
 
 class PathDigest:
     """Grows with the run; `hexadecimal` at any moment."""
@@ -23,8 +25,17 @@ class PathDigest:
 
     def operation(self, name: str, results: Iterable[Any]) -> None:
         """A torch function gives ``results``: tensors or values of a trace, with shape and dtype."""
-        forms = [f"{tuple(result.shape)}{result.dtype}" for result in results]
+        self._operation(name, [f"{tuple(result.shape)}{result.dtype}" for result in results])
+
+    def _operation(self, name: str, forms: list[str]) -> None:
         self._digest.update(f"{name} {forms}\n".encode())
+
+    def item(self, item: tuple[Any, ...]) -> None:
+        """One of `Trace.path_items`."""
+        if item[0] == CALL:
+            self.call(item[1], item[2])
+        else:
+            self._operation(item[0], [f"{shape}{dtype}" for shape, dtype in item[1]])
 
     def hexadecimal(self) -> str:
         """Of everything so far."""

@@ -14,22 +14,25 @@ from torch import nn
 
 from shared_hooks import context
 from shared_hooks.copies import Buffers, copied
+from shared_hooks.crossing import Crossing
+from shared_hooks.cutting import Cutting
 from shared_hooks.dice import Dice
 from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.lengths import Lengths, family_of
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.memory_kept import MemoryKept
 from shared_hooks.numbers import Numbers, Spot
 from shared_hooks.outliving import Judge, depends
-from shared_hooks.plan import Plan
+from shared_hooks.plan import Cut, Plan
 from shared_hooks.python_state import PythonState
 from shared_hooks.recorder import record, told
 from shared_hooks.report import identical
 from shared_hooks.session import run_plain
 from shared_hooks.taint import Taint
 from shared_hooks.trace import Trace
-from shared_hooks.trees import UnknownHolder
+from shared_hooks.trees import UnknownHolder, flatten
 
 MAX_SIGNATURES = 64
 MAX_TICKS_KEPT = 2_000_000
@@ -61,6 +64,7 @@ class Planner:
         self._obstacle = "call plan() or forward() with example inputs first"
         self._impossible: set[Any] = set()
         self._refused: dict[str, str] = {}  # layers that no plan is to be cut after, and why
+        self._lengths = Lengths()
         self._lock = threading.RLock()
         self.made = 0
         """How often the model was recorded."""
@@ -120,7 +124,31 @@ class Planner:
             while len(self._plans) > MAX_SIGNATURES or (len(self._plans) > 1 and self._ticks() > MAX_TICKS_KEPT):
                 self._plans.popitem(last=False)
             self._latest = plan
+            family = self._family(args, kwargs)
+            if family is not None:
+                self._lengths.add(*family, plan)
             return [plan]
+
+    def _family(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[int, ...]] | None:
+        numbers, (structure, _, *around) = self._key(args, kwargs)
+        return family_of((numbers, structure, *around), flatten((args, kwargs))[1])
+
+    def foretold(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut
+    ) -> tuple[Plan, Cutting, Crossing] | None:
+        """For inputs of no known plan: what plans of other sizes tell of this cut (`lengths`), None if nothing."""
+        with self._lock:
+            if self._plans.get(self._key(args, kwargs)) or self._refused:
+                return None
+            family = self._family(args, kwargs)
+            return None if family is None else self._lengths.foretold(*family, cut)
+
+    def not_so(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What was foretold of these inputs was wrong."""
+        with self._lock:
+            family = self._family(args, kwargs)
+            if family is not None:
+                self._lengths.forget(family[0])
 
     def refuse(self, layer: str, reason: str) -> None:
         """No plan, known or still to be made, is cut after the layer of this name ("input": before the first)."""

@@ -144,8 +144,8 @@ _VERBS = {Enter: "enter", Skip: "skip", Answer: "answer", ReadValue: "read", Run
 class Recipe:
     """How to resume after one cut. ``counts``: how often each module was called before it.
 
-    ``cache``: what the replays of this recipe share, by device; ``state``: the model's Python state, which a tail has to
-    put back, None where it leaves it as it is.
+    ``cache``: what the replays of this recipe share, by device; ``state``: the model's Python state, which a tail has
+    to put back, None where it leaves it as it is.
     """
 
     crossing: Crossing

@@ -22,9 +22,9 @@ from shared_hooks.fastpath import fast_path_off
 from shared_hooks.ghosts import Budget
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.placing import Placing
-from shared_hooks.python_state import PythonState
 from shared_hooks.recipe import Recipe
-from shared_hooks.rehearsal import Rehearsal
+from shared_hooks.rehearsal import Facts, Rehearsal
+from shared_hooks.settings import Settings
 from shared_hooks.slots import blank_slots
 from shared_hooks.trees import ClassFinder
 
@@ -85,6 +85,7 @@ class RecipeBook:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._steps = 0
         self._spent: deque[tuple[float, float, str]] = deque()
+        self._facts: Facts | None = None
         self._lock = threading.Lock()
         self._rehearsing = threading.RLock()
         self.rehearsals = 0
@@ -131,9 +132,11 @@ class RecipeBook:
         limits = self._limits
         budget = Budget(limits.operations, limits.native_bytes, limits.elements, limits.seconds, limits.held_bytes)
         placing = Placing(blank_slots(early.crossing.slots, device), device)
-        state = PythonState(self._model)
-        models = [*self._model.parameters(), *self._model.buffers(), *state.tensors()]
-        rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, models)
+        if self._facts is None or not self._facts.state.is_same:
+            self._facts = Facts.of(self._model, self._modules)
+        facts, settings = self._facts, Settings()
+        state = facts.state
+        rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, facts)
         self.rehearsals += 1
         try:
             with torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
@@ -143,6 +146,7 @@ class RecipeBook:
             return recipe
         finally:
             state.restore()
+            settings.restore()
 
     def _check_time(self) -> None:
         now = time.monotonic()

@@ -11,7 +11,8 @@ Modules whose own Python is proven to write no state (`purity`) become one `Skip
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks import generators
 from shared_hooks.attach import running
-from shared_hooks.crossing import INPUTS, Crossing, Given, Mark, Place, TensorForm, row_major
+from shared_hooks.crossing import INPUTS, Crossing, Given, Mark, Place, TensorForm
 from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlaceholderRead, PlanMismatch, TooLarge
 from shared_hooks.ghosts import Budget, Ghosts, Unknown, form_of_tensor
 from shared_hooks.hierarchy import ModuleInfo, call_name
@@ -29,7 +30,8 @@ from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name
 from shared_hooks.path_digest import PathDigest
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
-from shared_hooks.purity import is_pure, is_safe
+from shared_hooks.purity import is_safe, pure_modules
+from shared_hooks.python_state import PythonState
 from shared_hooks.recipe import (
     Alias,
     Answer,
@@ -49,6 +51,24 @@ from shared_hooks.trees import ClassFinder, Structure, UnknownHolder, flatten, n
 from shared_hooks.views import View
 
 
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What rehearsals of one model share as long as its Python ``state`` stays as it is: the tensors that are its own,
+    and the modules whose Python writes no state.
+    """
+
+    state: PythonState
+    tensors: list[torch.Tensor]
+    pure: set[nn.Module]
+
+    @classmethod
+    def of(cls, model: nn.Module, modules: Iterable[nn.Module]) -> Facts:
+        """As it is now."""
+        state = PythonState(model, settings=False)
+        tensors = [*model.parameters(), *model.buffers(), *state.tensors()]
+        return cls(state, tensors, pure_modules(modules))
+
+
 class Frame:
     """A module call that is running. ``start``: number of steps before it; ``wrote``: it writes to what it is given."""
 
@@ -62,8 +82,8 @@ class Frame:
 
 
 class Rehearsal:
-    """One rehearsal in one thread. ``values`` are those that the request at hand brings; ``models``: the tensors that
-    are the model's own.
+    """One rehearsal in one thread. ``values`` are those that the request at hand brings; ``facts``: what is known of
+    the model.
     """
 
     def __init__(
@@ -74,14 +94,15 @@ class Rehearsal:
         values: tuple[Structure, ...],
         placing: Placing,
         budget: Budget,
-        models: list[torch.Tensor],
+        facts: Facts,
     ) -> None:
         self.model = model
         self.modules = modules
         self.crossing = crossing
         self.values = values
         self.placing = placing
-        self.ghosts = Ghosts(placing, budget, models)
+        self.ghosts = Ghosts(placing, budget, facts.tensors)
+        self.pure = facts.pure
         self.marks: dict[tuple[Place, int], Mark] = {(mark.place, mark.leaf): mark for mark in crossing.marks}
         self.given = {given.place: given for given in crossing.given}
         self.reads = {read.place: (number, read) for number, read in enumerate(crossing.reads)}
@@ -195,8 +216,7 @@ class Rehearsal:
         mark = self.marks.get((place, leaf))
         if mark is not None:
             return self._injected(mark, form_of_tensor(tensor))
-        stride = self.layouts.get((place, leaf), row_major(tuple(tensor.shape)))
-        return self._plain_source(tensor, arguments, stride)
+        return self._plain_source(tensor, arguments, self.layouts.get((place, leaf)))
 
     def _plain_source(
         self, tensor: torch.Tensor, arguments: list[torch.Tensor], stride: tuple[int, ...] | None = None
@@ -297,7 +317,7 @@ class Rehearsal:
 
     def _collapse(self, frame: Frame, module: nn.Module, arguments: list[torch.Tensor], output: Any) -> bool:
         """Make one step of a call whose Python leaves nothing behind but its result."""
-        if frame.wrote or not is_pure(module):
+        if frame.wrote or module not in self.pure:
             return False
         try:
             structure, tensors = flatten(output, plain=True)

@@ -7,15 +7,16 @@ refers to a live tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from shared_hooks.foresight import LAYOUT, NOTHING
 from shared_hooks.operations import Kind
-from shared_hooks.path_digest import PathDigest
+from shared_hooks.path_digest import CALL, PathDigest
 from shared_hooks.trees import Structure
 from shared_hooks.views import View
 
@@ -93,7 +94,7 @@ class Op:
     """One call of a torch function made from Python while no other was running.
 
     ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
-    ``untold``: its result's form cannot be worked out without data.
+    ``untold``: its result's form cannot be worked out without data; ``laid``: and so can the strides (see `is_untold`).
     """
 
     seq: int
@@ -113,14 +114,17 @@ class Op:
     literals: Any = None
     reshapes: bool = False
     untold: bool = False
-    unasked: list[Callable[[], bool]] = field(default_factory=list)
+    laid: bool = True
+    unasked: list[Callable[[], int]] = field(default_factory=list)
 
     @property
     def is_untold(self) -> bool:
-        """``untold``, once those have been asked who may know (whether the form of a kernel's result is foreseen)."""
+        """``untold``, once those have been asked who may know (how much of a kernel's results is foreseen)."""
         if self.unasked:
-            self.untold |= not all(foreseen() for foreseen in self.unasked)
-            self.unasked = []
+            least = min(foreseen() for foreseen in self.unasked)
+            self.untold |= least == NOTHING
+            self.laid = self.laid and least == LAYOUT
+            self.unasked.clear()
         return self.untold
 
     @property
@@ -229,19 +233,39 @@ class Trace:
         return found
 
     @cached_property
+    def writes_inputs(self) -> bool:
+        """Whether the model works in the memory of its inputs."""
+        inputs = {value.storage for value in self.inputs}
+        return any(storage in inputs for event in self.events for storage in event.writes)
+
+    def path_items(self, layer_id: int | None = None) -> Iterator[tuple[Any, ...]]:
+        """What the path's digest is made of: ``(CALL, path, number)`` and ``(name, ((shape, dtype), ...))``, up to the
+        exit of a layer.
+        """
+        position = NEVER if layer_id is None else self.layers[layer_id].exit
+        for start, item in self._timed_items():
+            if start >= position:
+                return
+            yield item
+
+    def _timed_items(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        for _, _, item in self.placed:
+            if isinstance(item, Call):
+                yield item.enter, (CALL, item.path, item.number)
+            elif item.counts and not item.hidden:
+                results = item.results if item.kind is Kind.TENSOR else []
+                yield item.seq, (item.name, tuple((tuple(value.shape), str(value.dtype)) for value in results))
+
+    @cached_property
     def path_digests(self) -> dict[int, str]:
         """The digest of the path (`path_digest`) at the exit of every layer, by layer id."""
         digest = PathDigest()
         found: dict[int, str] = {}
         ends = sorted(((call.exit, call.layer_id) for call in self.layers if call.layer_id is not None), reverse=True)
-        for _, _, item in self.placed:
-            start = item.enter if isinstance(item, Call) else item.seq
+        for start, item in self._timed_items():
             while ends and ends[-1][0] < start:
                 found[ends.pop()[1]] = digest.hexadecimal()
-            if isinstance(item, Call):
-                digest.call(item.path, item.number)
-            elif item.counts and not item.hidden:
-                digest.operation(item.name, item.results if item.kind is Kind.TENSOR else [])
+            digest.item(item)
         for _, layer_id in ends:
             found[layer_id] = digest.hexadecimal()
         return found

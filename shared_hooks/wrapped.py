@@ -14,12 +14,14 @@ from torch import nn
 
 from shared_hooks import agreement, attach, context, generators, hierarchy
 from shared_hooks.counters import sampler
+from shared_hooks.crossing import Crossing
+from shared_hooks.cutting import Cutting
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMismatch, UnknownLayer
 from shared_hooks.explaining import explain
 from shared_hooks.explanation import Explanation
 from shared_hooks.fastpath import fast_path_off
-from shared_hooks.head import Diverged, HeadSession, Watch
+from shared_hooks.head import Attempt, Diverged, HeadSession, Watch
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement, gpu_of
@@ -110,6 +112,11 @@ class WrappedModel:
     def layers(self) -> tuple[LayerInfo, ...]:
         """The layers of the latest plan, in execution order."""
         return self._planner.latest.layers
+
+    @property
+    def plans_made(self) -> int:
+        """How often the model was recorded to plan it."""
+        return self._planner.made
 
     @property
     def never_called(self) -> tuple[str, ...]:
@@ -209,22 +216,30 @@ class WrappedModel:
             return self.model(*args, **kwargs)
 
     def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
-        for attempt in range(2):
-            plans = self._planner.plans_for(args, kwargs) if attempt == 0 else [self.plan(*args, **kwargs)]
+        foretold = self._planner.foretold(args, kwargs, end)
+        if foretold is not None:
+            with Attempt(foretold[0].trace, args, kwargs) as attempt:
+                return self._head_as(*foretold, args, kwargs)
+            assert attempt.failed
+            self._planner.not_so(args, kwargs)
+        for again in range(2):
+            plans = self._planner.plans_for(args, kwargs) if not again else [self.plan(*args, **kwargs)]
             unknown: UnknownLayer | None = None
             for plan in plans:
                 try:
-                    return self._head_on(plan, end, args, kwargs)
-                except Diverged:
-                    continue
+                    cutting, crossing = plan.cutting(end)
                 except UnknownLayer as error:
                     unknown = error
+                    continue
+                with Attempt(plan.trace, args, kwargs):
+                    return self._head_as(plan, cutting, crossing, args, kwargs)
             if unknown is not None and len(plans) == 1:
                 raise unknown
         raise CutRefused("the model takes another path each time it runs on this input: its Python state differs")
 
-    def _head_on(self, plan: Plan, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
-        cutting, crossing = plan.cutting(end)
+    def _head_as(
+        self, plan: Plan, cutting: Cutting, crossing: Crossing, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> EarlyOutput:
         self._check_saved([plan])
         started = time.perf_counter_ns()
         session: HeadSession = self._session(HeadSession, plan, cutting, crossing, flatten((args, kwargs))[1])

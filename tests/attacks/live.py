@@ -294,5 +294,3 @@ def mutated(recordings: list[Recording], seed: int) -> Iterator[Attack]:
         shot.fields.pop("id", None)
         yield Attack(f"{seed}:{number}", recording.model_id, shot)
         number += 1
-
-

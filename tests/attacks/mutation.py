@@ -6,6 +6,7 @@ import copy
 import random
 from typing import Any
 
+from protos.isthmus.v1 import split_pb2
 from shared_hooks.crossing import Crossing
 from shared_hooks.crossing_format import decode
 from shared_hooks.errors import IsthmusError
@@ -179,6 +180,28 @@ class Mutator:
             for _ in range(self.random.randrange(1, 4)):
                 data[self.random.randrange(len(data))] = self.random.randrange(256)
             shot.payload = bytes(data[: self.random.choice((len(data), len(data), len(data) // 2))])
+
+    def jumbled(self, frames: list[split_pb2.ClientFrame]) -> list[split_pb2.ClientFrame]:
+        """The frames out of order, repeated, and with others between them that need no answer."""
+        chance, made = self.random, list(frames)
+        ids = [frame.request.id for frame in frames if frame.WhichOneof("frame") == "request"] + [1, 1 << 63]
+        for _ in range(chance.randrange(8, 64)):
+            kind = chance.randrange(8)
+            if kind == 0:
+                frame = chance.choice(frames)
+            elif kind == 1:
+                frame = split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=chance.choice(ids)))
+            elif kind == 2:
+                values = {"id": ids[0], "offset": chance.choice((0, 0, 1, 64, 1 << 40)), "data": self.bytes(64)}
+                frame = split_pb2.ClientFrame(chunk=split_pb2.Chunk(**values))
+            elif kind == 3:
+                request = split_pb2.RequestHeader(id=chance.choice(ids), cut_digest=chance.choice(TEXTS[:30]))
+                frame = split_pb2.ClientFrame(request=request)
+            else:
+                many = [chance.choice(ids) for _ in range(chance.randrange(9))]
+                frame = split_pb2.ClientFrame(acknowledge=split_pb2.Acknowledge(ids=many))
+            made.insert(chance.randrange(len(made) + 1) if kind else len(made), frame)
+        return made
 
     def fields(self, shot: Shot) -> None:
         """Another number or text in the request's frame."""

@@ -21,6 +21,8 @@ ROWS = {
     "metrics": ("metrics_cost", "metrics on against off"),
     "observers": ("observer_cost", "100 observers"),
     "lifecycle": ("lifecycle_cost", "a stage of the life cycle"),
+    "wire": ("wire_bytes", "bytes beside the tensors"),
+    "lengths": ("lengths", "a new sequence length"),
     "plan": ("plan_cost", "time and memory of planning"),
     "naive": ("naive", "baseline: naive resume"),
 }
