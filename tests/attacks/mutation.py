@@ -14,14 +14,17 @@ from tests.attacks.corpus import Recording
 from tests.attacks.shots import Shot, padded
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 16, 63, 64, 65, 255, 256, 1023, 4096, 65_536, 1 << 20, 1 << 31, (1 << 31) - 1, 1 << 32,
-           (1 << 40) - 1, 1 << 40, 1 << 48, (1 << 63) - 1, 1 << 63, 1 << 64, -(1 << 63), 10**30, 0.5, 1e308, True)  # fmt: skip
+           (1 << 40) - 1, 1 << 40, 1 << 48, (1 << 63) - 1, 1 << 63, 1 << 64, -(1 << 63), 10**30,
+           0.5, 1e308, True)  # fmt: skip
 TEXTS = ("", "t", "v", "x", "list", "tuple", "dict", "named", "data", "enum", "map", "float32", "float64", "int64",
          "bool", "uint8", "bfloat16", "float16", "complex64", "qint8", "quint8", "float8_e4m3fn", "bits8", "uint4",
          "c", "n", "cn", "torch", "python", "numpy", "embedding", "linear", "add", "int", "item", "relu", "relu_",
          "aten.add.Tensor", "tests.attacks.models:Options", "tests.attacks.models:Mood", "torch:Tensor",
-         "torch.return_types:max", "nan", "cuda", "meta", "\ud800", "a" * 2000, "mask", "options", "ids")  # fmt: skip
+         "torch.return_types:max",
+         "nan", "cuda", "meta", "\ud800", "a" * 2000, "mask", "options", "ids")  # fmt: skip
 NODES: tuple[Any, ...] = (
-    None, [], {}, ["v", None], ["v", 10**30], ["v", 1 << 62], ["v", -1], ["v", float("nan")], ["v", "text"], ["v", True],
+    None, [], {}, ["v", None], ["v", 10**30], ["v", 1 << 62], ["v", -1], ["v", float("nan")], ["v", "text"],
+    ["v", True],
     ["x", "dtype", "float16"], ["x", "dtype", "qint8"], ["x", "device", "cuda:0"], ["x", "device", "meta"],
     ["x", "device", "cpu"], ["x", "slice", [None, None, -1]], ["x", "slice", [0, 1 << 62, 1]], ["x", "ellipsis", None],
     ["x", "size", [1 << 40, 1 << 40]], ["x", "complex", [1e308, -0.0]], ["t", 0], ["t", 1], ["t", -1], ["t", 999],
