@@ -3,6 +3,9 @@
 A tail must leave the server's memory as it was, so no cut may have such a write in its tail, be it after the cut or
 in what the tail's Python repeats of the prefix. And where what was written depends on the inputs and is read by the
 next forward, the model carries state from request to request, which a cut would keep on one side only.
+
+A *scratch* storage is rewritten before it is read. The tail's side does not have what the head wrote there: a path that
+reads first must not be cut, and where data decides on the path nobody knows which one comes.
 """
 
 from __future__ import annotations
@@ -13,17 +16,20 @@ from shared_hooks.trace import NEVER, Event, Storage
 from shared_hooks.views import LiveSet
 
 
-def outside_writes(events: list[Event]) -> Iterator[tuple[Storage, int, int, str]]:
-    """For each write to a storage that existed before: the positions where it rules a cut out, and what it does."""
+def outside_writes(events: list[Event], *, timeless: bool) -> Iterator[tuple[Storage, int, int, str]]:
+    """For each storage that existed before and is written: the positions where that rules a cut out, and what it does.
+
+    ``timeless``: data does not decide on the path. The last position is below `NEVER` for scratch alone.
+    """
     written: dict[Storage, list[Event]] = {}
     for event in events:
         for storage in event.writes:
             if storage.outside and not storage.foreign:
                 written.setdefault(storage, []).append(event)
     for storage, writes in written.items():
-        if storage.tainted < NEVER and _live_at_start(storage, events):
+        if storage.tainted < NEVER and live_at_start(storage, events):
             yield storage, 0, NEVER, "keeps values of this request for the next one in"
-        elif any(event.seq < storage.tainted for event in writes):
+        elif not timeless or any(event.seq < storage.tainted for event in writes):
             # what does not depend on the inputs is written again by the tail's Python
             yield storage, 0, NEVER, "writes to"
         else:
@@ -31,7 +37,7 @@ def outside_writes(events: list[Event]) -> Iterator[tuple[Storage, int, int, str
             yield storage, 0, max(event.seq for event in writes) - 1, "writes after it to"
 
 
-def _live_at_start(storage: Storage, events: list[Event]) -> bool:
+def live_at_start(storage: Storage, events: list[Event]) -> bool:
     """Whether anything of a storage is read before it is overwritten."""
     live = LiveSet.empty(storage.elements)
     for event in sorted(events, key=lambda event: -event.seq):

@@ -153,10 +153,10 @@ class _Cutter:
             else:
                 self._operation(place, op)
         self._check_placed()
-        written = {storage for event in self.trace.events if event.seq > self.position for storage in event.writes}
+        last_writes = self.trace.last_writes
         unsure = self.wide or max(self.trace.dynamic, default=-1) > self.position
         slots = tuple(
-            Slot(storage.dtype, storage.elements, live.pieces, unsure or storage in written)
+            Slot(storage.dtype, storage.elements, live.pieces, unsure or last_writes.get(storage, -1) > self.position)
             for storage, live in self.frontier.items()
         )
         captures = tuple(self._capture(storage) for storage in self.frontier)
@@ -329,13 +329,11 @@ class _Cutter:
             if value.storage is storage:
                 return Capture("input", None, leaf, value.view, True)
         copy = not storage.born_tainted
-        for call in self.trace.calls:
-            for leaf, value in enumerate(call.results):
-                if value.storage is storage and call.exit <= self.position:
-                    return Capture("result", (call.path, call.number), leaf, value.view, copy)
-        for op in self.trace.ops:
-            if op.seq < self.position:
-                for leaf, value in enumerate(op.results):
-                    if value.storage is storage:
-                        return Capture("op", self.trace.ordinals[op], leaf, value.view, copy)
+        for call, leaf, value in self.trace.results_on.get(storage, ()):
+            if call.exit <= self.position:
+                return Capture("result", (call.path, call.number), leaf, value.view, copy)
+        first = self.trace.first_on.get(storage)
+        if first is not None and first[0].seq < self.position:
+            op, leaf, value = first
+            return Capture("op", self.trace.ordinals[op], leaf, value.view, copy)
         raise CutRefused("a value that crosses is made where torch functions are not seen")

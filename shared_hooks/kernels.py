@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shared_hooks.carried import live_at_start
 from shared_hooks.escapes import bits_of
 from shared_hooks.foresight import Foresight
 from shared_hooks.ledger import Ledger
@@ -35,6 +36,17 @@ class KernelLog(Ledger):
         self.generators: list[torch.Generator] = []
         self.doubtful = False
         self.undeclared: set[Storage] = set()
+        self.scratch: set[Storage] = set()
+        """Of the model's own storages, those that are rewritten before they are read; known at the end."""
+
+    def addresses(self, storages: set[Storage]) -> set[int]:
+        """What tells storages of the model's own apart for as long as it keeps them."""
+        return {address for address, storage in self.storages.items() if storage in storages}
+
+    def reads_first(self, addresses: set[int]) -> bool:
+        """Whether this run reads any of these storages before it overwrites them."""
+        storages = [self.storages[address] for address in addresses if address in self.storages]
+        return any(live_at_start(storage, self.events) for storage in storages)
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the dispatcher: which storages it reads and writes."""

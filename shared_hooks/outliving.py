@@ -7,6 +7,7 @@ two processes that each run a part of the model would keep two states.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +31,7 @@ class Judge:
         self.log = log
         self.seen: dict[Any, Change] = {}
         """What has changed at any time during the run, whether it matters or not."""
-        self._read: dict[str, bool] = {}
+        self._read: dict[tuple[str, type], bool] = {}
 
     @property
     def reads_data(self) -> bool:
@@ -51,7 +52,7 @@ class Judge:
         """Whether a change tells on later runs."""
         if self._agree(change.before, change.now):
             return False
-        return not (change.is_attribute and self._is_unread(change.attribute))
+        return not (change.is_attribute and self._is_unread(change.attribute, change.kind))
 
     def from_data(self) -> list[str]:
         """Names of attributes that the model's code sets to plain values, where it reads data: they may be data."""
@@ -62,18 +63,20 @@ class Judge:
             for place in self.state.places
             if place.is_attributes and place.keys is not None
             for key, value in zip(place.keys, place.values, strict=True)
-            if type(value) in _PLAIN and self._set_and_read(key)
+            if type(value) in _PLAIN and self._set_and_read(key, place.kind)
         ]
 
-    def _set_and_read(self, name: Any) -> bool:
-        return isinstance(name, str) and self.state.reach.writes(name) and not self._is_unread(name)
+    def _set_and_read(self, name: Any, kind: type) -> bool:
+        return isinstance(name, str) and self.state.reach.writes(name) and not self._is_unread(name, kind)
 
-    def _is_unread(self, name: str) -> bool:
-        """Whether none of the model's code looks at an attribute of this name, be it by its name as text."""
-        if name not in self._read:
+    def _is_unread(self, name: str, kind: type) -> bool:
+        """Whether no code looks at an attribute of this name of such an object, be it by its name as text."""
+        if (name, kind) not in self._read:
             reach = self.state.reach
-            self._read[name] = reach.reads(name) or bool(_BY_NAME & reach.names)
-        return not self._read[name]
+            self._read[name, kind] = (
+                reach.reads(name) or bool(_BY_NAME & reach.names) or name in reach.names_of_others(kind)
+            )
+        return not self._read[name, kind]
 
     def _is_tainted(self, tensor: torch.Tensor) -> bool:
         return self.log.storage_of(tensor).tainted < NEVER
@@ -122,7 +125,7 @@ def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
         yield value
     elif not isinstance(value, (*_PLAIN, type)) and id(value) not in seen and len(seen) < 10_000:
         seen.add(id(value))
-        held = [*value] if isinstance(value, (list, tuple, set, frozenset)) else []
+        held = [*value] if isinstance(value, (list, tuple, set, frozenset, deque)) else []
         held += [*dict.values(value)] if isinstance(value, dict) else []
         own = getattr(value, "__dict__", None)
         held += [*own.values()] if type(own) is dict else []

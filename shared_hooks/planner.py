@@ -7,6 +7,7 @@ import contextvars
 import sys
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from shared_hooks.memory_kept import MemoryKept
 from shared_hooks.numbers import Numbers, Spot
 from shared_hooks.outliving import Judge, depends
 from shared_hooks.plan import Cut, Plan
+from shared_hooks.poison import Read, lasting_name, remains, spread
 from shared_hooks.python_state import PythonState
 from shared_hooks.recorder import record, told
 from shared_hooks.report import identical
@@ -60,6 +62,7 @@ class Planner:
         self._plans: OrderedDict[Any, list[Plan]] = OrderedDict()
         self._numbers: Numbers | None = None
         self._own: set[Spot] = set()
+        self._left = Left()
         self._latest: Plan | None = None
         self._obstacle = "call plan() or forward() with example inputs first"
         self._impossible: set[Any] = set()
@@ -103,9 +106,12 @@ class Planner:
             if unless_known and self._plans.get(key):
                 return list(self._plans[key])
             self.made += 1
+            left = self._left.copy()
             # a context of its own, so that no context variable keeps what the model sets
             run = contextvars.copy_context().run
             trace = run(self._record_quietly, args, kwargs, settle=not self._plans.get(key))
+            if self._left != left:
+                self._plans.clear()  # another path may read what this one was found to leave behind
             key = self._key(args, kwargs)  # only now it is known what the model changes by itself
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
@@ -138,8 +144,8 @@ class Planner:
     ) -> tuple[Plan, Cutting, Crossing] | None:
         """For inputs of no known plan: what plans of other sizes tell of this cut (`lengths`), None if nothing."""
         with self._lock:
-            if self._plans.get(self._key(args, kwargs)) or self._refused:
-                return None
+            if self._plans.get(self._key(args, kwargs)) or self._refused or self._left != Left():
+                return None  # of what is left behind it must be seen that no run of this size reads it
             family = self._family(args, kwargs)
             return None if family is None else self._lengths.foretold(*family, cut)
 
@@ -197,6 +203,7 @@ class Planner:
         devices = [weight.device] if weight is not None and weight.is_cuda else []
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             buffers, trial = Buffers(self._model), _Trial(self._model, self._modules, args, kwargs)
+            trial.left = self._left
             try:
                 return trial.run(settle=settle)
             finally:
@@ -205,6 +212,19 @@ class Planner:
                 if self._numbers is None or not trial.changed <= self._own:
                     self._own |= trial.changed
                     self._numbers = Numbers(PythonState(self._model), self._own)
+
+
+@dataclass
+class Left:
+    """What runs leave behind that no run reads, of all paths that are known: names of Python state, and the addresses
+    of storages.
+    """
+
+    names: set[str] = field(default_factory=set)
+    scratch: set[int] = field(default_factory=set)
+
+    def copy(self) -> Left:
+        return Left(set(self.names), set(self.scratch))
 
 
 class _Trial:
@@ -222,6 +242,7 @@ class _Trial:
         self._keeps_what_it_built = False
         self.changed: set[Spot] = set()
         """The attributes that the model changes by itself."""
+        self.left = Left()
 
     def _fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._dice.restore()
@@ -236,20 +257,37 @@ class _Trial:
         state = PythonState(self._model) if built else self._before
         trace, second, judge = self._recorded(state, settle=settle)
         self.changed |= {change.spot for change in [*built, *judge.seen.values()] if change.spot is not None}
-        kept = judge.findings()
+        changes = judge.changes()
+        kept = [change.name for change in changes]
         if kept and not settle:
             self._before.restore()
             return self.run(settle=True)
+        left = self.left.names | {lasting_name(change, state.places) for change in changes}
+        if left:
+            unread = _is_timeless(trace) and self._hangs_on_none(left, second)
+            state.restore()
+            if unread:
+                self.left.names |= left
+                kept = []
+                trace.forget_half_done(left)
+            else:
+                kept = kept or sorted(left)
         kept += judge.from_data()
+        if judge.log.reads_first(self.left.scratch):
+            kept.append("memory that it uses as scratch on another path")
+        self.left.scratch |= judge.log.addresses(judge.log.scratch)
+        # what is set anew in every run was not built once
+        built = [change for change in built if lasting_name(change, self._before.places) not in left]
         if not kept and any(Judge(self._before, judge.log).matters(change) for change in built):
-            kept = self._built_from_inputs()
-            self._keeps_what_it_built = not kept
+            kept = self._built_from_inputs(left)
+            self._keeps_what_it_built = True
         if state.overflow:
             trace.unsteady = "the model keeps more Python objects than are looked at"
         elif kept:
             trace.unsteady = f"the model keeps state from one run to the next: {told(kept)}"
         elif settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
+        self._keeps_what_it_built &= not trace.unsteady
         return trace
 
     def _settled(self) -> Any:
@@ -275,14 +313,30 @@ class _Trial:
             what = f"{type(error).__name__}: {error}".splitlines()[0]
             raise CutRefused(f"the model cannot be recorded, so that no cut is possible: {what}") from error
 
-    def _built_from_inputs(self) -> list[str]:
+    def _hangs_on_none(self, left: set[str], expected: Any) -> bool:
+        """Whether a run gives the same that finds poison under these names, and overwrites it all."""
+        state = PythonState(self._model)
+        try:
+            if not spread(state, left):
+                return False
+            with self._memory:
+                output = run_plain(self._model, *self._fresh())
+            clean = not any(remains(change.now) for change in state.changes())
+            return clean and identical(output, expected)
+        except (Read, Exception):
+            return False
+        finally:
+            state.restore()
+
+    def _built_from_inputs(self, left: set[str]) -> list[str]:
         """What the first run leaves in the model's state for good must hang on no input; names of what does."""
         self._before.restore()
         args, kwargs = self._fresh()
         taint = Taint((args, kwargs))
         with self._memory, taint:
             run_plain(self._model, args, kwargs)
-        return [change.name for change in self._before.changes() if depends(change, taint, self._before.reach)]
+        changes = [one for one in self._before.changes() if lasting_name(one, self._before.places) not in left]
+        return [change.name for change in changes if depends(change, taint, self._before.reach)]
 
     def end(self) -> None:
         """Put the model's state back, but for what it keeps for good."""
@@ -290,6 +344,11 @@ class _Trial:
         self._memory.restore()
         if not self._keeps_what_it_built:
             self._before.restore()
+
+
+def _is_timeless(trace: Trace) -> bool:
+    """Whether every run on inputs of this form takes the path of this one."""
+    return not trace.dynamic and not {"python", "numpy"} & set(trace.dice)
 
 
 def _forget_compiled() -> None:

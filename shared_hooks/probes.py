@@ -71,6 +71,19 @@ class _NumpyGenerator(Probe):
         self._bits.state = self._state
 
 
+class _Held:
+    """Equal to what holds the same object: tensors do not compare to a yes or no."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 class _Variable(Probe):
     """A context variable. Taking a value away again wants the token of whoever set it, so one that had none gets its
     default; planning takes place in a context of its own, of which nothing stays.
@@ -82,13 +95,13 @@ class _Variable(Probe):
 
     def now(self) -> Any:
         try:
-            return [self.value.get()]
+            return [_Held(self.value.get())]
         except LookupError:  # it has neither a value nor a default
             return []
 
     def restore(self, kept: Any) -> None:
         if kept:
-            self.value.set(kept[0])
+            self.value.set(kept[0].value)
 
 
 class _Bytes(Probe):

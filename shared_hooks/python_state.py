@@ -62,6 +62,8 @@ class Change:
     can_be_undone: bool = True
     spot: tuple[int, str] | None = None
     """Of an attribute: the identity of what holds it, and its name."""
+    kind: type = object
+    """Of an attribute: the class of what holds it."""
 
     @property
     def attribute(self) -> str:
@@ -70,15 +72,20 @@ class Change:
 
 
 class Place:
-    """One container. ``view`` always gives what is in it now; ``name`` is for people; ``owner`` restores."""
+    """One container. ``view`` always gives what is in it now; ``name`` is for people; ``owner`` restores.
 
-    __slots__ = ("keys", "name", "owner", "put", "values", "view")
+    ``kind``: of the attributes of an object, its class. ``set_one``: of a single value, how to set it.
+    """
+
+    __slots__ = ("keys", "kind", "name", "owner", "put", "set_one", "values", "view")
 
     def __init__(self, name: str, owner: Any, view: Iterable[Any], put: Callable[[Place], None]) -> None:
         self.name = name
         self.owner = owner
         self.view = view
         self.put = put
+        self.kind: type = object
+        self.set_one: Callable[[Any], None] | None = None
         self.values = list(view)
         self.keys: list[Any] | None = list(owner) if isinstance(owner, dict) else None
 
@@ -92,6 +99,9 @@ class Place:
             new = [Change(self.name, MISSING, value) for value in now if id(value) not in fresh]
             return new or [Change(self.name, len(self.values), len(now))]
         pairs = enumerate(zip(self.values, now, strict=True))
+        if isinstance(self.view, _Class):
+            found = zip(self.view.names, self.values, now, strict=True)
+            return [Change(self.name + key, old, new) for key, old, new in found if old is not new]
         name = self.name if isinstance(self.view, _Several) else self.name + "[{}]"
         return [Change(name.format(n), before, value) for n, (before, value) in pairs if before is not value]
 
@@ -101,8 +111,10 @@ class Place:
         found = []
         for key in [*now, *(key for key in before if key not in now)]:
             old, new = before.get(key, MISSING), now.get(key, MISSING)
-            if new is not old and not isinstance(new, Shim) and not isinstance(old, Shim):
-                found.append(Change(self.entry(key), old, new, self.is_attributes, True, (id(self.owner), key)))
+            if new is not old and not _is_attaching(old, new):
+                found.append(
+                    Change(self.entry(key), old, new, self.is_attributes, True, (id(self.owner), key), self.kind)
+                )
         if not found and self.in_order and list(now) != [key for key in before if key in now]:
             found.append(Change(self.name, MISSING, MISSING))
         return found
@@ -124,15 +136,22 @@ class Place:
 def _put_dict(place: Place) -> None:
     """Entry by entry: another thread may be running the model."""
     owner, kept = place.owner, dict(zip(place.keys or (), place.values, strict=True))
-    for key in [key for key, value in dict.items(owner) if key not in kept and not isinstance(value, Shim)]:
+    for key in [key for key, value in dict.items(owner) if key not in kept and not _is_attaching(MISSING, value)]:
         dict.pop(owner, key)
     for key, value in kept.items():
-        found = dict.get(owner, key, place)
-        if found is not value and not isinstance(found, Shim) and not isinstance(value, Shim):
+        found = dict.get(owner, key, MISSING)
+        if found is not value and not _is_attaching(value, found):
             dict.__setitem__(owner, key, value)
     if place.in_order and list(owner) != list(kept):
         dict.clear(owner)
         dict.update(owner, kept)
+
+
+def _is_attaching(before: Any, now: Any) -> bool:
+    """Whether a wrapper of ours was put there or taken away. A model that has something else there for a while, and
+    then puts our wrapper back, is another matter.
+    """
+    return type(now) is Shim or (type(before) is Shim and (now is MISSING or now is before.before))
 
 
 def _put_list(place: Place) -> None:
@@ -327,7 +346,7 @@ class PythonState:
 
     def _module(self, name: str, module: nn.Module) -> None:
         own = vars(module)
-        self._keep(f"{name}.", own, own.values(), _put_dict)
+        self._keep(f"{name}.", own, own.values(), _put_dict).kind = type(module)
         for hooks in _EMPTY_MOSTLY:
             found = own.get(hooks)
             if found:
@@ -338,7 +357,7 @@ class PythonState:
             held = own.get(register)
             if isinstance(held, dict):
                 self._seen[id(held)] = held
-                self._keep(f"{name}.", held, held.values(), _put_dict)
+                self._keep(f"{name}.", held, held.values(), _put_dict).kind = type(module)
                 if register == "_modules":
                     self._entries(f"{name}.", held)
         self._entries(f"{name}.", {key: value for key, value in own.items() if key not in _MODULE_OWN})
@@ -357,7 +376,7 @@ class PythonState:
         own = getattr(value, "__dict__", None)
         if type(own) is dict and not isinstance(value, (nn.Module, types.FunctionType)):
             self._seen[id(own)] = own
-            self._keep(f"{name}.", own, own.values(), _put_dict)
+            self._keep(f"{name}.", own, own.values(), _put_dict).kind = type(value)
             self._entries(f"{name}.", own)
         for base in type(value).__mro__:
             for slot, member in vars(base).items():
@@ -368,6 +387,7 @@ class PythonState:
 
     def _several(self, name: str, fetch: list[Callable[[], Any]], put: Callable[[Any], None]) -> None:
         place = self._keep(name, None, _Several(fetch), lambda place: put(place.values[0]))
+        place.set_one = put
         self._add(name, place.values)
 
     def _cell(self, name: str, cell: Any) -> None:

@@ -178,6 +178,14 @@ class Reach:
         """Whether any of the functions may look at an attribute of this name."""
         return any(attribute in accesses(function)[0] for function in self.functions.values())
 
+    def names_of_others(self, kind: type) -> set[str]:
+        """What a class inherits mentions, where that is not the model's own code: torch's normalisation reads
+        ``training``.
+        """
+        others = [base for base in kind.__mro__[:-1] if not self.owns(base)]
+        functions = (function for base in others for value in vars(base).values() for function in unwrapped(value))
+        return {name for function in functions for name in names_in(function)}
+
     def writes(self, attribute: str) -> bool:
         """Whether any of the functions sets an attribute of this name."""
         return any(attribute in accesses(function)[1] for function in self.functions.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import math
 import threading
 import time
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from shared_hooks import context
+from shared_hooks.dice import Dice
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlanMismatch, ServerUnavailable
 from shared_hooks.fastpath import fast_path_off
@@ -138,14 +140,16 @@ class RecipeBook:
         state = facts.state
         rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, facts)
         self.rehearsals += 1
+        dice = Dice()
         try:
             with torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
-                recipe = rehearsal.recipe(self._find)
+                recipe = contextvars.copy_context().run(rehearsal.recipe, self._find)
             # what a forward leaves on the model is a request's own, and goes with it
             recipe.state = None if rehearsal.ended and state.is_same else state
             return recipe
         finally:
             state.restore()
+            dice.restore()
             settings.restore()
 
     def _check_time(self) -> None:

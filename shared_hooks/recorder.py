@@ -40,6 +40,7 @@ from shared_hooks.operations import (
     name_of,
 )
 from shared_hooks.outliving import Judge
+from shared_hooks.poison import lasting_name
 from shared_hooks.purity import is_safe, pure_modules
 from shared_hooks.python_state import Change, PythonState
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
@@ -185,7 +186,7 @@ class Recorder(KernelLog):
         self.judge = Judge(state, self)
         self.looked = False
         self.pure_stack = [True]  # what is around the model is no code of its
-        self.half_done: dict[int, str] = {}
+        self.half_done: dict[int, set[str]] = {}
         self.changes: list[Change] = []
         self.layers: list[Call] = []
         self.ops: list[Op] = []
@@ -324,7 +325,7 @@ class Recorder(KernelLog):
             self.looked = True
             self.changes = self.judge.changes()
         if self.changes:
-            self.half_done[layer] = told(change.name for change in self.changes)
+            self.half_done[layer] = {lasting_name(change, self.judge.state.places) for change in self.changes}
         stuck = [change.name for change in self.changes if not change.can_be_undone]
         if stuck:
             self.refuse(f"here the model's Python state cannot be left: {told(stuck)}", call.exit, call.exit)
@@ -482,8 +483,10 @@ class Recorder(KernelLog):
         self._look()
         for name in sorted(self.unseen_writes()):
             self.refuse(f"code that torch does not see writes to {name}, which outlives the forward")
-        for storage, first, last, what in outside_writes(self.events):
+        for storage, first, last, what in outside_writes(self.events, timeless=not self.dynamic):
             self.refuse(f"the model {what} {self.named(storage)}, which outlives the forward", first, last)
+            if last < NEVER:
+                self.scratch.add(storage)
         return Trace(
             self.root,
             self.layers,

@@ -182,8 +182,8 @@ class Trace:
     ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``,
     torch's by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
 
-    ``half_done``: by layer id, where the model's Python state after that layer is not as it is after the forward: what
-    has to be put back after a head.
+    ``half_done``: by layer id, where the model's Python state after that layer is not as it is after the forward:
+    names of what has to be put back after a head.
     """
 
     root: Call
@@ -201,7 +201,11 @@ class Trace:
     unsteady: str = ""
     refusals: tuple[Refusal, ...] = ()
     dice: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    half_done: dict[int, str] = field(default_factory=dict)
+    half_done: dict[int, set[str]] = field(default_factory=dict)
+
+    def forget_half_done(self, names: set[str]) -> None:
+        """What no run reads need not be put back."""
+        self.half_done = {layer: changed for layer, changed in self.half_done.items() if changed - names}
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -212,6 +216,33 @@ class Trace:
     def ordinals(self) -> dict[Op, int]:
         """The number of every operation."""
         return {op: number for number, op in enumerate(self.ops)}
+
+    @cached_property
+    def results_on(self) -> dict[Storage, list[tuple[Call, int, Value]]]:
+        """The results of calls on each storage, with their number in the result; in the order of `calls`."""
+        found: dict[Storage, list[tuple[Call, int, Value]]] = {}
+        for call in self.calls:
+            for leaf, value in enumerate(call.results):
+                found.setdefault(value.storage, []).append((call, leaf, value))
+        return found
+
+    @cached_property
+    def first_on(self) -> dict[Storage, tuple[Op, int, Value]]:
+        """The first operation with a result on each storage, and the number of that result."""
+        found: dict[Storage, tuple[Op, int, Value]] = {}
+        for op in self.ops:
+            for leaf, value in enumerate(op.results):
+                found.setdefault(value.storage, (op, leaf, value))
+        return found
+
+    @cached_property
+    def last_writes(self) -> dict[Storage, int]:
+        """The seq at which each storage is written in place for the last time."""
+        found: dict[Storage, int] = {}
+        for event in self.events:
+            for storage in event.writes:
+                found[storage] = max(found.get(storage, -1), event.seq)
+        return found
 
     @cached_property
     def placed(self) -> list[tuple[Call, int, Op | Call]]:
