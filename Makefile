@@ -4,6 +4,7 @@
 #   PIP_FLAGS=...   for pip, e.g. another index (PyTorch's CPU-only wheels for Linux come from an index of their own)
 #   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process a core
 #   FUZZ_FLAGS=     for the fuzzer, e.g. "--programs 100000 --seed 2 --minutes 40"
+#   ATTACK_FLAGS= for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
 
 VENV := .venv
@@ -17,10 +18,11 @@ BENCH_FLAGS ?=
 EXPERIMENT_FLAGS ?=
 LIBRARY_FLAGS ?=
 FUZZ_FLAGS ?=
+ATTACK_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench fuzz experiments library protos clean
+.PHONY: help demo test lint bench fuzz attacks experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -28,6 +30,7 @@ help:
 	@echo "make lint    test without the tests"
 	@echo "make bench   the benchmarks: a table and JSON"
 	@echo "make fuzz    random models, cut everywhere, for a long time: a table, failures as source"
+	@echo "make attacks hostile requests against a server, for a long time: a table and JSON"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
 	@echo "make library the models of transformers, timm and torchvision cut at a sample of their layers; hours"
 	@echo "make protos  regenerate the code of the wire"
@@ -51,6 +54,9 @@ bench: $(DEV)
 
 fuzz: $(DEV)
 	$(PY) -m tests.fuzz $(FUZZ_FLAGS)
+
+attacks: $(DEV)
+	$(PY) -m tests.attacks $(ATTACK_FLAGS)
 
 experiments: $(DEV)
 	$(PY) -m tests.experiments all $(EXPERIMENT_FLAGS)

@@ -1,7 +1,7 @@
 """Ends work that takes too long, as soon as it comes back to Python: a model may loop as often as an input says.
 
-What a tail does after it has read a value from its data cannot be foreseen. One thread looks at all that runs; it raises
-`Overtime` in a thread whose time is over, again and again until that thread is out of the model.
+What a tail does after it has read a value from its data cannot be foreseen. One thread looks at all that runs; it
+raises `Overtime` in a thread whose time is over, again and again until that thread is out of the model.
 """
 
 from __future__ import annotations

@@ -134,8 +134,6 @@ class Ghosts:
 
     def _foresee(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the memory that a kernel on constants is going to take, before it takes it."""
-        if func.namespace not in ("aten", "prims"):
-            return
         key = call_key(func, args, kwargs)
         if key not in self._sizes:
             self._sizes[key] = _size(func, args, kwargs)
@@ -228,7 +226,7 @@ def _formal(value: Any, back: dict[int, int]) -> Any:
 
 
 def _size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Bytes that a kernel's results take; a guess where that cannot be foreseen."""
+    """Bytes that a kernel's results take; a guess that is rather too large where that cannot be foreseen."""
     known: dict[int, tuple[Any, Any]] = {}
     try:
         found = func(*on_meta(args, known), **on_meta(kwargs, known))

@@ -38,6 +38,8 @@ LIMITS = Limits(
     max_request_bytes=8 << 20,
     max_elements=1 << 30,
 )
+JUMBLED = 0.5
+"""Share of shots whose frames come in another order, with others between them."""
 EVERY = 25
 """Shots between two honest requests."""
 
@@ -56,6 +58,8 @@ class Target:
         self.identities = {identity.model_id: identity for identity in self.core.identities}
         self.sessions: dict[tuple[str, bool], Session] = {}
         self.opened = 0
+        self.received = 0
+        """Frames that were taken or refused; not those after a stream's end."""
         self.said = ""
         """The last failure's message."""
 
@@ -86,6 +90,7 @@ class Target:
         """What came of the frames: the errors' names, or "answer"; and the last reply."""
         session, told, reply = self.session(model_id, honest=honest), [], None
         for frame in frames:
+            self.received += 1
             if not session.receive(parse_client_frame(frame.SerializeToString())):
                 break
             while self.jobs:
@@ -151,13 +156,15 @@ def work(recordings: list[Recording], seed: int, first: int, seconds: float, dee
         mutator = Mutator(recordings, seed * 1_000_003 + number)
         recording, shot = mutator.shot(deep)
         sent = shot.frames(number + 1)
+        if mutator.random.random() < JUMBLED:
+            sent = mutator.jumbled(sent)
         before = time.monotonic()
         outcome, _ = target.fire(recording.model_id, sent)
         took = time.monotonic() - before
         if took > slowest:
             slowest = took
             report("slow", number, took)
-        frames += len(sent)
+        frames, target.received = frames + target.received, 0
         counted.update(outcome or ["no word"])
         counted["shots"] += 1
         counted["shots with a changed description"] += shot.changed

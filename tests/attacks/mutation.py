@@ -6,6 +6,7 @@ import copy
 import random
 from typing import Any
 
+from protos.isthmus.v1 import split_pb2
 from shared_hooks.crossing import Crossing
 from shared_hooks.crossing_format import decode
 from shared_hooks.errors import IsthmusError
@@ -13,14 +14,17 @@ from tests.attacks.corpus import Recording
 from tests.attacks.shots import Shot, padded
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 16, 63, 64, 65, 255, 256, 1023, 4096, 65_536, 1 << 20, 1 << 31, (1 << 31) - 1, 1 << 32,
-           (1 << 40) - 1, 1 << 40, 1 << 48, (1 << 63) - 1, 1 << 63, 1 << 64, -(1 << 63), 10**30, 0.5, 1e308, True)  # fmt: skip
+           (1 << 40) - 1, 1 << 40, 1 << 48, (1 << 63) - 1, 1 << 63, 1 << 64, -(1 << 63), 10**30,
+           0.5, 1e308, True)  # fmt: skip
 TEXTS = ("", "t", "v", "x", "list", "tuple", "dict", "named", "data", "enum", "map", "float32", "float64", "int64",
          "bool", "uint8", "bfloat16", "float16", "complex64", "qint8", "quint8", "float8_e4m3fn", "bits8", "uint4",
          "c", "n", "cn", "torch", "python", "numpy", "embedding", "linear", "add", "int", "item", "relu", "relu_",
          "aten.add.Tensor", "tests.attacks.models:Options", "tests.attacks.models:Mood", "torch:Tensor",
-         "torch.return_types:max", "nan", "cuda", "meta", "\ud800", "a" * 2000, "mask", "options", "ids")  # fmt: skip
+         "torch.return_types:max",
+         "nan", "cuda", "meta", "\ud800", "a" * 2000, "mask", "options", "ids")  # fmt: skip
 NODES: tuple[Any, ...] = (
-    None, [], {}, ["v", None], ["v", 10**30], ["v", 1 << 62], ["v", -1], ["v", float("nan")], ["v", "text"], ["v", True],
+    None, [], {}, ["v", None], ["v", 10**30], ["v", 1 << 62], ["v", -1], ["v", float("nan")], ["v", "text"],
+    ["v", True],
     ["x", "dtype", "float16"], ["x", "dtype", "qint8"], ["x", "device", "cuda:0"], ["x", "device", "meta"],
     ["x", "device", "cpu"], ["x", "slice", [None, None, -1]], ["x", "slice", [0, 1 << 62, 1]], ["x", "ellipsis", None],
     ["x", "size", [1 << 40, 1 << 40]], ["x", "complex", [1e308, -0.0]], ["t", 0], ["t", 1], ["t", -1], ["t", 999],
@@ -179,6 +183,28 @@ class Mutator:
             for _ in range(self.random.randrange(1, 4)):
                 data[self.random.randrange(len(data))] = self.random.randrange(256)
             shot.payload = bytes(data[: self.random.choice((len(data), len(data), len(data) // 2))])
+
+    def jumbled(self, frames: list[split_pb2.ClientFrame]) -> list[split_pb2.ClientFrame]:
+        """The frames out of order, repeated, and with others between them that need no answer."""
+        chance, made = self.random, list(frames)
+        ids = [frame.request.id for frame in frames if frame.WhichOneof("frame") == "request"] + [1, 1 << 63]
+        for _ in range(chance.randrange(8, 64)):
+            kind = chance.randrange(8)
+            if kind == 0:
+                frame = chance.choice(frames)
+            elif kind == 1:
+                frame = split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=chance.choice(ids)))
+            elif kind == 2:
+                values = {"id": ids[0], "offset": chance.choice((0, 0, 1, 64, 1 << 40)), "data": self.bytes(64)}
+                frame = split_pb2.ClientFrame(chunk=split_pb2.Chunk(**values))
+            elif kind == 3:
+                request = split_pb2.RequestHeader(id=chance.choice(ids), cut_digest=chance.choice(TEXTS[:30]))
+                frame = split_pb2.ClientFrame(request=request)
+            else:
+                many = [chance.choice(ids) for _ in range(chance.randrange(9))]
+                frame = split_pb2.ClientFrame(acknowledge=split_pb2.Acknowledge(ids=many))
+            made.insert(chance.randrange(len(made) + 1) if kind else len(made), frame)
+        return made
 
     def fields(self, shot: Shot) -> None:
         """Another number or text in the request's frame."""
