@@ -48,7 +48,7 @@ def check(target: Target, recordings: list[Recording]) -> None:
 @pytest.mark.parametrize("family", [memory, places, literals, wire], ids=lambda module: module.__name__.split(".")[-1])
 def test_by_hand(family: object, target: Target, recordings: list[Recording]) -> None:
     attacks: list[Attack] = list(family.attacks(recordings[::2]))  # type: ignore[attr-defined]
-    until = time.monotonic() + 5
+    until = time.monotonic() + 2.5
     for number, attack in enumerate(attacks[:: 1 + len(attacks) // 120]):
         if "2^40" in attack.name or "10^38" in attack.name or time.monotonic() > until:
             continue
@@ -58,7 +58,7 @@ def test_by_hand(family: object, target: Target, recordings: list[Recording]) ->
 
 
 def test_mutated(target: Target, recordings: list[Recording]) -> None:
-    until = time.monotonic() + 5
+    until = time.monotonic() + 2.5
     for number in range(150):
         recording, shot = Mutator(recordings, number).shot()
         for told in target.fire(recording.model_id, shot.frames(number + 1))[0]:
