@@ -14,13 +14,9 @@ from typing import Any
 
 import torch
 
-from shared_hooks.operations import arguments_of
+from shared_hooks.operations import FORM, LAYOUT, NOTHING, arguments_of
 
 _NUMBERS = frozenset({bool, int, float, str, torch.dtype})
-
-
-NOTHING, FORM, LAYOUT = 0, 1, 2
-"""How much is foreseen: not even shape and type, these, or the strides, too."""
 
 
 class Foresight:

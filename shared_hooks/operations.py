@@ -60,6 +60,9 @@ FORM_OF_OTHERS = frozenset(
 )
 
 
+NOTHING, FORM, LAYOUT = 0, 1, 2
+"""How much is foreseen: not even shape and type, these, or the strides, too."""
+
 # Comparisons that Python may call with the operands changed round.
 REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 

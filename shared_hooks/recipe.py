@@ -144,8 +144,8 @@ _VERBS = {Enter: "enter", Skip: "skip", Answer: "answer", ReadValue: "read", Run
 class Recipe:
     """How to resume after one cut. ``counts``: how often each module was called before it.
 
-    ``cache``: what the replays of this recipe share, by device. ``state``: the model's Python state, to be put back after
-    a tail that failed half way, and after every one if ``leaves``: a whole run does not end with what it began with.
+    ``cache``: what the replays of this recipe share, by device. ``state``: the model's Python state, to be put back
+    after a tail that failed half way, and after every one if ``leaves``: a whole run does not end with what it began with.
     """
 
     crossing: Crossing

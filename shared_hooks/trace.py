@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from shared_hooks.foresight import LAYOUT, NOTHING
-from shared_hooks.operations import Kind
+from shared_hooks.operations import LAYOUT, NOTHING, Kind
 from shared_hooks.path_digest import CALL, PathDigest
 from shared_hooks.trees import Structure
 from shared_hooks.views import View

@@ -1,5 +1,5 @@
-"""A sequence length that was never seen, after three were: head and tail with all that has to be worked out for it, over
-head and tail of a length that is known. Both sides in one process, through bytes; wall-clock time, one thread.
+"""A sequence length that was never seen, after three were: head and tail with all that has to be worked out for it,
+over head and tail of a length that is known. Both sides in one process, through bytes; wall-clock time, one thread.
 
 A BERT of the base's width with six layers, cut after its fourth; lengths alternate, so that a longer one is no excuse:
 each new length is compared with the same length asked a second time.
