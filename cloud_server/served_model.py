@@ -55,6 +55,8 @@ class ServedModel:
         model = entry.spec.load_model(device)
         self._wrapped = WrappedModel(model, depth=entry.depth, lifecycle=self._lifecycle, rehearsals=rehearsals)
         self._plan = self._plan_example(entry)
+        if self._plan is not None:
+            self._warm(self._plan)
         # Only a model that reads values from its data can take more than one path.
         self._branches = self._plan is not None and any(op.kind is Kind.VALUE for op in self._plan.trace.ops)
         self.identity = Identity(
@@ -86,6 +88,14 @@ class ServedModel:
             raise ModelFailed(
                 f"{entry.spec.origin}: the model fails on its example: {type(error).__name__}: {error}"
             ) from error
+
+    def _warm(self, plan: Plan) -> None:
+        """The first request finds a process that has rehearsed."""
+        layer = next((one for one in reversed(plan.layers) if one.can_split), None)
+        if layer is not None:
+            crossing = plan.cutting(layer.layer_id)[1]
+            if not crossing.reads:
+                self._wrapped.recipes.warm(EarlyOutput(crossing, (), ()), self._device)
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks that header, cut and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""

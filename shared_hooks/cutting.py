@@ -278,8 +278,6 @@ class _Cutter:
 
     def _given(self, place: Place, op: Op) -> Given:
         structure: Structure = op.structure or ["v", None]
-        if any(not storage.born_tainted for storage in op.writes):
-            raise CutRefused(f"{op.name} before the cut writes to a constant, and what it gives cannot be foreseen")
         writes = tuple(number for number, value in enumerate(op.args) if value.storage in op.writes)
         return Given(place, op.name, structure, self._leaves(op.results, op.args), writes)
 

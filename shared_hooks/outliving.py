@@ -116,7 +116,7 @@ def depends(change: Change, taint: Taint, reach: Reach) -> bool:
     if isinstance(change.now, _PLAIN):
         own = not change.is_attribute or reach.writes(change.attribute)
         return taint.reads_data and change.now is not None and own
-    return any(map(taint.has, _tensors_in(change.now, set())))
+    return any(taint.escaped or taint.has(tensor) for tensor in _tensors_in(change.now, set()))
 
 
 def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:

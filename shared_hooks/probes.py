@@ -41,6 +41,12 @@ class _Lock(Probe):
     def now(self) -> Any:
         return self.value.locked() if hasattr(self.value, "locked") else "owner=0 " not in repr(self.value)
 
+    def restore(self, kept: Any) -> None:
+        """A run that ended half way holds it still."""
+        if not kept:
+            with contextlib.suppress(RuntimeError):  # another thread's
+                self.value.release()
+
 
 class _Random(Probe):
     def now(self) -> Any:

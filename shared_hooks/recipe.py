@@ -145,7 +145,7 @@ class Recipe:
     """How to resume after one cut. ``counts``: how often each module was called before it.
 
     ``cache``: what the replays of this recipe share, by device. ``state``: the model's Python state, to be put back
-    after a tail that failed half way, and after every one if ``leaves``: a whole run does not end with what it began with.
+    after a tail that failed half way, and after every one if ``leaves``: a run ends with another than it began with.
     """
 
     crossing: Crossing

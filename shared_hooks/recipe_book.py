@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +104,11 @@ class RecipeBook:
         if isinstance(found, IsthmusError):
             raise found.with_traceback(None)
         return found
+
+    def warm(self, early: EarlyOutput, device: torch.device) -> None:
+        """Rehearse once before anybody waits: the first time has torch import what takes seconds."""
+        with self._rehearsing, suppress(IsthmusError):
+            self._keep(early, self._rehearsed(early, device))
 
     def _known(self, early: EarlyOutput) -> Recipe | IsthmusError | None:
         """Nobody who brings a known cut waits for a rehearsal of another."""

@@ -500,16 +500,24 @@ class Rehearsal:
         frame = self.stack[-1]
         frame.index += 1
         sources = self._told(given, arguments)
+        taints: list[torch.Tensor] = []
         for number in given.writes:
             if number >= len(arguments):
                 raise self.refusal(f"{given.name} writes an argument that it does not have")
-            if type(arguments[number]) is not Placeholder and not self.placing.is_tainted(arguments[number]):
-                raise self.refusal(f"{given.name} writes to a tensor that does not depend on the inputs")
+            argument = arguments[number]
+            if type(argument) is Placeholder or self.placing.is_tainted(argument):
+                continue
+            if not self.ghosts.owns(argument):
+                raise self.refusal(f"{given.name} writes to memory that is not this request's")
+            self.placing.taint(argument)
+            taints.append(argument)
+        written = self._written(arguments, taints)
+        fills = self._filled(given.place, arguments, written)
         made = [self._place(source, arguments) for source in sources]
         if not below:
             self.digest.operation(given.name, made)
         self.steps.append(
-            Answer(given.name, given.structure, sources, below=below, draws=not arguments, inside=frame.path)
+            Answer(given.name, given.structure, sources, fills, written, below, not arguments, frame.path)
         )
         return unflatten(given.structure, made, no_class)
 

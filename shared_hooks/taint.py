@@ -15,13 +15,16 @@ from shared_hooks.trees import tensors_in
 
 
 class Taint(TorchDispatchMode):
-    """Active while the model runs on ``inputs``; asked afterwards. ``reads_data``: Python looked at such values."""
+    """Active while the model runs on ``inputs``; asked afterwards. ``reads_data``: Python looked at such values;
+    ``escaped``: their bytes went to code outside torch, which may have made any tensor of them.
+    """
 
     def __init__(self, inputs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._marked: dict[int, StorageWeakRef] = {}
         self._values = _Values(self)
         self.reads_data = False
+        self.escaped = False
         for tensor in tensors_in(inputs):
             self._mark(tensor)
 
@@ -83,6 +86,9 @@ class _Values(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         given = arguments_of(args, kwargs or {})
         name = name_of(func)
-        if kind_of(name, bool(given), result) is Kind.VALUE or is_escape(name):
-            self.taint.reads_data |= any(map(self.taint.has, given))
+        escapes = is_escape(name)
+        if escapes or kind_of(name, bool(given), result) is Kind.VALUE:
+            read = any(map(self.taint.has, given))
+            self.taint.reads_data |= read
+            self.taint.escaped |= read and escapes
         return result

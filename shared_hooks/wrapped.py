@@ -73,6 +73,7 @@ class WrappedModel:
         self._save: frozenset[int | str] = frozenset()
         self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle)
         self.recipes = RecipeBook(model, self._modules, self._find, rehearsals or RehearsalLimits())
+        self._python: PythonState | None = None
         self._own = threading.local()
         self._attached = True
         for module in self._modules:
@@ -246,7 +247,9 @@ class WrappedModel:
         session: HeadSession = self._session(HeadSession, plan, cutting, crossing, flatten((args, kwargs))[1])
         # what the rest of the forward would have put back is put back for it; unwinding alone may not do it
         half_done = crossing.layer_id in plan.trace.half_done
-        state = PythonState(self.model) if half_done else None
+        # and where data decides on the path, the run may leave this one anywhere
+        state = self._python_now() if half_done or plan.trace.dynamic else None
+        complete = False
         try:
             with torch.no_grad():
                 if crossing.layer_id >= 0:
@@ -255,12 +258,20 @@ class WrappedModel:
                 self.lifecycle.emit(Stage.BEFORE_BANK, split=crossing.layer_name)
                 early = session.early()
                 self.lifecycle.emit(Stage.AFTER_BANK, split=crossing.layer_name, early=early)
+            complete = True
         finally:
             session.release()
-            if state is not None:
+            if state is not None and (half_done or not complete):
                 state.restore()
         self._finish(session, {"head": _ended(session) - started})
         return early
+
+    def _python_now(self) -> PythonState:
+        """Looked at anew only where something has changed."""
+        state = self._python
+        if state is None or not state.is_same:
+            state = self._python = PythonState(self.model)
+        return state
 
     def _until_cut(self, session: HeadSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:

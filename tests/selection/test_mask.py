@@ -43,9 +43,10 @@ def test_every_cut_of_a_masked_model_is_exact_and_half_crosses() -> None:
     with WrappedModel(model) as wrapped:
         assert wrapped.verify(image()).ok
         frontiers = {layer.name: layer.frontier_bytes for layer in wrapped.layers}
-    assert frontiers["relu.inner"] == 8 * 16 * 16 * 4
-    assert frontiers["relu.select"] == 4 * 16 * 16 * 4 == frontiers["relu.inner"] // 2
-    assert frontiers["relu.restore"] == frontiers["relu.inner"]
+    # what the mask reads is all that crosses before it
+    assert frontiers["relu.inner"] == 4 * 16 * 16 * 4
+    assert frontiers["relu.select"] == 4 * 16 * 16 * 4
+    assert frontiers["relu.restore"] == 8 * 16 * 16 * 4
 
 
 def test_a_mask_of_everything_changes_nothing_and_masks_come_off() -> None:
