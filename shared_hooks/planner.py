@@ -85,7 +85,7 @@ class Planner:
         Asked for at every forward: walking the module tree each time would cost more than a small layer.
         """
         owner, name = self._anchor
-        return next(self._model.parameters(), None) if owner is None else owner.get(name)
+        return None if owner is None else owner.get(name)
 
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         """Record the model on these inputs; a path that is known already gives the plan that is known."""
@@ -106,6 +106,8 @@ class Planner:
             if unless_known and self._plans.get(key):
                 return list(self._plans[key])
             self.made += 1
+            if self._anchor[0] is None:
+                self._anchor = _find_anchor(self._model)
             left = self._left.copy()
             # a context of its own, so that no context variable keeps what the model sets
             run = contextvars.copy_context().run
@@ -175,7 +177,9 @@ class Planner:
 
     def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The plans of these inputs' signature; made now if there is none."""
-        key = self._key(args, kwargs)
+        return self._plans_of(self._key(args, kwargs), args, kwargs)
+
+    def _plans_of(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         with self._lock:
             known = list(self._plans.get(key, ()))
         return known or self._told(args, kwargs, unless_known=True)
@@ -185,7 +189,7 @@ class Planner:
         key: Any = None
         try:
             key = self._key(args, kwargs)
-            return [] if key in self._impossible else self.plans_for(args, kwargs)
+            return [] if key in self._impossible else self._plans_of(key, args, kwargs)
         except UnknownHolder as error:
             self._obstacle = str(error)
         except Exception as error:  # if it is the model's own, the run that follows raises it
