@@ -59,6 +59,13 @@ class Placeholder(torch.Tensor):
         """Raises `PlaceholderRead`, where torch would complain about subclasses; a replay may answer it."""
         return _replayed(torch.Tensor.tolist, self)
 
+    def as_subclass(self, cls: Any) -> Any:
+        """As `tolist`."""
+        try:
+            return torch.Tensor.as_subclass(self, cls)
+        except (RuntimeError, TypeError):
+            _refuse(f"as_subclass({cls.__name__})", self)
+
     def numpy(self, *, force: bool = False) -> Any:
         """As `tolist`."""
         return _replayed(torch.Tensor.numpy, self)
