@@ -114,7 +114,6 @@ class KernelLog(Ledger):
             )
             if func._schema.name == "aten::detach_":
                 writes.clear()  # it changes no data, and models detach their weights
-            self._note_writes(writes)
         return result
 
     def _rows(self, func: Any, args: tuple[Any, ...]) -> list[Span] | None:
@@ -151,8 +150,6 @@ class KernelLog(Ledger):
         self.dynamic.append(self.seq)
         if op is not None:
             op.dynamic = True
-        for call in self.stack:
-            call.reads_values = True
 
     def _note_memory(self, op: Op | None, written: list[tuple[torch.Tensor, Span]], tainted: bool) -> None:
         """A tensor that is written in place may get other memory (``set_``), or more of it (``resize_``, ``out=``)."""
@@ -195,14 +192,6 @@ class KernelLog(Ledger):
             op.trouble = str(error)
         self.stack[-1].items.append(op)
         return op
-
-    def _note_writes(self, writes: list[Storage]) -> None:
-        for storage in writes:
-            if storage.born_tainted:
-                continue
-            for call in self.stack:
-                if storage.created < call.enter:
-                    call.keep = call.keep or "it writes in place to a value made outside it"
 
 
 @dataclass(frozen=True, slots=True)

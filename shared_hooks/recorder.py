@@ -277,15 +277,10 @@ class Recorder(KernelLog):
         parent.has_child = True
         parent.items.append(call)
         self._look()
-        if module._forward_hooks or module._forward_pre_hooks:
-            for outer in self.stack:
-                outer.keep = outer.keep or "a module inside it has hooks of somebody else's"
         pure = module in self.pure and all(map(is_safe, (*args, *kwargs.values())))
         self.looked &= pure and self.pure_stack[-1]
         self.pure_stack.append(pure)
         storages = self.numbered
-        if not pure:
-            call.keep = call.keep or "its Python may change state"
         self.stack.append(call)
         self.in_opaque += info.opaque
         self.muted = False
@@ -438,16 +433,13 @@ class Recorder(KernelLog):
         for tensor in results:
             value = known.get(id(tensor)) or self.value_of(tensor)
             if id(tensor) in known and not value.storage.opaque and value.view != View.of(tensor, value.storage.base):
-                value = self._reshaped(op, tensor, value)
+                value = self._reshaped(op, tensor)
             op.results.append(value)
 
-    def _reshaped(self, op: Op, tensor: torch.Tensor, before: Value) -> Value:
+    def _reshaped(self, op: Op, tensor: torch.Tensor) -> Value:
         """The same object with another shape is another value from here on."""
         op.reshapes = True
         del self.value_by_id[id(tensor)]
-        for call in self.stack:
-            if before.made < call.enter:
-                call.keep = call.keep or "it changes the shape of a tensor made outside it in place"
         return self.value_of(tensor)
 
     def _value_read(self, op: Op, tensors: list[torch.Tensor], result: Any, first_event: int) -> None:
@@ -479,7 +471,6 @@ class Recorder(KernelLog):
             value.last_use = end
         reads = [self.span(tensor) for tensor in tensors]
         self.events.append(Event(end, reads, [], []))
-        _mark_escapes(self.root, self.values)
         self._look()
         for name in sorted(self.unseen_writes()):
             self.refuse(f"code that torch does not see writes to {name}, which outlives the forward")
@@ -524,15 +515,3 @@ def told(names: Iterable[str]) -> str:
     """The first few, and how many more."""
     known = list(dict.fromkeys(names))
     return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
-
-
-def _mark_escapes(root: Call, values: list[Value]) -> None:
-    """Find the calls that cannot be skipped because something made inside is used outside and is not their result."""
-    for value in values:
-        call = value.made_in
-        while call is not None and call is not root:
-            if call.enter < value.made and value.last_use > call.exit and value not in call.results:
-                call.keep = call.keep or "a value made inside it is used elsewhere without being its result"
-            if call.enter < value.made and value.last_use > call.exit and not value.storage.born_tainted:
-                call.keep = call.keep or "it gives a value that does not depend on the inputs"
-            call = call.parent

@@ -150,9 +150,7 @@ class Call:
     has_child: bool = False
     layer_id: int | None = None
     output_bytes: int = 0
-    keep: str = ""
     args_tainted: bool = False
-    reads_values: bool = False
 
     @property
     def name(self) -> str:
