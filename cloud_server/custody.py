@@ -40,17 +40,22 @@ class Custody:
         """To be called after every request. Raises `ServerUnavailable` when the model had changed: what was computed
         meanwhile is not to be believed, and the same request may be asked again.
         """
+        if self.mend():
+            raise ServerUnavailable(f'model "{self._model_id}" had changed in memory and was loaded again; ask again')
+
+    def mend(self) -> bool:
+        """Put the model right if it has changed; whether it had."""
         if self._now() == self._seen:
-            return
+            return False
         with self._lock:
             if self._now() == self._seen:
-                return
+                return False
             log.critical(
                 "model %s changed while it served: out of service, its weights are loaded again", self._model_id
             )
             self._restore()
             self.reloads += 1
-        raise ServerUnavailable(f'model "{self._model_id}" had changed in memory and was loaded again; ask again')
+        return True
 
     def _restore(self) -> None:
         fresh = self._load()

@@ -14,7 +14,16 @@ from cloud_server.config import ModelEntry
 from cloud_server.custody import Custody
 from cloud_server.engine import FILE, Computed, Identity, Progress
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
-from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError, ModelFailed, TooLarge, UnknownLayer
+from shared_hooks.errors import (
+    BadFrame,
+    CutRefused,
+    Disagreement,
+    IsthmusError,
+    ModelFailed,
+    PlanMismatch,
+    TooLarge,
+    UnknownLayer,
+)
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix, libraries
@@ -196,6 +205,9 @@ class ServedModel:
             returned = time.perf_counter_ns()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # the kernels are only launched until here
+        except PlanMismatch:
+            self._custody.mend()  # it may say that this very request has written: the client is to plan again
+            raise
         except IsthmusError:
             raise
         except Exception as error:

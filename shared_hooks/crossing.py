@@ -145,6 +145,7 @@ class Crossing:
     tail's side has one.
     ``generators``: states of random number generators that arrive with every request, of ``"torch"`` as it is at the
     cut, of ``"python"`` and ``"numpy"`` as they are when the forward begins.
+    ``leaves``: names of Python state that a forward was seen to leave changed and that tells on no later one.
     """
 
     layer_id: int
@@ -162,6 +163,7 @@ class Crossing:
     path_digest: str
     plan_digest: str = ""
     generators: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -221,6 +223,8 @@ class Crossing:
             "plan": self.plan_digest,
             "generators": self.generators,
         }
+        if self.leaves:
+            data["leaves"] = self.leaves
         return json.dumps(data, separators=(",", ":")).encode()
 
 

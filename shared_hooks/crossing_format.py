@@ -4,8 +4,8 @@
 written, [[shape, stride, offset], ...]], ...], "marks": [[place, leaf, slot, shape, stride, offset, dtype, flags],
 ...], "fills": [[place, argument, slot], ...], "given": [[place, name, structure, [form | argument, ...],
 [argument, ...]], ...], "reads": [[place, name, form of value], ...], "layouts": [[place, leaf, stride], ...],
-"path": digest, "plan": digest, "generators": [...]}``, where a form is ``[shape, stride, dtype]`` and a place
-``[path, number, index]``.
+"path": digest, "plan": digest, "generators": [...], "leaves": [name, ...]}`` (the last may be missing), where a form is
+``[shape, stride, dtype]`` and a place ``[path, number, index]``.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ def _read(data: dict[str, Any]) -> Crossing:
         _name(data["path"]),
         _name(data["plan"]),
         generators,
+        tuple(map(_name, _list(data.get("leaves", [])))),
     )
 
 

@@ -82,8 +82,11 @@ def crossing_of(
     context: dict[str, Any],
     path: str,
     plan: str,
+    leaves: tuple[str, ...],
 ) -> Crossing:
-    """What travels of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it. Raises `CutRefused`."""
+    """What travels of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it; ``leaves``: see
+    `Crossing`. Raises `CutRefused`.
+    """
     if mixes_truth(cutting.slots, cutting.marks):
         raise CutRefused("the same memory crosses as truth values and as another type")
     inputs = tuple(TensorForm(value.shape, value.view.stride, value.dtype) for value in trace.inputs)
@@ -103,6 +106,7 @@ def crossing_of(
         path,
         plan,
         cutting.generators,
+        leaves,
     )
 
 

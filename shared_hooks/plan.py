@@ -78,7 +78,9 @@ class Known:
 
 @dataclass(eq=False)
 class Plan:
-    """One path through the model. ``siblings`` are the plans of other paths that inputs of this signature take."""
+    """One path through the model. ``siblings`` are the plans of other paths that inputs of this signature take;
+    ``leaves``: names of Python state that a run leaves changed, and that tells on no later one.
+    """
 
     trace: Trace
     signature: str
@@ -86,6 +88,7 @@ class Plan:
     context: dict[str, Any]
     aliases: dict[str, str]
     siblings: list[Plan] = field(default_factory=list)
+    leaves: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         with collector.put_off():
@@ -197,7 +200,10 @@ class Plan:
         cutting = cut_after(self.trace, layer, frontier, wide=wide)
         name = INPUT if layer is None else layer.name
         path = "" if layer is None else self.trace.path_digests[number]
-        return cutting, crossing_of(cutting, self.trace, number, name, self.depth, self.context, path, self.digest)
+        leaves = tuple(sorted(self.leaves.union(*(one.leaves for one in self.siblings))))
+        return cutting, crossing_of(
+            cutting, self.trace, number, name, self.depth, self.context, path, self.digest, leaves
+        )
 
     def _merged(self, number: int) -> Frontier:
         """The frontier of a cut, with what the other known paths that share this prefix read after it."""

@@ -25,11 +25,11 @@ from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.memory_kept import MemoryKept
 from shared_hooks.numbers import Numbers, Spot
-from shared_hooks.outliving import Judge, depends
+from shared_hooks.outliving import Judge, depends, portable, told
 from shared_hooks.plan import Cut, Plan
 from shared_hooks.poison import Read, lasting_name, remains, spread
 from shared_hooks.python_state import PythonState
-from shared_hooks.recorder import record, told
+from shared_hooks.recorder import record
 from shared_hooks.report import identical
 from shared_hooks.session import run_plain
 from shared_hooks.taint import Taint
@@ -63,6 +63,7 @@ class Planner:
         self._numbers: Numbers | None = None
         self._own: set[Spot] = set()
         self._left = Left()
+        self._built: set[str] = set()  # names of Python state that first runs built for good
         self._latest: Plan | None = None
         self._obstacle = "call plan() or forward() with example inputs first"
         self._impossible: set[Any] = set()
@@ -117,11 +118,15 @@ class Planner:
             key = self._key(args, kwargs)  # only now it is known what the model changes by itself
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
-            plan = Plan(trace, digest, self._depth, around, self._aliases)
+            leaves = frozenset(map(portable, self._left.names | self._built))
+            plan = Plan(trace, digest, self._depth, around, self._aliases, leaves=leaves)
             for layer, reason in self._refused.items():
                 _refuse(plan, layer, reason)
             for known in paths:
                 if known.path == plan.path:
+                    if not leaves <= known.leaves:
+                        known.leaves |= leaves
+                        known.forget_cuts()
                     self._latest = known
                     return [known]
             paths.insert(0, plan)
@@ -211,6 +216,7 @@ class Planner:
             try:
                 return trial.run(settle=settle)
             finally:
+                self._built |= trial.built
                 trial.end()
                 buffers.restore()
                 if self._numbers is None or not trial.changed <= self._own:
@@ -247,6 +253,8 @@ class _Trial:
         self.changed: set[Spot] = set()
         """The attributes that the model changes by itself."""
         self.left = Left()
+        self.built: set[str] = set()
+        """Names of what the first run built for good."""
 
     def _fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._dice.restore()
@@ -282,6 +290,7 @@ class _Trial:
         self.left.scratch |= judge.log.addresses(judge.log.scratch)
         # what is set anew in every run was not built once
         built = [change for change in built if lasting_name(change, self._before.places) not in left]
+        self.built = {lasting_name(change, self._before.places) for change in built}
         if not kept and any(Judge(self._before, judge.log).matters(change) for change in built):
             kept = self._built_from_inputs(left)
             self._keeps_what_it_built = True

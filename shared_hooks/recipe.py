@@ -146,6 +146,8 @@ class Recipe:
 
     ``cache``: what the replays of this recipe share, by device. ``state``: the model's Python state, to be put back
     after a tail that failed half way, and after every one if ``leaves``: a run ends with another than it began with.
+    ``is_open``: after the cut data may decide on the path, so that a tail may leave what nobody has seen before, be it
+    Python state or what it writes into ``kept``, the tensors that are the model's.
     """
 
     crossing: Crossing
@@ -155,7 +157,13 @@ class Recipe:
     seconds: float = 0.0
     state: PythonState | None = field(default=None, repr=False)
     leaves: bool = False
+    is_open: bool = True
+    kept: list[torch.Tensor] = field(default_factory=list, repr=False)
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def versions(self) -> list[int]:
+        """How often each of the model's tensors was written; nothing where no tail writes what no plan has seen."""
+        return [tensor._version for tensor in self.kept if not tensor.is_inference()] if self.is_open else []
 
     def explain(self) -> Iterator[str]:
         """The steps as text, a line each, indented by module."""

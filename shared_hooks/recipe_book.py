@@ -150,7 +150,8 @@ class RecipeBook:
             with torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
                 recipe = contextvars.copy_context().run(rehearsal.recipe, self._find)
             # what a forward leaves on the model is a request's own, and goes with it
-            recipe.state, recipe.leaves = state, not rehearsal.ended or not state.is_same
+            recipe.state, recipe.kept, recipe.is_open = state, facts.tensors, not rehearsal.ended
+            recipe.leaves = recipe.is_open or not state.is_same
             return recipe
         finally:
             state.restore()

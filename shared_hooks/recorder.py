@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from shared_hooks.operations import (
     literals_of,
     name_of,
 )
-from shared_hooks.outliving import Judge
+from shared_hooks.outliving import Judge, told
 from shared_hooks.poison import lasting_name
 from shared_hooks.purity import is_safe, pure_modules
 from shared_hooks.python_state import Change, PythonState
@@ -509,9 +509,3 @@ def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             if not name.startswith("_"):
                 for tensor in tensors_in(value):
                     yield f"{path}.{name}" if path else name, tensor
-
-
-def told(names: Iterable[str]) -> str:
-    """The first few, and how many more."""
-    known = list(dict.fromkeys(names))
-    return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")

@@ -25,6 +25,7 @@ from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement
 from shared_hooks.operations import REFLECTED, Kind, arguments_of, is_form, is_mapped, kind_of, name_of
+from shared_hooks.outliving import lost, told
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
 from shared_hooks.recipe import (
@@ -261,6 +262,18 @@ class TailSession(Session):
             self.inside = False
         self.advance()
         return result
+
+    def check_left(self, recipe: Recipe, versions: list[int]) -> None:
+        """After a path that data may have decided on: Python state that was written there is put back when a tail ends,
+        and the next forward would have found it. The edge's plan knows nothing of it, or it would have refused.
+        """
+        names = [] if recipe.state is None else lost(recipe.state, frozenset(self.crossing.leaves))
+        if recipe.versions() != versions:
+            names.append("a parameter, buffer or other tensor, written in place")
+        if names:
+            raise PlanMismatch(
+                f"after the cut the model took a path on which it keeps state that no plan has seen: {told(names)}"
+            )
 
     def mismatch(self, what: str) -> PlanMismatch:
         """An error that says where the replay left the plan; kept, in case the model catches it."""

@@ -305,7 +305,7 @@ class WrappedModel:
             context.restored(crossing.context),
             generators.kept(crossing.generators),
         ):
-            ended = False
+            ended, versions = False, recipe.versions()
             try:
                 generators.restore(crossing.generators, early.generators)
                 args, kwargs = session.inputs(self._find)
@@ -316,6 +316,8 @@ class WrappedModel:
                 output = self.model(*args, **kwargs)
                 check_real(tensors_in(output))
                 ended = session.failure is None
+                if ended and recipe.is_open:
+                    session.check_left(recipe, versions)
             finally:
                 session.leave()
                 session.release()

@@ -13,9 +13,9 @@ from pathlib import Path
 from torch import nn
 
 from tests.fuzz.judge import Subject
-from tests.fuzz.listed import control, half_done, handed_on, memory, outside, python_state, shapes
+from tests.fuzz.listed import after_the_cut, control, half_done, handed_on, memory, outside, python_state, shapes
 
-FILES = (python_state, handed_on, half_done, memory, shapes, outside, control)
+FILES = (python_state, handed_on, half_done, memory, shapes, outside, control, after_the_cut)
 BASES = ("State", "Writer")
 
 
