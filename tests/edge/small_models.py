@@ -41,6 +41,23 @@ class Branching(nn.Module):
         return out
 
 
+class Counting(nn.Module):
+    """Counts the inputs with a positive sum, in its last lines, and reads the count in its first: input (n, 4)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.counts = {"positive": 0}
+
+    def forward(self, values: Tensor) -> Tensor:
+        hidden = self.second(self.first(values + self.counts["positive"]))
+        if values.sum().item() > 0:
+            self.counts["positive"] += 1
+        out: Tensor = torch.relu(hidden)
+        return out
+
+
 class Longer(nn.Module):
     """A batch takes one layer more, and so gives those after it other ids: input (n, 4), output (n, 4)."""
 

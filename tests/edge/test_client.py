@@ -143,6 +143,14 @@ def test_a_path_the_plan_did_not_hold_is_added_and_asked_for_again() -> None:
         assert torch.equal(many[0].output, expected[1]) and torch.equal(many[1].output, expected[0])
 
 
+def test_state_that_only_an_input_s_own_path_writes_refuses_that_input_by_name() -> None:
+    """The plan's input does not take it: the server is the first to see it, and the client's new plan refuses it."""
+    with pair(small_models.Counting, split="first") as (client, _):
+        assert client.infer(-torch.ones(1, 4)).split == "first"
+        with pytest.raises(CutRefused, match="counts"):
+            client.infer(torch.ones(1, 4))
+
+
 def test_many_answers_come_in_order_while_others_are_under_way() -> None:
     whole = built(small_models.Residual)
     with pair(small_models.Residual, "stem", max_in_flight=3, delay=lambda number: 0.02) as (client, server):
