@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from shared_hooks.kernels import KernelLog
+from shared_hooks.places import MISSING, Change
 from shared_hooks.poison import lasting_name
-from shared_hooks.python_state import MISSING, Change, PythonState
+from shared_hooks.python_state import PythonState
 from shared_hooks.reach import Reach
 from shared_hooks.taint import Taint
 from shared_hooks.trace import NEVER

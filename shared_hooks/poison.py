@@ -11,7 +11,8 @@ import collections
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from shared_hooks.python_state import Change, Place, PythonState
+from shared_hooks.places import Change, Place
+from shared_hooks.python_state import PythonState
 
 
 class Read(BaseException):

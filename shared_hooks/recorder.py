@@ -40,9 +40,10 @@ from shared_hooks.operations import (
     name_of,
 )
 from shared_hooks.outliving import Judge, told
+from shared_hooks.places import Change
 from shared_hooks.poison import lasting_name
 from shared_hooks.purity import is_safe, pure_modules
-from shared_hooks.python_state import Change, PythonState
+from shared_hooks.python_state import PythonState
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
 from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
 from shared_hooks.views import View
