@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from edge_client.exchange import Exchange, Outgoing
-from edge_client.planning.link import Load
+from edge_client.load import Load
 from edge_client.times import ServerTimes
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
