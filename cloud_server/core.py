@@ -95,12 +95,12 @@ class Core:
             self.check_open()
             if len(self._sessions) >= self.limits.max_clients:
                 raise ServerUnavailable(f"the server has {len(self._sessions)} clients, its limit; try again later")
-            session = Session(self, peer)
+            session = Session(self, peer, self._left)
             self._sessions.add(session)
         self.lifecycle.emit(Stage.AFTER_CONNECT, peer=peer)
         return session
 
-    def left(self, session: Session, reason: str) -> None:
+    def _left(self, session: Session, reason: str) -> None:
         """The stream is gone. Its place is free once hooks have heard of it."""
         self.books.left(session)
         self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=session.peer, reason=reason)
