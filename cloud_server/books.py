@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from cloud_server import wire
+from cloud_server import replies
 from cloud_server.answers import Answer, AnswerStore, Key
 from cloud_server.limits import Limits
 from cloud_server.outlet import Outlet
@@ -167,7 +167,7 @@ class Books:
             else:
                 self._end(request, error)
             if outlet is not None:
-                outlet.send(wire.failure(request, error))
+                outlet.send(replies.failure(request, error))
 
     def left(self, outlet: Outlet) -> None:
         """Its stream is gone: unfinished uploads are dropped, running requests finish for whoever comes back."""
@@ -211,7 +211,7 @@ class Books:
         outlet = request.outlet
         self._end(request, error)
         if outlet is not None:
-            outlet.send(wire.failure(request, error))
+            outlet.send(replies.failure(request, error))
         return True
 
     def _end(self, request: Request, error: IsthmusError | None) -> None:

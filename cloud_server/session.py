@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-from cloud_server import wire
+from cloud_server import replies, wire
 from cloud_server.answers import Answer
 from cloud_server.handshake import agree
 from cloud_server.hub import Hub
@@ -149,7 +149,7 @@ class Session:
         while (item := self._next()) is not None:
             if isinstance(item, Answer):
                 self._hub.lifecycle.emit(Stage.BEFORE_SEND, item.about, nbytes=item.nbytes)
-                yield from wire.frames(item, self._hub.limits.chunk_bytes)
+                yield from replies.frames(item, self._hub.limits.chunk_bytes)
                 self._hub.lifecycle.emit(Stage.AFTER_SEND, item.about, nbytes=item.nbytes)
             else:
                 yield item
