@@ -29,8 +29,7 @@ class Answer:
     bytes_down: int
     sends: int  # 1, and one more for each time it was sent again
     measured_ns: int  # from the call to the decoded answer, by two readings of one clock, without what witnesses took
-    finished_ns: int  # the second reading (`edge_client.times.now_ns`), for who wants to go on measuring; with a
-    # witness, when that was over
+    finished_ns: int  # the second reading, to continue measuring from (`times.now_ns`); with a witness, after it
     load: Load | None = None  # how busy the server was; None where none was asked, or it does not say
     forward_edge: ForwardMetrics | None = None  # each side's forward as a whole; None without metrics
     forward_cloud: ForwardMetrics | None = None
