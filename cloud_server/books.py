@@ -8,17 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from cloud_server import wire
+from cloud_server import replies
 from cloud_server.answers import Answer, AnswerStore, Key
 from cloud_server.limits import Limits
+from cloud_server.outlet import Outlet
 from cloud_server.request import Request, State
 from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, ServerUnavailable
 from shared_hooks.lifecycle import Lifecycle, Stage
-
-if TYPE_CHECKING:
-    from cloud_server.session import Session
 
 
 class Books:
@@ -87,8 +84,8 @@ class Books:
         is waiting or running already: its answer then goes to this request's stream, and its chunks are not needed.
         Raises BadFrame when the id belongs to another request, and ServerUnavailable when there is no room now.
         """
-        session = request.session
-        assert session is not None
+        outlet = request.outlet
+        assert outlet is not None
         with self._locked():
             known = self._live.get(request.key)
             answer = self._answers.get(request.key)
@@ -100,24 +97,24 @@ class Books:
                 return answer
             if known is not None:
                 if known.state is not State.RECEIVING:
-                    known.session, known.cancelled = session, False
+                    known.outlet, known.cancelled = outlet, False
                     request.state = State.OVER
                     return None
-                if known.session is session:
+                if known.outlet is outlet:
                     raise BadFrame(f"request {request.key[1]} was announced again before its payload was complete")
                 # the client came back before the old stream was seen to be dead
                 self._end(known, Cancelled("it was announced again on another stream"))
-            self._check_room(request, session)
+            self._check_room(request, outlet)
             self._live[request.key] = request
             self._live_of[request.key[0]] += 1
             self._live_bytes += request.payload_bytes
             request.about = replace(request.about, index=next(self._numbers))
             return None
 
-    def _check_room(self, request: Request, session: Session) -> None:
+    def _check_room(self, request: Request, outlet: Outlet) -> None:
         limits, client = self._limits, request.key[0]
         self._check_open()
-        if self._live_of[client] + session.undelivered >= limits.max_in_flight:
+        if self._live_of[client] + outlet.undelivered >= limits.max_in_flight:
             raise ServerUnavailable(f"this client has {limits.max_in_flight} requests in flight, which is the limit")
         if len(self._live) >= limits.max_pending:
             raise ServerUnavailable(f"the server has {limits.max_pending} requests waiting, which is its limit")
@@ -143,14 +140,14 @@ class Books:
     def finish(self, request: Request, answer: Answer, error: IsthmusError | None) -> None:
         """The worker is done: the answer is kept, and sent on the stream that waits for it."""
         with self._locked():
-            session = request.session
+            outlet = request.outlet
             if request.cancelled:
                 self._end(request, Cancelled("the client cancelled it while it ran"))
                 return
             self._end(request, error)
             self._answers.put(answer)
-            if session is not None:
-                session.send(answer)
+            if outlet is not None:
+                outlet.send(answer)
 
     def abandon(self, request: Request, error: IsthmusError) -> None:
         """Forgets a request whose payload is not complete."""
@@ -164,19 +161,19 @@ class Books:
             request = self._live.get(key)
             if request is None or request.cancelled:
                 return
-            session, error = request.session, Cancelled(f"request {key[1]} was cancelled")
+            outlet, error = request.outlet, Cancelled(f"request {key[1]} was cancelled")
             if request.state is State.RUNNING:
                 request.cancelled = True
             else:
                 self._end(request, error)
-            if session is not None:
-                session.send(wire.failure(request, error))
+            if outlet is not None:
+                outlet.send(replies.failure(request, error))
 
-    def left(self, session: Session) -> None:
+    def left(self, outlet: Outlet) -> None:
         """Its stream is gone: unfinished uploads are dropped, running requests finish for whoever comes back."""
         with self._locked():
-            for request in [request for request in self._live.values() if request.session is session]:
-                request.session = None
+            for request in [request for request in self._live.values() if request.outlet is outlet]:
+                request.outlet = None
                 if request.state is not State.RUNNING:
                     self._end(request, Cancelled("its stream ended"))
             self.changed.notify_all()
@@ -186,10 +183,10 @@ class Books:
         with self.changed:
             self._answers.forget(keys)
 
-    def waits_for(self, session: Session) -> bool:
+    def waits_for(self, outlet: Outlet) -> bool:
         """Whether any request still has to be answered on this stream."""
         with self.changed:
-            return any(request.session is session and not request.cancelled for request in self._live.values())
+            return any(request.outlet is outlet and not request.cancelled for request in self._live.values())
 
     def pending(self, but: Request | None = None) -> int:
         """Requests that wait for a worker or have one, not counting ``but``."""
@@ -211,10 +208,10 @@ class Books:
             return False
         text = f"request {request.key[1]} is {request.age_seconds:.3f} s old and still {request.state.value}"
         error = DeadlineExceeded(f"{text}; its limit is {limit:g} s")
-        session = request.session
+        outlet = request.outlet
         self._end(request, error)
-        if session is not None:
-            session.send(wire.failure(request, error))
+        if outlet is not None:
+            outlet.send(replies.failure(request, error))
         return True
 
     def _end(self, request: Request, error: IsthmusError | None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from cloud_server import wire
+from cloud_server import replies
 from cloud_server.answers import Answer
 from cloud_server.books import Books
 from cloud_server.crossings import CrossingCache
@@ -95,12 +95,12 @@ class Core:
             self.check_open()
             if len(self._sessions) >= self.limits.max_clients:
                 raise ServerUnavailable(f"the server has {len(self._sessions)} clients, its limit; try again later")
-            session = Session(self, peer)
+            session = Session(self, peer, self._left)
             self._sessions.add(session)
         self.lifecycle.emit(Stage.AFTER_CONNECT, peer=peer)
         return session
 
-    def left(self, session: Session, reason: str) -> None:
+    def _left(self, session: Session, reason: str) -> None:
         """The stream is gone. Its place is free once hooks have heard of it."""
         self.books.left(session)
         self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=session.peer, reason=reason)
@@ -147,16 +147,16 @@ class Core:
         try:
             with self._overtime.limited(), paid_by(request.host):
                 computed = request.compute(self.limits.max_request_bytes)
-            answer = wire.answer(request, computed, started_ns, self.load(but=request))
+            answer = replies.answer(request, computed, started_ns, self.load(but=request))
         except IsthmusError as error:
-            return wire.failure(request, error), error
+            return replies.failure(request, error), error
         except Overtime:
             late = TooLarge(f"the model computed for more than {self.limits.max_compute_seconds:g} s on this request")
-            return wire.failure(request, late), late
+            return replies.failure(request, late), late
         except BaseException as error:  # a worker survives everything: a model may even raise SystemExit
             failure = ModelFailed(f"{type(error).__name__}: {error}")
             failure.__cause__ = error
-            return wire.failure(request, failure), failure
+            return replies.failure(request, failure), failure
         self.lifecycle.emit(Stage.ON_RESULT, computed=computed)
         return answer, None
 

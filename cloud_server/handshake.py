@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cloud_server.engine import Engine, Identity
+from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Disagreement, UnknownModel
 
-PROTOCOL_VERSION = 2
 MAX_NAME = 256
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import hashlib
 import time
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import torch
 
 from cloud_server.answers import Key
 from cloud_server.engine import FILE, Computed, Engine
+from cloud_server.outlet import Outlet
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
 from shared_hooks.errors import BadFrame, IsthmusError
 from shared_hooks.lifecycle import About
-
-if TYPE_CHECKING:
-    from cloud_server.session import Session
 
 
 class State(Enum):
@@ -32,16 +29,16 @@ class Request:
     """A request and its payload buffer. State changes happen under the core's lock; bytes are written by one thread."""
 
     def __init__(
-        self, session: Session, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader
+        self, outlet: Outlet, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader
     ) -> None:
         """``crossing``: None for a request that brings an input file."""
-        self.key: Key = (session.client_id, frame.id)
-        self.session: Session | None = session
+        self.key: Key = (outlet.client_id, frame.id)
+        self.outlet: Outlet | None = outlet
         """The stream to answer on; None once it is gone, another one after a reconnect."""
-        self.host = session.host
+        self.host = outlet.host
         self.engine = engine
         self.crossing = crossing
-        self.about = About(frame.id, 0, None, engine.identity.model_id, session.client_id)
+        self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id)
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header
@@ -49,7 +46,7 @@ class Request:
         self.deadline_ms = frame.deadline_ms
         self.want_metrics = frame.want_metrics
         self.hooks = tuple(frame.hooks)
-        self.inline_bytes = session.inline_bytes
+        self.inline_bytes = outlet.inline_bytes
         self.observations = b""
         """What the tail's observers found; see `shared_hooks.observers.named`."""
         self.fingerprint = fingerprint(engine, frame)

@@ -44,7 +44,7 @@ MAX_STATE_BYTES = 64 << 10
 
 
 class ServedModel:
-    """Implements `cloud_server.engine.Engine`: builds the model of an entry, plans its example, runs its tails."""
+    """An `engine.Engine`: builds the model of an entry, plans its example, runs its tails."""
 
     def __init__(
         self,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from cloud_server import wire
+from cloud_server import replies, wire
 from cloud_server.answers import Answer
 from cloud_server.handshake import agree
+from cloud_server.hub import Hub
 from cloud_server.uploads import Uploads
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
@@ -21,9 +21,6 @@ from shared_hooks.errors import (
     IsthmusError,
 )
 from shared_hooks.lifecycle import Stage
-
-if TYPE_CHECKING:
-    from cloud_server.core import Core
 
 InFrame = split_pb2.ClientFrame | ChunkFrame
 
@@ -40,14 +37,16 @@ class Phase(Enum):
 class Session:
     """One stream. One thread calls `receive`, another iterates `frames`; the core calls the rest from any thread."""
 
-    def __init__(self, core: Core, peer: str) -> None:
+    def __init__(self, hub: Hub, peer: str, left: Callable[[Session, str], None]) -> None:
+        """``left`` is called once, with the reason, when the stream is gone."""
         self.peer = peer
         self.host = peer.rpartition(":")[0] or peer
         """The address without its port: what is shared fairly is shared among these; client ids cost nothing."""
         self.client_id = ""
         self.inline_bytes = 0
         """Answers up to this size go in their header."""
-        self._core = core
+        self._hub = hub
+        self._on_left = left
         self._uploads: Uploads | None = None
         """What the client asks for; None until it has greeted."""
         self._phase = Phase.GREETING
@@ -60,7 +59,7 @@ class Session:
         self.undelivered = 0
         """Answers that the client has not begun to fetch."""
         self._told = False  # that the server drains
-        self._room = 2 * core.limits.max_in_flight + 64
+        self._room = 2 * hub.limits.max_in_flight + 64
 
     # From the client
 
@@ -99,11 +98,11 @@ class Session:
     def _on_frame(self, frame: split_pb2.ClientFrame, uploads: Uploads) -> None:
         kind = frame.WhichOneof("frame")
         if kind == "cut":
-            self._core.crossings.add(frame.cut.digest, frame.cut.data)
+            self._hub.crossings.add(frame.cut.digest, frame.cut.data)
         elif kind == "request":
             uploads.announce(frame.request)
         elif kind == "acknowledge":
-            self._core.books.forget([(self.client_id, id) for id in frame.acknowledge.ids])
+            self._hub.books.forget([(self.client_id, id) for id in frame.acknowledge.ids])
         elif kind == "cancel":
             uploads.cancel(frame.cancel.id)
         elif kind == "hello":
@@ -112,19 +111,19 @@ class Session:
             raise BadFrame("a frame of a kind that this protocol version does not have")
 
     def _on_hello(self, hello: split_pb2.Hello) -> None:
-        self._core.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.peer)
-        self._core.check_open()
-        engine = agree(hello, self._core.engines)
+        self._hub.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.peer)
+        self._hub.check_open()
+        engine = agree(hello, self._hub.engines)
         self.client_id = hello.client_id
-        self._uploads = Uploads(self._core, self, engine)
+        self._uploads = Uploads(self._hub, self, engine)
         self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
-        self.send(wire.welcome(self._core.limits, engine.identity))
+        self.send(wire.welcome(self._hub.limits, engine.identity))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
-        if self._core.draining:  # since the question above: `drain` came too early for this stream
+        if self._hub.draining:  # since the question above: `drain` came too early for this stream
             self.drain()
-        self._core.lifecycle.emit(Stage.AFTER_HANDSHAKE, client=self.client_id, peer=self.peer, model_id=hello.model_id)
+        self._hub.lifecycle.emit(Stage.AFTER_HANDSHAKE, client=self.client_id, peer=self.peer, model_id=hello.model_id)
 
     def finish(self) -> None:
         """The client has sent its last frame and still waits for its answers."""
@@ -149,9 +148,9 @@ class Session:
         """Everything to be sent, until the stream is over; raises the error that ended it, if one did."""
         while (item := self._next()) is not None:
             if isinstance(item, Answer):
-                self._core.lifecycle.emit(Stage.BEFORE_SEND, item.about, nbytes=item.nbytes)
-                yield from wire.frames(item, self._core.limits.chunk_bytes)
-                self._core.lifecycle.emit(Stage.AFTER_SEND, item.about, nbytes=item.nbytes)
+                self._hub.lifecycle.emit(Stage.BEFORE_SEND, item.about, nbytes=item.nbytes)
+                yield from replies.frames(item, self._hub.limits.chunk_bytes)
+                self._hub.lifecycle.emit(Stage.AFTER_SEND, item.about, nbytes=item.nbytes)
             else:
                 yield item
         if self._error is not None:
@@ -161,7 +160,7 @@ class Session:
         """What to send next, waiting for it; None at the end."""
         while True:
             # Asked for without the lock, and before the outbox is looked at: what was answered until then is in it.
-            done = self._phase is Phase.FINISHED and not self._core.books.waits_for(self)
+            done = self._phase is Phase.FINISHED and not self._hub.books.waits_for(self)
             with self._ready:
                 if self._phase is Phase.OVER:
                     return None
@@ -175,7 +174,7 @@ class Session:
                 if self._phase is not Phase.GREETING:
                     self._ready.wait()
                     continue
-                patience = self._core.limits.hello_seconds
+                patience = self._hub.limits.hello_seconds
                 left = self._opened + patience - time.monotonic()
                 if left <= 0:
                     self._error = DeadlineExceeded(f"no hello came within {patience:g} s")
@@ -194,7 +193,7 @@ class Session:
 
     def broke(self, error: IsthmusError) -> None:
         """Ends the stream for something that went wrong on it."""
-        self._core.lifecycle.emit(Stage.ON_ERROR, where=f"stream of {self.client_id or self.peer}", error=error)
+        self._hub.lifecycle.emit(Stage.ON_ERROR, where=f"stream of {self.client_id or self.peer}", error=error)
         self.end(error)
 
     def end(self, error: IsthmusError) -> None:
@@ -222,4 +221,4 @@ class Session:
             if self._left:
                 return
             self._left = True
-        self._core.left(self, "" if self._error is None else f"{type(self._error).__name__}: {self._error}")
+        self._on_left(self, "" if self._error is None else f"{type(self._error).__name__}: {self._error}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 from cloud_server import wire
 from cloud_server.engine import Engine
+from cloud_server.hub import Hub
+from cloud_server.outlet import Outlet
 from cloud_server.request import Request, State
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
@@ -21,19 +22,15 @@ from shared_hooks.errors import (
 )
 from shared_hooks.lifecycle import About, Stage
 
-if TYPE_CHECKING:
-    from cloud_server.core import Core
-    from cloud_server.session import Session
-
 _SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
 
 
 class Uploads:
-    """The requests that are coming in on ``session``, all for ``engine``. One thread calls."""
+    """The requests that are coming in on ``outlet``, all for ``engine``. One thread calls."""
 
-    def __init__(self, core: Core, session: Session, engine: Engine) -> None:
-        self._core = core
-        self._session = session
+    def __init__(self, hub: Hub, outlet: Outlet, engine: Engine) -> None:
+        self._hub = hub
+        self._outlet = outlet
         self._engine = engine
         self._receiving: dict[int, Request] = {}
         self._skipped: OrderedDict[int, None] = OrderedDict()
@@ -43,29 +40,29 @@ class Uploads:
         self._skipped.pop(frame.id, None)
         try:
             request = self._checked(frame)
-            answer = self._core.books.admit(request)
+            answer = self._hub.books.admit(request)
         except IsthmusError as error:
             unfinished = self._receiving.pop(frame.id, None)
             if unfinished is None or unfinished.state is State.OVER:
                 self._tell(frame.id, error)
             else:
-                self._core.books.abandon(unfinished, error)
+                self._hub.books.abandon(unfinished, error)
             missing = (
                 isinstance(error, Disagreement)
                 and not frame.HasField("file")
-                and self._core.crossings.get(frame.cut_digest) is None
+                and self._hub.crossings.get(frame.cut_digest) is None
             )
             self._fail(frame.id, error, retry=True if missing else None)
             return
         if answer is not None:
-            self._session.send(answer)
+            self._outlet.send(answer)
         if request.state is State.OVER:
             self._skip(frame.id)
             return
         try:
             self._prepare(request)
         except IsthmusError as error:
-            self._core.books.abandon(request, error)
+            self._hub.books.abandon(request, error)
             self._fail(frame.id, error)
             return
         if request.payload_bytes == 0:
@@ -75,39 +72,39 @@ class Uploads:
 
     def _prepare(self, request: Request) -> None:
         """Raises HookRefused, and ServerUnavailable without the memory that the payload takes."""
-        self._core.books.begin(request)
-        self._core.lifecycle.emit(Stage.BEFORE_RECEIVE, request.about, nbytes=request.payload_bytes)
+        self._hub.books.begin(request)
+        self._hub.lifecycle.emit(Stage.BEFORE_RECEIVE, request.about, nbytes=request.payload_bytes)
         try:
             request.allocate()
         except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
             raise ServerUnavailable(f"no memory for {request.payload_bytes} bytes: {error}") from error
 
     def _submit(self, request: Request) -> None:
-        self._core.lifecycle.emit(Stage.AFTER_RECEIVE, request.about, nbytes=request.payload_bytes)
-        self._core.submit(request)
+        self._hub.lifecycle.emit(Stage.AFTER_RECEIVE, request.about, nbytes=request.payload_bytes)
+        self._hub.submit(request)
 
     def _checked(self, frame: split_pb2.RequestHeader) -> Request:
         """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet."""
         if frame.session_id or frame.step:
             raise BadFrame("session_id and step are reserved and must be 0")
         for name in frame.hooks:
-            if name not in self._core.hooks:
-                allowed = ", ".join(sorted(self._core.hooks)) or "none"
+            if name not in self._hub.hooks:
+                allowed = ", ".join(sorted(self._hub.hooks)) or "none"
                 raise HookRefused(f'the observer "{name[:80]}" is not allowed on this server; allowed: {allowed}')
-        limit = self._core.limits.max_request_bytes
+        limit = self._hub.limits.max_request_bytes
         if frame.payload_bytes > limit:
             raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; at most {limit} are accepted")
         if frame.HasField("file"):
             file = frame.file
             self._engine.admit_file(file.suffix, file.preprocess_digest, frame.header, frame.payload_bytes, limit)
-            return Request(self._session, self._engine, None, frame)
-        crossing = self._core.crossings.get(frame.cut_digest)
+            return Request(self._outlet, self._engine, None, frame)
+        crossing = self._hub.crossings.get(frame.cut_digest)
         if crossing is None:
             raise Disagreement(f'no cut "{frame.cut_digest[:80]}" is held here; upload it, then ask again')
         if crossing.payload_bytes > limit:
             raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; at most {limit} are accepted")
         self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
-        return Request(self._session, self._engine, crossing, frame)
+        return Request(self._outlet, self._engine, crossing, frame)
 
     def chunk(self, chunk: ChunkFrame) -> None:
         """A piece of a payload. Raises BadFrame for one that nobody announced."""
@@ -124,7 +121,7 @@ class Uploads:
             complete = request.write(chunk)
         except BadFrame as error:
             del self._receiving[chunk.id]
-            self._core.books.abandon(request, error)
+            self._hub.books.abandon(request, error)
             self._fail(chunk.id, error)
             return
         if complete:
@@ -135,17 +132,17 @@ class Uploads:
         """The client no longer wants this request."""
         if self._receiving.pop(id, None) is not None:
             self._skip(id)
-        self._core.books.cancel((self._session.client_id, id))
+        self._hub.books.cancel((self._outlet.client_id, id))
 
     def _fail(self, id: int, error: IsthmusError, retry: bool | None = None) -> None:
         """Reports a request that goes no further; chunks of it that still come are no mistake."""
         self._skip(id)
-        self._session.send(split_pb2.ServerFrame(failed=wire.failed(id, error, retry)))
+        self._outlet.send(split_pb2.ServerFrame(failed=wire.failed(id, error, retry)))
 
     def _tell(self, id: int, error: IsthmusError) -> None:
         """Hooks hear of a request that was not taken in."""
-        about = About(id, -1, None, self._engine.identity.model_id, self._session.client_id)
-        self._core.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
+        about = About(id, -1, None, self._engine.identity.model_id, self._outlet.client_id)
+        self._hub.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
 
     def _skip(self, id: int) -> None:
         self._skipped[id] = None
@@ -156,4 +153,4 @@ class Uploads:
     def end(self) -> None:
         """The client sends nothing more: what is not complete is forgotten."""
         for request in self._receiving.values():
-            self._core.books.abandon(request, Cancelled("the client ended its stream before the payload was complete"))
+            self._hub.books.abandon(request, Cancelled("the client ended its stream before the payload was complete"))

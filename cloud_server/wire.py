@@ -1,17 +1,14 @@
-"""The server's frames: results, errors and identities as protobuf messages."""
+"""The server's frames that answer no request: welcome, errors, identities as protobuf messages."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from cloud_server import measured
-from cloud_server.answers import Answer
-from cloud_server.engine import Computed, Identity
-from cloud_server.handshake import PROTOCOL_VERSION
+from cloud_server.engine import Identity
 from cloud_server.limits import Limits
-from cloud_server.request import Request
-from protos.chunks import ChunkFrame, cut
+from protos import PROTOCOL_VERSION
+from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 
@@ -75,45 +72,6 @@ def message(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     text = text.encode("utf-8", "replace").decode("utf-8")  # a model's text may hold lone surrogates
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 4] + " ..."
-
-
-def answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> Answer:
-    """The answer to a request whose tail was started at ``started_ns`` (perf_counter)."""
-    reply = split_pb2.ReplyHeader(
-        id=request.key[1],
-        header=computed.header,
-        payload_bytes=computed.nbytes,
-        load=load,
-        observations=request.observations,
-        transforms=computed.transforms,
-        durations=split_pb2.Durations(
-            receive_ns=request.complete_ns - request.began_ns,
-            queue_ns=started_ns - request.complete_ns,
-            decode_ns=computed.decode_ns,
-            inject_ns=computed.inject_ns,
-            compute_ns=computed.compute_ns,
-            encode_ns=computed.encode_ns,
-        ),
-    )
-    measured.put(reply, computed.layers, computed.forward)
-    if computed.nbytes <= request.inline_bytes:
-        reply.payload = b"".join(computed.buffers)
-    return Answer(request.key, request.fingerprint, reply=reply, buffers=computed.buffers, about=request.about)
-
-
-def failure(request: Request, error: IsthmusError) -> Answer:
-    """The answer to a request that failed."""
-    return Answer(request.key, request.fingerprint, failed=failed(request.key[1], error), about=request.about)
-
-
-def frames(answer: Answer, chunk_bytes: int) -> Iterator[OutFrame]:
-    """What is sent for an answer: its reply and the payload in chunks, or its failure."""
-    if answer.reply is None:
-        yield split_pb2.ServerFrame(failed=answer.failed)
-        return
-    yield split_pb2.ServerFrame(reply=answer.reply)
-    if not answer.reply.payload:
-        yield from cut(answer.reply.id, answer.buffers, chunk_bytes)
 
 
 def model_list(identities: Iterable[Identity]) -> split_pb2.ListModelsReply:

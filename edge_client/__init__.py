@@ -4,7 +4,10 @@ client.py       `EdgeClient`: infer, infer_many
 many.py         many inputs, several under way, answers in order
 requests.py     head, request, answer; or everything here
 half.py         the model's half on this side
-answer.py       `Answer`, `Failure`, `Call`
+answer.py       `Answer`, `Failure`
+call.py         `Call`: what a model is called with
+modes.py        ways to run without a cut: edge-only, cloud-only, cloud-only-file
+load.py         how busy a server says that it is
 times.py        where the time of a request went
 connection.py   the standing connection, broken and mended
 state.py        `State`: its life
@@ -42,7 +45,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
-    from edge_client.answer import Answer, Call, Failure
+    from edge_client.answer import Answer, Failure
+    from edge_client.call import Call
     from edge_client.client import CONNECTION_ERRORS, EdgeClient
     from edge_client.options import KeepAlive
     from edge_client.state import State
@@ -53,7 +57,7 @@ _HOME = {
     "Answer": "answer",
     "AutoClient": "adaptive",
     "CONNECTION_ERRORS": "client",
-    "Call": "answer",
+    "Call": "call",
     "EdgeClient": "client",
     "Failure": "answer",
     "KeepAlive": "options",

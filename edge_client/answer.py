@@ -4,35 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edge_client.load import Load
 from edge_client.times import Times
-
-if TYPE_CHECKING:
-    from edge_client.planning.link import Load
-    from edge_client.witness import Witness
-    from shared_hooks import LayerMetrics
-    from shared_hooks.metrics import ForwardMetrics
-    from shared_hooks.observers.named import Observations
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of the model: its positional and keyword arguments."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, item: Any) -> Call:
-        """A `Call` as it is, a tuple as positional, a dictionary as keyword arguments, all else as the only one."""
-        if isinstance(item, Call):
-            return item
-        if type(item) is tuple:
-            return cls(item)
-        if type(item) is dict:
-            return cls((), item)
-        return cls((item,))
+from edge_client.witness import Witness
+from shared_hooks import LayerMetrics
+from shared_hooks.metrics import ForwardMetrics
+from shared_hooks.observers.named import Observations
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +29,7 @@ class Answer:
     bytes_down: int
     sends: int  # 1, and one more for each time it was sent again
     measured_ns: int  # from the call to the decoded answer, by two readings of one clock, without what witnesses took
-    finished_ns: int  # the second reading (`edge_client.times.now_ns`), for who wants to go on measuring; with a
-    # witness, when that was over
+    finished_ns: int  # the second reading, to continue measuring from (`times.now_ns`); with a witness, after it
     load: Load | None = None  # how busy the server was; None where none was asked, or it does not say
     forward_edge: ForwardMetrics | None = None  # each side's forward as a whole; None without metrics
     forward_cloud: ForwardMetrics | None = None

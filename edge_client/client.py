@@ -12,12 +12,13 @@ from typing import Any, Final, Literal, overload
 from torch import nn
 
 from edge_client import wire
-from edge_client.answer import Answer, Call, Failure
+from edge_client.answer import Answer, Failure
+from edge_client.call import Call
 from edge_client.connection import Connection
 from edge_client.half import Cut, EdgeHalf, Inputs
 from edge_client.many import Place, in_order
+from edge_client.modes import EDGE_ONLY
 from edge_client.options import ConnectionOptions, KeepAlive, check_address, check_seconds
-from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.requests import Done, Requests, Running, work_of
 from edge_client.state import Counters, State
 from edge_client.times import Stamps, now_ns

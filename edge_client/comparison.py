@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from shared_hooks.report import identical
+from shared_hooks.compare import identical
 from shared_hooks.trees import ClassFinder, flatten, unflatten
 
 TF32_EPSILON: Final = 2.0**-10

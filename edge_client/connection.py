@@ -31,6 +31,7 @@ from edge_client.outbox import Outbox
 from edge_client.state import Counters, State
 from edge_client.stream import Stream
 from edge_client.waiting import Opener, Waiting
+from protos import PROTOCOL_VERSION
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
@@ -222,10 +223,9 @@ class Connection:
         if isinstance(frame, ChunkFrame) or frame.WhichOneof("frame") != "welcome":
             raise Disagreement(f"{self.address} did not answer the greeting with Welcome: not an Isthmus server?")
         welcome = frame.welcome
-        if welcome.protocol_version != wire.PROTOCOL_VERSION:
+        if welcome.protocol_version != PROTOCOL_VERSION:
             raise Disagreement(
-                f"{self.address} speaks protocol version {welcome.protocol_version}, "
-                f"this client {wire.PROTOCOL_VERSION}"
+                f"{self.address} speaks protocol version {welcome.protocol_version}, this client {PROTOCOL_VERSION}"
             )
         stream.welcomed()
         self.lifecycle.emit(Stage.AFTER_HANDSHAKE, welcome=welcome)

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from edge_client import wire
-from edge_client.answer import Call
+from edge_client.call import Call
 from edge_client.exchange import Exchange, Outgoing
-from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
+from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.times import Stamps, now_ns
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, LayerMetrics, WrappedModel

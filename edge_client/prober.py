@@ -17,8 +17,8 @@ from typing import Any, Final
 import grpc
 
 from edge_client import verdict, wire
+from edge_client.load import Load
 from edge_client.options import KeepAlive, check_address
-from edge_client.planning.link import Load
 from edge_client.stream import channel_options
 from protos import padding
 from protos.isthmus.v1 import split_pb2

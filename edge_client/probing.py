@@ -10,8 +10,9 @@ from typing import Any, Final
 import grpc
 
 from edge_client import verdict
+from edge_client.load import Load
 from edge_client.options import KeepAlive, check_address, check_seconds
-from edge_client.planning.link import Curve, Link, Load
+from edge_client.planning.link import Curve, Link
 from edge_client.prober import LinkProber, Round
 from edge_client.stream import channel_options
 from protos.isthmus.v1 import split_pb2

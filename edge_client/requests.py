@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_client import measured, wire
-from edge_client.answer import Answer, Call
+from edge_client.answer import Answer
+from edge_client.call import Call
 from edge_client.connection import Connection
 from edge_client.exchange import Exchange
 from edge_client.half import Cut, EdgeHalf, Head
 from edge_client.many import Place
-from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.state import State
 from edge_client.times import ServerTimes, Stamps, Times, now_ns
 from edge_client.witness import INPUT, Kept, Witness, Witnesses

@@ -8,15 +8,15 @@ from typing import Any, Final
 import torch
 
 from edge_client.exchange import Exchange, Outgoing
-from edge_client.planning.link import Load
+from edge_client.load import Load
 from edge_client.times import ServerTimes
+from protos import PROTOCOL_VERSION
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, Parcel
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.trees import ClassFinder
 
-PROTOCOL_VERSION: Final = 2
 CHUNK_BYTES: Final = 1 << 20
 INLINE_BYTES: Final = 4 << 10  # about what a reply's header weighs with the metrics of some layers
 MIN_CHUNK_BYTES: Final = 256 << 10

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from edge_client.answer import Call
+from edge_client.call import Call
 from edge_client.comparison import Comparison, compare, tolerance
 from edge_client.moment import Moment
 from edge_client.text import one_line

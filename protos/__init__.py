@@ -1,1 +1,6 @@
 """The wire format and the code generated from it; `python -m protos.generate` makes that code again."""
+
+from typing import Final
+
+PROTOCOL_VERSION: Final = 2
+"""Both sides say theirs in the first frame; only equal ones talk."""

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from shared_hooks import context
+from shared_hooks.compare import identical
 from shared_hooks.copies import Buffers, copied
 from shared_hooks.crossing import Crossing
 from shared_hooks.cutting import Cutting
@@ -30,7 +31,6 @@ from shared_hooks.plan import Cut, Plan
 from shared_hooks.poison import Read, lasting_name, remains, spread
 from shared_hooks.python_state import PythonState
 from shared_hooks.recorder import record
-from shared_hooks.report import identical
 from shared_hooks.session import run_plain
 from shared_hooks.taint import Taint
 from shared_hooks.trace import Trace

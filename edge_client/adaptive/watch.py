@@ -12,8 +12,9 @@ from typing import Final
 
 from edge_client.adaptive.decisions import Decisions
 from edge_client.client import EdgeClient
+from edge_client.load import Load
 from edge_client.planning.controller import SplitController
-from edge_client.planning.link import Curve, Link, Load
+from edge_client.planning.link import Curve, Link
 from edge_client.prober import LinkProber
 from edge_client.state import State
 from edge_client.times import now_ns

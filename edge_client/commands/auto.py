@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
     from edge_client.adaptive.watch import Check, Connect
     from edge_client.client import EdgeClient
+    from edge_client.load import Load
     from edge_client.planning.controller import SplitController
-    from edge_client.planning.link import Link, Load
+    from edge_client.planning.link import Link
     from shared_hooks.models import InputItem
     from shared_hooks.profiling.profile import Profile
 

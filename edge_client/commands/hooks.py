@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace, lifecycle: Lifecycle) -> int:
     from edge_client.client import EdgeClient
     from edge_client.commands import exits
     from edge_client.commands.loading import cut_for, find, spec_of
-    from edge_client.planning.candidate import EDGE_ONLY
+    from edge_client.modes import EDGE_ONLY
 
     if options.split is None and options.server:
         raise SpecError(

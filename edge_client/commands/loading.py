@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edge_client.loaded import Loaded
-from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLayer
 from shared_hooks.hierarchy import near, walk
 

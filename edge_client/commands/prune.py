@@ -193,7 +193,8 @@ def _write(
     """The chosen mask of every number of channels, and with --structural the smaller model; what there is to serve."""
     from edge_client.pruning.data import answers, judge
     from edge_client.pruning.served import Way
-    from shared_hooks.selection import pruned, write_mask, write_pruned
+    from shared_hooks.selection import write_mask, write_pruned
+    from shared_hooks.selection.prune import pruned
 
     whole = answers(spec, model, samples)
     ways = [Way("whole", trial.captured.channels, layer, None)]

@@ -11,8 +11,8 @@ from edge_client.answer import Answer
 from edge_client.commands import witnesses
 from edge_client.commands.layer_table import layer_table
 from edge_client.commands.output import table
+from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.observation_table import tables
-from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
 from edge_client.text import milliseconds, printable, size
 from edge_client.times import Times
 

@@ -229,7 +229,7 @@ def _finish(
 
 def text(known: dict[str, Any]) -> str:
     """The ways worth a line, the decision, and where the rest is."""
-    from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+    from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 
     decision = known["decision"]
     measured, predicted = decision["measured"], decision["predicted"]

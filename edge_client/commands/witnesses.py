@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
+from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.text import milliseconds, one_line, printable
 from shared_hooks.errors import SpecError
 

@@ -8,11 +8,6 @@ from typing import Any, Final
 
 from shared_hooks.reading import Reading
 
-EDGE_ONLY: Final = "edge-only"
-CLOUD_ONLY: Final = "cloud-only"
-CLOUD_FILE: Final = "cloud-only-file"
-"""Everything on the cloud: the raw input crosses (the cut "input"), or the file it came as."""
-
 STAGES: Final = ("prepare", "edge", "encode", "network", "queue", "tail", "finish")
 """Where a request's time goes, as a plan predicts it and a sweep measures it. prepare: reading and preprocessing the
 input; edge: the head (or the whole model); encode: frontier to bytes; network: upload, download, both ways' latency;

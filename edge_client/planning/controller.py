@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_client.load import Load
+from edge_client.modes import EDGE_ONLY
 from edge_client.planning.calibration import Calibration
-from edge_client.planning.candidate import EDGE_ONLY, Candidate
-from edge_client.planning.link import Link, Load
+from edge_client.planning.candidate import Candidate
+from edge_client.planning.link import Link
 from edge_client.planning.link_estimate import FLOOR, LinkEstimate
 from edge_client.planning.objective import Constraints, Objective, decide
 from edge_client.planning.predict import Power, predict

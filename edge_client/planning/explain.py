@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_client.planning.candidate import CLOUD_ONLY, EDGE_ONLY, STAGES, Candidate
+from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
+from edge_client.planning.candidate import STAGES, Candidate
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Decision, Objective
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from edge_client.load import Load
+from edge_client.modes import EDGE_ONLY
 from edge_client.planning.calibration import Calibration, Sample
-from edge_client.planning.candidate import EDGE_ONLY, Candidate
-from edge_client.planning.link import Link, Load
+from edge_client.planning.candidate import Candidate
+from edge_client.planning.link import Link
 from edge_client.planning.predict import Power, predict
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.profiling.profile import FileInput, ModelIdentity, Profile
@@ -302,7 +304,7 @@ def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served:
 
 def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered) -> Calibration:
     """A few real requests at two cuts; of each the median, against what is predicted of it."""
-    from edge_client.answer import Call
+    from edge_client.call import Call
     from edge_client.client import EdgeClient
 
     assert gathered.server is not None

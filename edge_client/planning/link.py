@@ -52,15 +52,6 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Load:
-    """How busy the server is: requests waiting or running, workers, and the recent mean wait for one (ns)."""
-
-    pending: int = 0
-    workers: int = 1
-    queue_ns: float = 0.0
-
-
-@dataclass(frozen=True)
 class Link:
     """``up(n)``: a request of n bytes and an empty answer, there and back, less the server's own time; it holds the
     round trip and all that is fixed. ``down(n)``: what an answer of n bytes adds to that.

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from edge_client.load import Load
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.calibration import Calibration
-from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, Candidate
-from edge_client.planning.link import Link, Load
+from edge_client.planning.candidate import Candidate
+from edge_client.planning.link import Link
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import INPUT_CUT, CutProfile, FileInput, Profile
 from shared_hooks.reading import Reading

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from edge_client.answer import Call
+from edge_client.call import Call
 from edge_client.text import printable
 from shared_hooks.copies import copied
 from shared_hooks.errors import InputMismatch, SpecError

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge_client.answer import Answer, Failure
-from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
+from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.sweep.feed import Feed
 from edge_client.sweep.local import LocalAnswer, split_here
 from edge_client.sweep.records import Records
 from edge_client.sweep.ways import Way
 from edge_client.times import now_ns
+from shared_hooks.compare import identical
 from shared_hooks.errors import Disagreement, InputMismatch
 from shared_hooks.models.example import to_device
-from shared_hooks.report import identical
 from shared_hooks.session import run_plain
 from shared_hooks.trees import flatten
 

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from edge_client.modes import CLOUD_ONLY
 from edge_client.observation_table import tables
-from edge_client.planning.candidate import CLOUD_ONLY
 from edge_client.sweep.journal import Entry
 from edge_client.sweep.ways import Way
 from edge_client.text import finite, one_line

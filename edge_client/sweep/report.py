@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.planning.candidate import EDGE_ONLY
+from edge_client.modes import EDGE_ONLY
 from edge_client.sweep.observed import section
 from edge_client.sweep.summary import pareto
 from edge_client.text import size

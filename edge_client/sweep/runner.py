@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_client.answer import Answer
 from edge_client.client import CONNECTION_ERRORS
-from edge_client.planning.candidate import CLOUD_FILE
+from edge_client.modes import CLOUD_FILE
 from edge_client.sweep.feed import Feed
 from edge_client.sweep.journal import Journal
 from edge_client.sweep.measure import Meter, Whole

@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY, STAGES, Candidate
+from edge_client.modes import CLOUD_FILE, EDGE_ONLY
+from edge_client.planning.candidate import STAGES, Candidate
 from edge_client.planning.objective import Decision, Objective, decide
 from edge_client.sweep.columns import SEGMENTS, STAGE_SEGMENTS
 from edge_client.sweep.ways import Way

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer
 from shared_hooks.hierarchy import near
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,9 +24,7 @@ from shared_hooks.models.table import Table, did_you_mean, kind_of
 from shared_hooks.models.targets import looks_like_target, resolve
 from shared_hooks.models.tokenizers import load_tokenizer
 from shared_hooks.models.weights import load_weights
-
-if TYPE_CHECKING:
-    from shared_hooks.selection.file import Selection
+from shared_hooks.selection.file import read_selection
 
 BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "digits.toml"}
 """The models that ship with Isthmus, by name."""
@@ -86,7 +84,7 @@ class ModelSpec:
             )
         if self.dtype is not None:
             model = model.to(self.dtype)
-        chosen = None if self.selection is None else _read_selection(self.selection)
+        chosen = None if self.selection is None else read_selection(self.selection)
         if self.weights and (chosen is None or chosen.is_mask):
             load_weights(model, self.weights, f"{self.origin}: weights")
         if chosen is not None:
@@ -281,12 +279,6 @@ def spec_from_table(
     )
     table.done()
     return spec
-
-
-def _read_selection(path: Path) -> Selection:
-    from shared_hooks.selection.file import read_selection  # pruning is not for everyone's start-up time
-
-    return read_selection(path)
 
 
 def _given(weights: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:

@@ -1,6 +1,6 @@
 """How a forward is shown to observers, in a session or outside one.
 
-The shim that stands in a module's ``forward`` (`shared_hooks.attach`) hands its calls to the `Here` that is left on it.
+The shim that stands in a module's ``forward`` (`attach`) hands its calls to the `Here` that is left on it.
 A *watch* is one forward being looked at; a *look* is one observer's part of it. Nothing is left in PyTorch's own hook
 lists: the planner takes modules with hooks for foreign, and kernels may be chosen by them.
 

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios within one run, no limits on time. Run ``python -m tests.benchmarks``; see docs/benchmarks.md."""
+"""Benchmarks: ratios within one run, no limits on time: ``python -m tests.benchmarks``; see docs/benchmarks.md."""

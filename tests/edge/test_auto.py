@@ -21,7 +21,7 @@ from edge_client.adaptive import AutoClient
 from edge_client.adaptive.client import Flight
 from edge_client.adaptive.decisions import Decisions
 from edge_client.adaptive.hedge import Hedge
-from edge_client.answer import Call
+from edge_client.call import Call
 from edge_client.commands.auto import _connector
 from edge_client.local_server import local_server
 from edge_client.planning import gather

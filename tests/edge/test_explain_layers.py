@@ -209,7 +209,7 @@ def test_the_command_names_neighbours_of_an_unknown_layer(capsys: Captured) -> N
 def test_the_command_says_why_a_cut_is_refused(capsys: Captured, tmp_path: Path) -> None:
     spec = tmp_path / "counting.toml"
     spec.write_text(
-        'id = "counting"\nfactory = "tests.edge.test_explain_layers:Counting"\n[[example.args]]\nshape = [2, 4]\n'
+        f'id = "counting"\nfactory = "{__name__}:Counting"\n[[example.args]]\nshape = [2, 4]\n', encoding="utf-8"
     )
     assert main(["layers", "--model", str(spec), "--explain", "first"]) == 1
     out = capsys.readouterr().out

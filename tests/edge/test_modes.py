@@ -13,8 +13,8 @@ import torch
 
 from edge_client import EdgeClient, Failure, State
 from edge_client.__main__ import main
+from edge_client.load import Load
 from edge_client.local_server import local_server
-from edge_client.planning.link import Load
 from edge_client.prober import LinkProber
 from edge_client.probing import _parsed, fetch_profile, probe
 from shared_hooks.errors import (

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from edge_client import Answer, EdgeClient, Failure
 from edge_client.__main__ import main
 from edge_client.adaptive import AutoClient
-from edge_client.answer import Call
+from edge_client.call import Call
 from edge_client.comparison import compare, tolerance
-from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.controller import SplitController
 from edge_client.witness import Kept, Share
 from shared_hooks.errors import CutRefused, SpecError

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
+from shared_hooks.compare import identical
 from shared_hooks.errors import PlanMismatch
-from shared_hooks.report import identical
 from tests.engine.cutting import through_bytes
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_hooks import EarlyOutput, WrappedModel
-from shared_hooks.report import identical
+from shared_hooks.compare import identical
 
 PICKED = torch.tensor([3, 4, 5, 40, -1])
 

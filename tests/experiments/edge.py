@@ -20,16 +20,17 @@ from typing import Any
 
 from edge_client import EdgeClient
 from edge_client.adaptive import AutoClient
-from edge_client.planning.candidate import CLOUD_FILE
+from edge_client.load import Load
+from edge_client.modes import CLOUD_FILE
 from edge_client.planning.controller import SplitController
 from edge_client.planning.gather import LONGEST_PAUSE
-from edge_client.planning.link import Curve, Link, Load, as_points
+from edge_client.planning.link import Curve, Link, as_points
 from edge_client.probing import fetch_profile, probe, round_trip
+from shared_hooks.compare import identical
 from shared_hooks.errors import IsthmusError
 from shared_hooks.models import InputItem, find_inputs, load_spec
 from shared_hooks.profiling import profile_file
 from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
-from shared_hooks.report import identical
 from shared_hooks.session import run_plain
 
 LEAST_ROUNDS = 3

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY, STAGES
-from edge_client.planning.link import Curve, Link, Load, as_points
+from edge_client.load import Load
+from edge_client.modes import CLOUD_FILE, EDGE_ONLY
+from edge_client.planning.candidate import STAGES
+from edge_client.planning.link import Curve, Link, as_points
 from edge_client.planning.predict import predict
 from edge_client.sweep.columns import SEGMENTS, STAGE_SEGMENTS
 from shared_hooks.profiling import profile_file

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.predict import predict
 from shared_hooks.models import InputItem, load_spec
 from shared_hooks.profiling import profile_file

@@ -80,8 +80,7 @@ def test_wrong_words_are_one_line(words: list[str], reason: str, capsys: Capture
 
 def test_a_cut_that_cannot_be_vouched_for_is_refused_by_name(capsys: Captured, tmp_path: Path) -> None:
     spec = tmp_path / "noise.toml"
-    spec.write_text(
-        'id = "noise"\nfactory = "tests.mapping.noise:Noise"\n[[example.args]]\nshape = [1, 4]\n', encoding="utf-8"
-    )
+    text = 'id = "noise"\nfactory = "tests.mapping.noise:Noise"\n[[example.args]]\nshape = [1, 4]\n'
+    spec.write_text(text, encoding="utf-8")
     assert main(["hierarchy", "--model", str(spec), "--split", "first", "--head-onnx", str(tmp_path / "h.onnx")]) == 2
     assert "cannot be cut after layer 0: the model" in complaint(capsys)

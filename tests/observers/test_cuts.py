@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks.compare import identical
 from shared_hooks.errors import UnknownLayer
 from shared_hooks.observers import (
     ActivationStats,
@@ -19,7 +20,6 @@ from shared_hooks.observers import (
     Observer,
     TopTokens,
 )
-from shared_hooks.report import identical
 from tests.engine.cutting import case_of, cuts_of, head, planned, tail, whole
 from tests.observers.left import hooks_left
 from tests.observers.small import Residual, bert, image

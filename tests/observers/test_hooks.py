@@ -23,7 +23,7 @@ from cloud_server.served_model import ServedModel
 from cloud_server.server import CloudServer
 from edge_client import EdgeClient
 from edge_client.__main__ import main
-from edge_client.answer import Call
+from edge_client.call import Call
 from edge_client.commands.watch import MODULE, _room
 from edge_client.observation_table import ObservationTable, tables
 from edge_client.times import Stamps

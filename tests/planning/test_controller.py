@@ -7,9 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_client.adaptive.hedge import is_late
-from edge_client.planning.candidate import CLOUD_ONLY, EDGE_ONLY
+from edge_client.load import Load
+from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.controller import SplitController, Steady, undominated
-from edge_client.planning.link import Curve, Link, Load
+from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.predict import predict
 from shared_hooks.errors import SpecError

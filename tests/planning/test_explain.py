@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from edge_client.planning.candidate import EDGE_ONLY, Candidate
+from edge_client.modes import EDGE_ONLY
+from edge_client.planning.candidate import Candidate
 from edge_client.planning.explain import break_evens, crossing, explain, round_trip, uplink
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Objective, decide

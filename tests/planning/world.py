@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from edge_client.adaptive.client import POLL_SECONDS
 from edge_client.adaptive.hedge import is_late
-from edge_client.planning.candidate import EDGE_ONLY, Candidate
+from edge_client.modes import EDGE_ONLY
+from edge_client.planning.candidate import Candidate
 from edge_client.planning.controller import SplitController
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.predict import predict

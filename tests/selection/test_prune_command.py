@@ -22,6 +22,7 @@ from shared_hooks.models.digits import data as digits
 from shared_hooks.models.digits import export, train
 from tests.selection.networks import image
 
+NETWORKS = "tests.selection.networks"
 IMAGES = Path(train.__file__).parent / "images"
 LAYER = "stage2.0.relu#2"
 Captured = pytest.CaptureFixture[str]
@@ -184,7 +185,7 @@ def test_boxes_that_cannot_be_looked_into_name_their_file(tmp_path: Path, capsys
         for index in range(2):
             np.save(tmp_path / folder / f"{index}.npy", image(index + len(folder)).numpy())
     words = ["--data", str(tmp_path / "data"), "--calibration", str(tmp_path / "calibration"), "--split", "relu"]
-    words += ["--model", "tests.selection.networks:Chain", "--boxes", str(tmp_path / "boxes.json"), "--no-serve"]
+    words += ["--model", f"{NETWORKS}:Chain", "--boxes", str(tmp_path / "boxes.json"), "--no-serve"]
     for boxes, says in (
         ({"1.npy": [[20, 0, 30, 5, "cat"]]}, "1.npy: the box (20.0, 0.0, 30.0, 5.0) lies outside"),
         ({"one.npy": [[0, 0, 3, 5, "cat"]]}, "names one.npy, and no calibration input such as 0.npy"),
@@ -205,7 +206,7 @@ def test_a_structure_that_cannot_be_cut_is_refused_before_anything_is_judged(
     for index in range(4):
         np.save(tmp_path / f"{index}.npy", image(index).numpy())
     monkeypatch.setattr(trial, "try_all", lambda *args: pytest.fail("it was tried"))
-    words = ["--data", str(tmp_path), "--model", f"tests.selection.networks:{model}", "--split", layer, "--structural"]
+    words = ["--data", str(tmp_path), "--model", f"{NETWORKS}:{model}", "--split", layer, "--structural"]
     assert main(["prune", *words, "--no-serve", "--no-progress", "--threads", "1"]) == 2
     assert why in capsys.readouterr().err
 
@@ -252,6 +253,6 @@ def test_a_layer_that_no_mask_can_stand_behind_is_refused(tmp_path: Path, capsys
     """The model calls it by a reference of its own."""
     for index in range(4):
         np.save(tmp_path / f"{index}.npy", image(index).numpy())
-    words = ["--data", str(tmp_path), "--model", "tests.selection.networks:OwnList", "--split", "stem", "--no-serve"]
+    words = ["--data", str(tmp_path), "--model", f"{NETWORKS}:OwnList", "--split", "stem", "--no-serve"]
     assert main(["prune", *words, "--no-progress", "--threads", "1"]) == 2
     assert "not reached" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from tests.attacks.families import Attack, changed, refit
 from tests.attacks.shots import Shot
 
 OPTIONS = "tests.attacks.models:Options"
+MOOD = "tests.attacks.models:Mood"
 _DEEP: list[Any] = ["t", 0]
 for _ in range(300):
     _DEEP = ["list", [_DEEP]]
@@ -18,10 +19,11 @@ _LITERALS: tuple[Any, ...] = (
     ["v", 10**40], ["v", -1], ["v", float("nan")], ["v", {"a": []}], ["v", [[[]]]], ["t", -1], ["t", 999], ["t", "0"],
     ["x", "device", "cuda:99"], ["x", "device", "meta"], ["x", "dtype", "qint8"], ["x", "slice", [1 << 62, None, 0]],
     ["x", "size", [10**30]], ["x", "complex", [10**400, 0]], ["x", "complex", []], ["x", "nothing", None], _DEEP,
-    ["enum", "tests.attacks.models:Mood", "__members__"], ["enum", OPTIONS, "scale"],
+    ["enum", MOOD, "__members__"], ["enum", OPTIONS, "scale"],
     ["map", OPTIONS, [["rounds", ["v", 1]]]],
-    ["named", OPTIONS, [["v", 1]]], ["named", "tests.attacks.models:Mood", [["v", 1]]], ["data", "torch.nn:Linear", []],
-    ["data", "tests.attacks.models:torch.utils.data.DataLoader", []], ["data", "tests.attacks.models:enum.Flag", []],
+    ["named", OPTIONS, [["v", 1]]], ["named", MOOD, [["v", 1]]], ["data", "torch.nn:Linear", []],
+    ["data", "tests.attacks.models:torch.utils.data.DataLoader", []],
+    ["data", "tests.attacks.models:enum.Flag", []],
     ["data", OPTIONS, [["__class__", ["v", 1]]]], ["data", OPTIONS, [["__dict__", ["dict", []]]]],
     ["data", OPTIONS, [["rounds", ["v", 1 << 40]], ["scale", ["v", 1.0]], ["mood", ["v", 1]]]],
     ["data", OPTIONS, [["rounds", ["v", -5]], ["scale", ["t", 0]]]], ["dict", [[["list", []], ["v", 1]]]],

@@ -1,0 +1,26 @@
+"""What a model is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the model: its positional and keyword arguments."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, item: Any) -> Call:
+        """A `Call` as it is, a tuple as positional, a dictionary as keyword arguments, all else as the only one."""
+        if isinstance(item, Call):
+            return item
+        if type(item) is tuple:
+            return cls(item)
+        if type(item) is dict:
+            return cls((), item)
+        return cls((item,))
