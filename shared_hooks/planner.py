@@ -21,12 +21,13 @@ from shared_hooks.cutting import Cutting
 from shared_hooks.dice import Dice
 from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
 from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.lasting import portable, told
 from shared_hooks.lengths import Lengths, family_of
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.memory_kept import MemoryKept
 from shared_hooks.numbers import Numbers, Spot
-from shared_hooks.outliving import Judge, depends, portable, told
+from shared_hooks.outliving import Judge, depends
 from shared_hooks.plan import Cut, Plan
 from shared_hooks.poison import Read, lasting_name, remains, spread
 from shared_hooks.python_state import PythonState

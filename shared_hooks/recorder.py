@@ -25,6 +25,7 @@ from shared_hooks.escapes import Handed, bits_of, perturbed
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.kernels import KernelLog
+from shared_hooks.lasting import told
 from shared_hooks.metrics import output_bytes
 from shared_hooks.operations import (
     COPIES_BYTES,
@@ -39,7 +40,7 @@ from shared_hooks.operations import (
     literals_of,
     name_of,
 )
-from shared_hooks.outliving import Judge, told
+from shared_hooks.outliving import Judge
 from shared_hooks.places import Change
 from shared_hooks.poison import lasting_name
 from shared_hooks.purity import is_safe, pure_modules

@@ -21,11 +21,11 @@ from shared_hooks.attach import running
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import PlanMismatch
 from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.lasting import lost, told
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement
 from shared_hooks.operations import REFLECTED, Kind, arguments_of, is_form, is_mapped, kind_of, name_of
-from shared_hooks.outliving import lost, told
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
 from shared_hooks.recipe import (
