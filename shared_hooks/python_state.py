@@ -193,10 +193,17 @@ class _Several:
         self.fetch = fetch
 
     def __iter__(self) -> Any:
-        return iter([_fetched(fetch) for fetch in self.fetch])
+        return iter(_fetched_all(self.fetch))
 
     def __len__(self) -> int:
         return len(self.fetch)
+
+
+def _fetched_all(several: list[Callable[[], Any]]) -> list[Any]:
+    try:
+        return [fetch() for fetch in several]
+    except (AttributeError, KeyError, ValueError):
+        return [_fetched(fetch) for fetch in several]
 
 
 def _fetched(fetch: Callable[[], Any]) -> Any:
@@ -222,9 +229,13 @@ class PythonState:
         self._todo: collections.deque[tuple[str, Any]] = collections.deque([(type(model).__qualname__, model)])
         self._globals: dict[tuple[int, str], None] = {}
         self._walk()
-        self._views = [place.view for place in self.places]
-        self._flat = [value for place in self.places for value in place.values]
-        self._lengths = [len(place.values) for place in self.places]
+        several = [place for place in self.places if isinstance(place.view, _Several)]
+        self._fetch = [fetch for place in several for fetch in place.view.fetch]  # type: ignore[attr-defined]
+        self._fetched = [value for place in several for value in place.values]
+        whole = [place for place in self.places if not isinstance(place.view, _Several)]
+        self._views = [place.view.held.values() if isinstance(place.view, _Class) else place.view for place in whole]
+        self._flat = [value for place in whole for value in place.values]
+        self._lengths = [len(place.values) for place in whole]
         self._keyed = [place for place in self.places if place.keys is not None and place.in_order]
         self._keys = [key for place in self._keyed for key in place.keys or ()]
 
@@ -237,6 +248,8 @@ class PythonState:
             if list(map(len, self._views)) != self._lengths:  # type: ignore[arg-type]
                 return False
             if not all(map(operator.is_, itertools.chain.from_iterable(self._views), self._flat)):
+                return False
+            if not all(map(operator.is_, _fetched_all(self._fetch), self._fetched)):
                 return False
             keys = itertools.chain.from_iterable([place.owner for place in self._keyed])
             if not all(map(operator.is_, keys, self._keys)) or any(self._hooks):
@@ -282,7 +295,7 @@ class PythonState:
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor that was found."""
-        found = [value for value in self._flat if isinstance(value, torch.Tensor)]
+        found = [value for place in self.places for value in place.values if isinstance(value, torch.Tensor)]
         frozen = (value for value in self._seen.values() if isinstance(value, (tuple, frozenset)))
         return found + [value for held in frozen for value in held if isinstance(value, torch.Tensor)]
 

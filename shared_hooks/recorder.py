@@ -29,8 +29,10 @@ from shared_hooks.metrics import output_bytes
 from shared_hooks.operations import (
     COPIES_BYTES,
     FORM_OF_OTHERS,
+    HEADS,
     Kind,
     arguments_of,
+    is_dense,
     is_escape,
     is_form,
     is_made_from_numbers,
@@ -43,6 +45,7 @@ from shared_hooks.outliving import Judge
 from shared_hooks.poison import lasting_name
 from shared_hooks.purity import is_safe, pure_modules
 from shared_hooks.python_state import Change, PythonState
+from shared_hooks.repeats import Repeat, Repeats
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
 from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
 from shared_hooks.views import View
@@ -69,6 +72,8 @@ def record(
     unknown: list[torch.Tensor] = []
     with collector.put_off():
         recorder, output = recorded()
+        if recorder.repeats.wrong:
+            recorder, output = recorded(closely=True)
         if recorder.is_unclear():
             unknown = recorder.unknown
             recorder, output = recorded(closely=True)
@@ -190,6 +195,7 @@ class Recorder(KernelLog):
         self.changes: list[Change] = []
         self.layers: list[Call] = []
         self.ops: list[Op] = []
+        self.repeats = Repeats()
 
     def watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model and return its output. Writes to the inputs if the model does."""
@@ -199,6 +205,7 @@ class Recorder(KernelLog):
         token = running.set(self)
         try:
             with torch.no_grad(), fast_path_off(), _Functions(self), _kernels(self):
+                self.repeats.depth = torch._C._len_torch_dispatch_stack()
                 output = self.model(*args, **kwargs)
         finally:
             running.reset(token)
@@ -271,8 +278,6 @@ class Recorder(KernelLog):
         number = self.counts[info.path] = self.counts.get(info.path, 0) + 1
         call = Call(info.path, number, info.module_type, info.opaque, parent, self.tick())
         call.args = [self.value_of(tensor) for tensor in tensors_in((args, kwargs))]
-        for value in call.args:
-            value.last_use = call.enter
         call.args_tainted = any(value.storage.tainted <= self.seq for value in call.args)
         parent.has_child = True
         parent.items.append(call)
@@ -304,7 +309,8 @@ class Recorder(KernelLog):
             self._opaque_effects(call, list(tensors_in((args, kwargs))), tensors, storages)
         call.results = [self.value_of(tensor, hidden=info.opaque) for tensor in tensors]
         self.stack.pop()
-        call.output_bytes = output_bytes(tensors)
+        with torch._C.DisableTorchFunction():
+            call.output_bytes = output_bytes(tensors)
         if not call.has_child:
             call.layer_id = len(self.layers)
             self.layers.append(call)
@@ -340,19 +346,25 @@ class Recorder(KernelLog):
         if is_mapped(tensors):
             return func(*args, **kwargs)
         arguments = [self.value_of(tensor) for tensor in tensors]
-        op = Op(self.tick(), name, arguments)
+        if name in HEADS and len(args) == 1 and not kwargs and is_dense(args[0]):
+            return func(*args)
         only_form = is_form(name)
+        op = Op(self.tick(), name, arguments)
         if not only_form:
             op.literals = literals_of((args, kwargs))
         for value in arguments:
             op.args_tainted |= value.storage.tainted <= op.seq
-        first_event = len(self.events)
+        first_event, own = len(self.events), self.numbered
         before = self.storage_of(tensors[0]) if name == "data.__set__" else None
-        self._look()
+        closely = self.closely or bool(self.handed.known)
+        if closely:
+            self._look()
         self.fresh.clear()
+        repeat = None if closely or only_form else self.repeats.find(func, args, kwargs, tensors, op)
+        self.regular = True
         self.op = op
         try:
-            result = func(*args, **kwargs)
+            result = func(*args, **kwargs) if repeat is None else repeat.run(func, args, kwargs)
         except Exception:
             if op.args_tainted:
                 self.refuse(f"{name}() raises an error before it, which the model catches", op.seq)
@@ -368,9 +380,9 @@ class Recorder(KernelLog):
             op.reads_tainted |= op.args_tainted
         if before is not None:
             self.moved(tensors[0], before, op.args_tainted)
-        for value in arguments:
-            value.last_use = op.seq
-        if not isinstance(func, types.FunctionType):
+        if repeat is not None:
+            self._repeated(op, repeat, arguments_of((result,), {}))
+        elif not isinstance(func, types.FunctionType):
             self._read_unseen(op, tensors, first_event)
         op.kind = kind_of(name, bool(tensors), result)
         op.end = self.seq
@@ -381,22 +393,41 @@ class Recorder(KernelLog):
         if op.kind is Kind.VALUE:
             self._value_read(op, tensors, result, first_event)
         elif op.kind is Kind.TENSOR:
-            if is_made_from_numbers(name, args) or name in COPIES_BYTES:
+            from_numbers = is_made_from_numbers(name, args)
+            if from_numbers or name in COPIES_BYTES:
                 for storage in self.fresh:
                     if storage.outside and not storage.foreign:
                         storage.outside, storage.created = False, op.seq
-            if self.dynamic and not tensors and not op.draws and is_made_from_numbers(name, args):
+            if from_numbers and self.dynamic and not tensors and not op.draws:
                 self._may_hold_data(op)
             for storage in self.fresh:
                 # made and filled within one function: it never held anything else, and raw pointers leave no events
                 if not storage.outside and (op.reads_tainted or storage.tainted < NEVER):
                     storage.tainted, storage.born_tainted = min(storage.tainted, op.seq), True
-            self._results(op, tensors, result)
+            made = range(own, self.numbered)
+            results = self._results(op, tensors, result)
+            if repeat is None and self.regular and not closely and _is_told(op):
+                self.repeats.learn(func, args, kwargs, tensors, op, self.events[first_event:], results, made)
         elif name.endswith(".__set__"):
             op.trouble = f"it assigns {name.removesuffix('.__set__')} of a tensor"
         self.ops.append(op)
         self.stack[-1].items.append(op)
         return result
+
+    def _repeated(self, op: Op, repeat: Repeat, results: list[torch.Tensor]) -> None:
+        """A call has run of which it is known what it does below: numbers go on as if it had been looked into."""
+        first = self.numbered
+        if not repeat.gives(results) or any(tensor.untyped_storage()._cdata in self.storages for tensor in results):
+            self.repeats.wrong = True
+            return
+        self.seq = op.seq + repeat.ticks
+        self.events.append(repeat.event(self.seq, op.args))
+        for tensor, made in zip(results, repeat.made, strict=True):
+            self.numbered = first + made.number
+            self.storage_of(tensor, op.seq + made.created)
+        self.numbered = first + repeat.storages
+        op.reads_tainted = repeat.reads_tainted
+        op.unasked += repeat.unasked
 
     def _may_hold_data(self, op: Op) -> None:
         """What Python makes from its own numbers after it has read data may be made from the data.
@@ -423,7 +454,7 @@ class Recorder(KernelLog):
                 op.reads_tainted = op.untold = True
                 self.note_dynamic(op)  # what is read so decides on something: where to split, how long a result is
 
-    def _results(self, op: Op, tensors: list[torch.Tensor], result: Any) -> None:
+    def _results(self, op: Op, tensors: list[torch.Tensor], result: Any) -> list[torch.Tensor]:
         known = {id(tensor): value for tensor, value in zip(tensors, op.args, strict=True)}
         try:
             op.structure, results = flatten(result, plain=True)
@@ -435,6 +466,7 @@ class Recorder(KernelLog):
             if id(tensor) in known and not value.storage.opaque and value.view != View.of(tensor, value.storage.base):
                 value = self._reshaped(op, tensor)
             op.results.append(value)
+        return results
 
     def _reshaped(self, op: Op, tensor: torch.Tensor) -> Value:
         """The same object with another shape is another value from here on."""
@@ -467,8 +499,6 @@ class Recorder(KernelLog):
         end = self.tick()
         tensors = list(tensors_in(output))
         outputs = [self.value_of(tensor) for tensor in tensors]
-        for value in outputs:
-            value.last_use = end
         reads = [self.span(tensor) for tensor in tensors]
         self.events.append(Event(end, reads, [], []))
         self._look()
@@ -495,6 +525,11 @@ class Recorder(KernelLog):
             dice=self.dice | self.dice_watch.drawn,
             half_done=self.half_done,
         )
+
+
+def _is_told(op: Op) -> bool:
+    """Whether all that an operation did stands in its events."""
+    return not (op.trouble or op.reshapes or op.draws or op.dynamic or op.untold) and bool(op.args)
 
 
 def _version(tensor: torch.Tensor) -> int:
