@@ -45,7 +45,7 @@ from shared_hooks.outliving import Judge
 from shared_hooks.poison import lasting_name
 from shared_hooks.purity import is_safe, pure_modules
 from shared_hooks.python_state import Change, PythonState
-from shared_hooks.repeats import Repeat, Repeats
+from shared_hooks.repeats import Repeat, Repeats, only_views, run_unseen
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
 from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
 from shared_hooks.views import View
@@ -356,15 +356,18 @@ class Recorder(KernelLog):
             op.args_tainted |= value.storage.tainted <= op.seq
         first_event, own = len(self.events), self.numbered
         before = self.storage_of(tensors[0]) if name == "data.__set__" else None
-        closely = self.closely or bool(self.handed.known)
-        if closely:
-            self._look()
+        self._look()
         self.fresh.clear()
-        repeat = None if closely or only_form else self.repeats.find(func, args, kwargs, tensors, op)
+        closely = self.closely or bool(self.handed.known) or self.repeats.is_seen
+        viewing = not closely and only_views(name, func, args, tensors)
+        repeat = None if closely or viewing or only_form else self.repeats.find(func, args, kwargs, tensors, op)
         self.regular = True
         self.op = op
         try:
-            result = func(*args, **kwargs) if repeat is None else repeat.run(func, args, kwargs)
+            if viewing or repeat is not None:
+                result = run_unseen(func, args, kwargs)
+            else:
+                result = func(*args, **kwargs)
         except Exception:
             if op.args_tainted:
                 self.refuse(f"{name}() raises an error before it, which the model catches", op.seq)
@@ -380,7 +383,9 @@ class Recorder(KernelLog):
             op.reads_tainted |= op.args_tainted
         if before is not None:
             self.moved(tensors[0], before, op.args_tainted)
-        if repeat is not None:
+        if viewing:
+            self._viewed(arguments[0].storage, arguments_of((result,), {}))
+        elif repeat is not None:
             self._repeated(op, repeat, arguments_of((result,), {}))
         elif not isinstance(func, types.FunctionType):
             self._read_unseen(op, tensors, first_event)
@@ -413,6 +418,11 @@ class Recorder(KernelLog):
         self.ops.append(op)
         self.stack[-1].items.append(op)
         return result
+
+    def _viewed(self, storage: Storage, results: list[torch.Tensor]) -> None:
+        """A call has run that only makes views."""
+        known = self.storages
+        self.repeats.wrong |= any(known.get(tensor.untyped_storage()._cdata) is not storage for tensor in results)
 
     def _repeated(self, op: Op, repeat: Repeat, results: list[torch.Tensor]) -> None:
         """A call has run of which it is known what it does below: numbers go on as if it had been looked into."""

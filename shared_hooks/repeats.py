@@ -1,9 +1,10 @@
-"""Calls of torch's functions that a recording need not look into, because it has looked into the same call before.
+"""Calls of torch's functions that a recording need not look into: it knows what they do below.
 
-What a function written in C++ does below, kernel by kernel, hangs on the forms of its arguments, unless one of its
-kernels says otherwise (`Facts.regular`). A loop calls the same few functions on the same forms over and over: from the
-second time on such a call runs as it is, and is noted by what it did the first time. Only calls that write to nothing
-but memory of their own are noted so. What comes out is compared; a recording in which anything differs is not used.
+Some only make views, which read nothing and write nothing. Others it has looked into before: what a function written in
+C++ does below, kernel by kernel, hangs on the forms of its arguments, unless one of its kernels says otherwise
+(`Facts.regular`). A loop calls the same few functions on the same forms over and over: from the second time on such a
+call runs as it is, and is noted by what it did the first time. Only calls that write to nothing but memory of their own
+are noted so. What comes out is looked at; a recording in which anything differs is not used.
 """
 
 from __future__ import annotations
@@ -15,13 +16,29 @@ from typing import Any
 import torch
 
 from shared_hooks.foresight import forms_key
+from shared_hooks.operations import is_dense
 from shared_hooks.trace import Event, Op, Span, Value
 from shared_hooks.views import View
 
 WORTH = 3
 """Kernels from which on noting a call is less work than looking at it."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType)
+_IN_C = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+)
+
+
+_VIEWS = frozenset(
+    """
+    __getitem__ view transpose permute unsqueeze squeeze select narrow expand t unbind chunk swapaxes swapdims movedim
+    moveaxis T.__get__ mT.__get__
+    """.split()
+)
+_INDICES = frozenset({int, slice, type(None), type(...)})
+_SLICED_BY = frozenset({int, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +64,6 @@ class Repeat:
     ticks: int
     storages: int
 
-    @staticmethod
-    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call, with nobody looking at its kernels."""
-        with torch._C._DisableTorchDispatch():
-            return func(*args, **kwargs)
-
     def event(self, seq: int, arguments: list[Value]) -> Event:
         """What the call reads, as one event."""
         reads: list[Span] = []
@@ -68,6 +79,29 @@ class Repeat:
         )
 
 
+def run_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call, with nobody looking at its kernels."""
+    with torch._C._DisableTorchDispatch():
+        return func(*args, **kwargs)
+
+
+def only_views(name: str, func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> bool:
+    """Whether a call can give nothing but views of its one tensor, which the meta device foresees."""
+    if name not in _VIEWS or len(tensors) != 1 or not is_dense(tensors[0]) or args[0] is not tensors[0]:
+        return False
+    return isinstance(func, _IN_C) and (name != "__getitem__" or _by_numbers(args[1]))
+
+
+def _by_numbers(index: Any) -> bool:
+    for part in index if type(index) is tuple else (index,):
+        kind = type(part)
+        if kind not in _INDICES:
+            return False
+        if kind is slice and not {type(part.start), type(part.stop), type(part.step)} <= _SLICED_BY:
+            return False
+    return True
+
+
 class Repeats:
     """The calls of one recording that were looked into. ``depth``: of the stack of dispatch modes, ours included."""
 
@@ -76,6 +110,11 @@ class Repeats:
         self.depth = 0
         self.wrong = False
         """Whether a call did not give what it gave before."""
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the model looks at kernels itself, so that they must not run unseen."""
+        return torch._C._len_torch_dispatch_stack() != self.depth
 
     def find(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], op: Op
@@ -118,8 +157,6 @@ class Repeats:
         """All that may decide on what a call does below; None where something else may."""
         if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
             return None
-        if torch._C._len_torch_dispatch_stack() != self.depth:
-            return None  # the model looks at kernels itself
         stands = []
         for tensor, value in zip(tensors, op.args, strict=True):
             if type(tensor) not in _PLAIN or not _is_plain(value):
