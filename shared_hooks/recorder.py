@@ -45,7 +45,7 @@ from shared_hooks.outliving import Judge
 from shared_hooks.poison import lasting_name
 from shared_hooks.purity import is_safe, pure_modules
 from shared_hooks.python_state import Change, PythonState
-from shared_hooks.repeats import Repeat, Repeats, only_views, run_unseen
+from shared_hooks.repeats import Repeat, Repeats, only_assigns, only_views, run_unseen
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
 from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
 from shared_hooks.views import View
@@ -66,14 +66,16 @@ def record(
 
     def recorded(**close: Any) -> tuple[Recorder, Any]:
         state.restore()
-        recorder = Recorder(model, modules, state, unknown, **close)
+        recorder = Recorder(model, modules, state, unknown, into_all=into_all, **close)
         return recorder, recorder.watch(*fresh_inputs())
 
     unknown: list[torch.Tensor] = []
+    into_all = False
     with collector.put_off():
         recorder, output = recorded()
         if recorder.repeats.wrong:
-            recorder, output = recorded(closely=True)
+            into_all = True
+            recorder, output = recorded()
         if recorder.is_unclear():
             unknown = recorder.unknown
             recorder, output = recorded(closely=True)
@@ -171,6 +173,7 @@ class Recorder(KernelLog):
         *,
         closely: bool = False,
         constants: frozenset[int] = frozenset(),
+        into_all: bool = False,
     ) -> None:
         own = [*model.parameters(), *model.buffers(), *state.tensors()]
         super().__init__([*own, *existing])
@@ -195,7 +198,7 @@ class Recorder(KernelLog):
         self.changes: list[Change] = []
         self.layers: list[Call] = []
         self.ops: list[Op] = []
-        self.repeats = Repeats()
+        self.repeats = Repeats(into_all=into_all)
 
     def watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model and return its output. Writes to the inputs if the model does."""
@@ -358,13 +361,15 @@ class Recorder(KernelLog):
         before = self.storage_of(tensors[0]) if name == "data.__set__" else None
         self._look()
         self.fresh.clear()
-        closely = self.closely or bool(self.handed.known) or self.repeats.is_seen
-        viewing = not closely and only_views(name, func, args, tensors)
-        repeat = None if closely or viewing or only_form else self.repeats.find(func, args, kwargs, tensors, op)
+        unseen = self.repeats.may_be_unseen and not only_form
+        viewing = unseen and only_views(name, func, args, tensors)
+        assigning = unseen and only_assigns(name, func, args, op)
+        again = unseen and not (viewing or assigning or self.closely or self.handed.known)
+        repeat = self.repeats.find(func, args, kwargs, tensors, op) if again else None
         self.regular = True
         self.op = op
         try:
-            if viewing or repeat is not None:
+            if viewing or assigning or repeat is not None:
                 result = run_unseen(func, args, kwargs)
             else:
                 result = func(*args, **kwargs)
@@ -385,6 +390,8 @@ class Recorder(KernelLog):
             self.moved(tensors[0], before, op.args_tainted)
         if viewing:
             self._viewed(arguments[0].storage, arguments_of((result,), {}))
+        elif assigning:
+            self._assigned(op, *args)
         elif repeat is not None:
             self._repeated(op, repeat, arguments_of((result,), {}))
         elif not isinstance(func, types.FunctionType):
@@ -411,7 +418,7 @@ class Recorder(KernelLog):
                     storage.tainted, storage.born_tainted = min(storage.tainted, op.seq), True
             made = range(own, self.numbered)
             results = self._results(op, tensors, result)
-            if repeat is None and self.regular and not closely and _is_told(op):
+            if again and repeat is None and self.regular and _is_told(op):
                 self.repeats.learn(func, args, kwargs, tensors, op, self.events[first_event:], results, made)
         elif name.endswith(".__set__"):
             op.trouble = f"it assigns {name.removesuffix('.__set__')} of a tensor"
@@ -423,6 +430,17 @@ class Recorder(KernelLog):
         """A call has run that only makes views."""
         known = self.storages
         self.repeats.wrong |= any(known.get(tensor.untyped_storage()._cdata) is not storage for tensor in results)
+
+    def _assigned(self, op: Op, tensor: torch.Tensor, index: Any, value: torch.Tensor) -> None:
+        """A call has run that only copies ``value`` to a view of ``tensor``."""
+        target, source = (argument.storage for argument in op.args)
+        view = run_unseen(torch.Tensor.__getitem__, (tensor, index), {})
+        reads, overwrites = [self.span(value)], [(target, self.view(view, target))]
+        self.events.append(Event(self.tick(), reads, overwrites, [target], [target, source]))
+        op.writes.append(target)
+        if source.tainted <= op.seq:
+            op.reads_tainted = True
+            target.tainted = min(target.tainted, self.seq)
 
     def _repeated(self, op: Op, repeat: Repeat, results: list[torch.Tensor]) -> None:
         """A call has run of which it is known what it does below: numbers go on as if it had been looked into."""

@@ -1,10 +1,10 @@
 """Calls of torch's functions that a recording need not look into: it knows what they do below.
 
-Some only make views, which read nothing and write nothing. Others it has looked into before: what a function written in
-C++ does below, kernel by kernel, hangs on the forms of its arguments, unless one of its kernels says otherwise
-(`Facts.regular`). A loop calls the same few functions on the same forms over and over: from the second time on such a
-call runs as it is, and is noted by what it did the first time. Only calls that write to nothing but memory of their own
-are noted so. What comes out is looked at; a recording in which anything differs is not used.
+Some only make views, which read nothing and write nothing, or copy to one. Others it has looked into before: what a
+function written in C++ does below, kernel by kernel, hangs on the forms of its arguments, unless one of its kernels
+says otherwise (`Facts.regular`). A loop calls the same few functions on the same forms over and over: from the second
+time on such a call runs as it is, and is noted by what it did the first time. Only calls that write to nothing but
+memory of their own are noted so. What comes out is looked at; a recording in which anything differs is not used.
 """
 
 from __future__ import annotations
@@ -92,6 +92,15 @@ def only_views(name: str, func: Any, args: tuple[Any, ...], tensors: list[torch.
     return isinstance(func, _IN_C) and (name != "__getitem__" or _by_numbers(args[1]))
 
 
+def only_assigns(name: str, func: Any, args: tuple[Any, ...], op: Op) -> bool:
+    """Whether a call copies one tensor to a view of another, which this forward has made."""
+    if name != "__setitem__" or len(op.args) != 2 or not isinstance(func, _IN_C) or not _by_numbers(args[1]):
+        return False
+    target, source = op.args[0].storage, op.args[1].storage
+    dense = is_dense(args[0]) and is_dense(args[2]) and not target.opaque and not source.opaque
+    return dense and target.created >= 0 and not target.outside and not target.foreign
+
+
 def _by_numbers(index: Any) -> bool:
     for part in index if type(index) is tuple else (index,):
         kind = type(part)
@@ -103,18 +112,22 @@ def _by_numbers(index: Any) -> bool:
 
 
 class Repeats:
-    """The calls of one recording that were looked into. ``depth``: of the stack of dispatch modes, ours included."""
+    """The calls of one recording that were looked into; ``into_all``: it looks into every call.
 
-    def __init__(self) -> None:
+    ``depth``: of the stack of dispatch modes, ours included.
+    """
+
+    def __init__(self, *, into_all: bool) -> None:
         self._known: dict[Any, dict[Any, Repeat]] = {}
+        self.into_all = into_all
         self.depth = 0
         self.wrong = False
         """Whether a call did not give what it gave before."""
 
     @property
-    def is_seen(self) -> bool:
-        """Whether the model looks at kernels itself, so that they must not run unseen."""
-        return torch._C._len_torch_dispatch_stack() != self.depth
+    def may_be_unseen(self) -> bool:
+        """Not where the model looks at kernels itself."""
+        return not self.into_all and torch._C._len_torch_dispatch_stack() == self.depth
 
     def find(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], op: Op
