@@ -75,7 +75,12 @@ def _forms_in(value: Any, known: dict[int, _Kept]) -> Any:
 
 def call_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a kernel's call has in common with all calls that give results of the same forms."""
-    return func._op, _key(args), _key(kwargs.items()) if kwargs else None
+    return func._op, forms_key(args, kwargs)
+
+
+def forms_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The forms of a call's tensors, and its other arguments."""
+    return _key(args), _key(kwargs.items()) if kwargs else None
 
 
 def on_meta(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:

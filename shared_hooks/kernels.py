@@ -35,6 +35,8 @@ class KernelLog(Ledger):
         self.dice: dict[str, list[tuple[int, int]]] = {}
         self.generators: list[torch.Generator] = []
         self.doubtful = False
+        self.regular = True
+        """Whether all kernels since this was set do the same whatever the values they are given."""
         self.undeclared: set[Storage] = set()
         self.scratch: set[Storage] = set()
         """Of the model's own storages, those that are rewritten before they are read; known at the end."""
@@ -53,68 +55,84 @@ class KernelLog(Ledger):
         seq = self.tick()
         facts = facts_of(func)
         inputs = arguments_of(args, kwargs)
-        spans = [self.span(tensor) for tensor in inputs]
-        handed = [storage for storage, _ in spans]
+        handed = [self.storage_of(tensor) for tensor in inputs]
+        spans = [(storage, self.view(tensor, storage)) for tensor, storage in zip(inputs, handed, strict=True)]
         before = _random_state(func, kwargs, inputs) if facts.may_draw else None
-        bits = [bits_of(tensor) for tensor in inputs] if facts.foreign else []
-        result = func(*args, **kwargs)
+        bits = [bits_of(tensor) for tensor in inputs] if facts.foreign else None
+        result = func(*args, **kwargs) if kwargs else func(*args)
         outputs = [result] if type(result) is torch.Tensor else arguments_of((result,), {})
         ghostly = False
         for storage in handed:
-            ghostly |= storage.tainted <= seq
+            if storage.tainted <= seq:
+                ghostly = True
         foreseen = self.foresight.question(func, args, kwargs, outputs) if ghostly else None
         written, unread = written_by(facts, args, kwargs) if facts.written else (_NONE, _NONE)
-        for tensor, (storage, _), was in zip(inputs, spans, bits, strict=False):
-            # somebody else's operation may write to more than it declares
-            self.doubtful |= storage.outside
-            if id(tensor) not in written and bits_of(tensor) != was:
-                written = {*written, id(tensor)}
-                self.undeclared |= {storage} if storage.outside else set()
-        made = [self.storage_of(tensor, created=seq) for tensor in outputs]
-        is_view = bool(made) and not written and all(storage in handed for storage in made)
+        if bits is not None:
+            written = self._undeclared(inputs, handed, bits, written)
+        made = [self.storage_of(tensor, seq) for tensor in outputs]
         reads: list[Span] = []
-        if not is_view and not facts.form_only:
-            reads = spans
-            if unread:
-                reads = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
-            rows = self._rows(func, args) if facts.indexes else None
-            if rows is not None:
-                reads = [*rows, *(span for tensor, span in zip(inputs, spans, strict=True) if tensor is not args[0])]
+        if not facts.form_only and (written or not _all_in(made, handed)):  # else views, which read nothing
+            reads = self._reads(facts, args, inputs, spans, unread) if unread or facts.indexes else spans
         draws = before is not None and not torch.equal(before, _random_state(func, kwargs, result))
-        reads_tainted = False
-        for storage, _ in reads:
-            reads_tainted |= storage.tainted <= seq
+        reads_tainted = ghostly if reads is spans else any(storage.tainted <= seq for storage, _ in reads)
         writes: list[Storage] = []
         overwrites: list[Span] = []
         if written:
-            writes = [span[0] for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in written]
-            overwrites = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in unread]
+            writes = [storage for tensor, storage in zip(inputs, handed, strict=True) if id(tensor) in written]
+            if unread:
+                overwrites = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in unread]
         if reads_tainted or draws:
-            for storage in [*writes, *(storage for storage in made if storage.created == seq)]:
+            for storage in writes:
                 storage.tainted = min(storage.tainted, seq)
                 storage.born_tainted |= storage.created == seq
+            for storage in made:
+                if storage.created == seq:
+                    storage.tainted = min(storage.tainted, seq)
+                    storage.born_tainted = True
         self.events.append(Event(seq, reads, overwrites, writes, handed))
+        self.regular &= facts.regular
         op = self.op or self._unseen(func, inputs, result)
         if op is not None:
             op.reads_tainted |= reads_tainted
             if foreseen is not None:
                 op.unasked.append(foreseen)
             op.draws |= draws
+            op.writes += writes
         if draws:
             self.draws.append(seq)
             self._note_draw(kwargs.get("generator"), [*inputs, *outputs])
-        if op is not None:
-            op.writes += writes
-        shaped = facts.shape_from_data and (not facts.indexes or by_truth(args))
-        if reads_tainted and (shaped or (facts.foreign and foreseen is not None and not foreseen())):
-            self.note_dynamic(op)
+        if reads_tainted and (facts.shape_from_data or facts.foreign):
+            shaped = facts.shape_from_data and (not facts.indexes or by_truth(args))
+            if shaped or (facts.foreign and foreseen is not None and not foreseen()):
+                self.note_dynamic(op)
         if writes:
-            self._note_memory(
-                op, [entry for entry in zip(inputs, spans, strict=True) if id(entry[0]) in written], reads_tainted
-            )
-            if func._schema.name == "aten::detach_":
-                writes.clear()  # it changes no data, and models detach their weights
+            for tensor, storage in zip(inputs, handed, strict=True):
+                if id(tensor) in written:
+                    self._note_memory(tensor, storage, reads_tainted)
+            if facts.writes_no_data:
+                writes.clear()
         return result
+
+    def _undeclared(
+        self, inputs: list[torch.Tensor], handed: list[Storage], bits: list[str], declared: Set[int]
+    ) -> Set[int]:
+        """Identities of what was written: somebody else's operation may write to more than it declares."""
+        written = declared
+        for tensor, storage, was in zip(inputs, handed, bits, strict=True):
+            self.doubtful |= storage.outside
+            if id(tensor) not in written and bits_of(tensor) != was:
+                written = {*written, id(tensor)}
+                self.undeclared |= {storage} if storage.outside else set()
+        return written
+
+    def _reads(
+        self, facts: Facts, args: tuple[Any, ...], inputs: list[torch.Tensor], spans: list[Span], unread: Set[int]
+    ) -> list[Span]:
+        """What a kernel reads of what it is handed, where that is less than all."""
+        rows = self._rows(facts.func, args) if facts.indexes else None
+        if rows is not None:
+            return [*rows, *(span for tensor, span in zip(inputs, spans, strict=True) if tensor is not args[0])]
+        return [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
 
     def _rows(self, func: Any, args: tuple[Any, ...]) -> list[Span] | None:
         """What of its first argument an indexing reads, where the index is a constant; None where that is not known."""
@@ -151,21 +169,20 @@ class KernelLog(Ledger):
         if op is not None:
             op.dynamic = True
 
-    def _note_memory(self, op: Op | None, written: list[tuple[torch.Tensor, Span]], tainted: bool) -> None:
+    def _note_memory(self, tensor: torch.Tensor, storage: Storage, tainted: bool) -> None:
         """A tensor that is written in place may get other memory (``set_``), or more of it (``resize_``, ``out=``)."""
-        for tensor, (storage, _) in written:
-            if storage.opaque:
-                continue
-            now = self.storage_of(tensor, created=self.seq)
-            if now is not storage:
-                self.moved(tensor, storage, tainted or now.tainted <= self.seq)
-            elif tensor.untyped_storage().nbytes() > storage.nbytes:
-                if storage.tainted < self.seq or storage.outside:
-                    self.refuse("a tensor's memory is made larger in place", max(storage.created, 0))
-                elif tainted:
-                    self.refuse("a tensor's memory is made larger in place, before it", self.seq)
-                storage.nbytes = tensor.untyped_storage().nbytes()
-                storage.elements = max(storage.elements, storage.nbytes // storage.itemsize - storage.base)
+        if storage.opaque:
+            return
+        now = self.storage_of(tensor, self.seq)
+        if now is not storage:
+            self.moved(tensor, storage, tainted or now.tainted <= self.seq)
+        elif tensor.untyped_storage().nbytes() > storage.nbytes:
+            if storage.tainted < self.seq or storage.outside:
+                self.refuse("a tensor's memory is made larger in place", max(storage.created, 0))
+            elif tainted:
+                self.refuse("a tensor's memory is made larger in place, before it", self.seq)
+            storage.nbytes = tensor.untyped_storage().nbytes()
+            storage.elements = max(storage.elements, storage.nbytes // storage.itemsize - storage.base)
 
     def moved(self, tensor: torch.Tensor, before: Storage, tainted: bool) -> None:
         """A tensor object has been given other memory; ``tainted``: by or with what depends on the inputs."""
@@ -181,8 +198,6 @@ class KernelLog(Ledger):
             return None
         op = Op(self.seq, str(func), [self.value_of(tensor) for tensor in inputs], hidden=True, end=self.seq)
         op.args_tainted = any(value.storage.tainted <= op.seq for value in op.args)
-        for value in op.args:
-            value.last_use = op.seq
         known = {id(tensor): value for tensor, value in zip(inputs, op.args, strict=True)}
         try:
             op.structure, outputs = flatten(result, plain=True)
@@ -194,11 +209,17 @@ class KernelLog(Ledger):
         return op
 
 
+def _all_in(made: list[Storage], handed: list[Storage]) -> bool:
+    return bool(made) and all(storage in handed for storage in made)
+
+
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class Facts:
     """What an operation of the dispatcher says of itself; looking it up takes longer than many a kernel.
 
-    ``written``: the place of each argument that it writes, and whether it is overwritten without being read.
+    ``written``: the place of each argument that it writes, and whether it is overwritten without being read;
+    ``writes_first``: that is the first argument alone; ``writes_no_data``: it writes what is said of a tensor;
+    ``regular``: what it reads, writes and makes hangs on the forms of its arguments alone.
     """
 
     func: Any
@@ -209,32 +230,49 @@ class _Facts:
     indexes: bool
     names: tuple[str, ...]
     written: tuple[tuple[int, bool], ...]
+    writes_first: bool
+    writes_no_data: bool
+    regular: bool
 
 
-_known: dict[int, _Facts] = {}
+_known: dict[int, Facts] = {}
 
 
-def facts_of(func: Any) -> _Facts:
+def facts_of(func: Any) -> Facts:
     facts = _known.get(id(func))
     if facts is None:
-        schema = func._schema
-        written = tuple(
-            (place, schema.name in OVERWRITES or bool(argument.kwarg_only))
-            for place, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        )
-        foreign = is_foreign(func)
-        may_draw = torch.Tag.nondeterministic_seeded in func.tags
-        names = tuple(argument.name for argument in schema.arguments)
         # the function is kept, so that its id stays its own
-        form_only = schema.name in FORM_ONLY
-        facts = _known[id(func)] = _Facts(
-            func, may_draw, form_only, shape_from_data(func), foreign, schema.name in INDEXES, names, written
-        )
+        facts = _known[id(func)] = _looked_up(func)
     return facts
 
 
-def written_by(facts: _Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
+def _looked_up(func: Any) -> Facts:
+    schema = func._schema
+    written = tuple(
+        (place, schema.name in OVERWRITES or bool(argument.kwarg_only))
+        for place, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    foreign, indexes, shaped = is_foreign(func), schema.name in INDEXES, shape_from_data(func)
+    may_draw = torch.Tag.nondeterministic_seeded in func.tags
+    told = torch.Tag.data_dependent_output in func.tags
+    return Facts(
+        func,
+        may_draw,
+        schema.name in FORM_ONLY,
+        shaped,
+        foreign,
+        indexes,
+        tuple(argument.name for argument in schema.arguments),
+        written,
+        [place for place, _ in written] == [0],
+        # it changes no data, and models detach their weights
+        schema.name == "aten::detach_",
+        not (may_draw or shaped or foreign or indexes or told),
+    )
+
+
+def written_by(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
     """Identities of the tensors an operation writes, and of those among them that it does not read."""
     if len(facts.written) == 1:
         place, overwritten = facts.written[0]

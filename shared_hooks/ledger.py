@@ -132,7 +132,8 @@ class Ledger:
         """
         for key in [key for key, reference in self._alive.items() if reference.expired()]:
             del self._alive[key], self.storages[key]
-        self._prune_at = len(self._alive) + PRUNE
+        # a loop that keeps what each step makes would look at all of it again and again
+        self._prune_at = len(self._alive) + max(PRUNE, len(self._alive) // 4)
 
     def _mark(self, storage: Storage, is_input: bool, tensor: torch.Tensor | None = None) -> Storage:
         if is_input:

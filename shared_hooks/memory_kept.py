@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks.kernels import facts_of, written_by
+from shared_hooks.kernels import Facts, facts_of, written_by
+from shared_hooks.operations import arguments_of
 
 
 class MemoryKept(TorchDispatchMode):
@@ -36,15 +37,19 @@ class MemoryKept(TorchDispatchMode):
                 self._was.append((tensor, alias, key))
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         facts = facts_of(func)
         if facts.written:
-            written, _ = written_by(facts, args, kwargs)
-            for value in (*args, *kwargs.values()):
-                for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                    if id(tensor) in written:
-                        self._keep(tensor)
-        return func(*args, **kwargs)
+            self._keep_written(facts, args, kwargs or {})
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _keep_written(self, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if facts.writes_first and args and isinstance(args[0], torch.Tensor):
+            self._keep(args[0])
+            return
+        written, _ = written_by(facts, args, kwargs)
+        for tensor in arguments_of(args, kwargs):
+            if id(tensor) in written:
+                self._keep(tensor)
 
     def _keep(self, tensor: torch.Tensor) -> None:
         key = _key(tensor)

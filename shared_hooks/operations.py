@@ -24,6 +24,15 @@ _FORM_NAMES = frozenset(
     _version _is_view _is_zerotensor __len__ __hash__
     """.split()
 )
+# ... those that Python asks for most often, by the function's whole name: asking a dense tensor neither fails nor runs
+# any kernel.
+HEADS = frozenset(
+    """
+    size dim stride numel nelement storage_offset element_size is_floating_point is_complex shape.__get__ ndim.__get__
+    dtype.__get__ device.__get__ layout.__get__ requires_grad.__get__ is_cuda.__get__
+    """.split()
+)
+_LITERALS = frozenset({bool, int, float, str})
 _NUMBERS = frozenset({bool, int, float, str, torch.Size, torch.dtype, torch.device})
 # Functions that hand the bytes to code torch cannot see.
 _ESCAPES = frozenset(
@@ -82,6 +91,9 @@ def by_truth(args: tuple[Any, ...]) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
+_PROPERTIES = frozenset({"__get__", "__set__"})
+
+
 class Kind(enum.Enum):
     """How one call of a torch function is treated."""
 
@@ -94,7 +106,7 @@ class Kind(enum.Enum):
 def name_of(func: Callable[..., Any]) -> str:
     """A name for a torch function, the same in every process; property getters get the property's name."""
     name = getattr(func, "__name__", "") or type(func).__name__
-    if name in ("__get__", "__set__"):
+    if name in _PROPERTIES:
         owner = getattr(func, "__self__", None)
         return f"{getattr(owner, '__name__', '?')}.{name}"
     return name
@@ -133,7 +145,7 @@ def _gather(values: Iterable[Any], found: list[torch.Tensor]) -> None:
 
 def literals_of(value: Any) -> Any:
     """The arguments that are no tensors, as JSON: what a function was told. Devices are left out, they may differ."""
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or type(value) in _LITERALS:
         return value
     if isinstance(value, torch.Tensor):
         return "tensor"
@@ -148,6 +160,13 @@ def literals_of(value: Any) -> Any:
     return type(value).__name__
 
 
+def is_dense(tensor: Any) -> bool:
+    """Whether this is a tensor of torch's own class, with strides."""
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        return False
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
 def is_made_from_numbers(name: str, args: tuple[Any, ...]) -> bool:
     """Whether a function copies what it is given outside torch's sight; ``as_tensor`` may take memory as it is."""
     if name in ("as_tensor", "asarray"):
@@ -157,7 +176,7 @@ def is_made_from_numbers(name: str, args: tuple[Any, ...]) -> bool:
 
 def is_mapped(tensors: list[torch.Tensor]) -> bool:
     """Whether a tensor is a wrapper of ``torch.func`` (vmap): such calls are looked through, to the kernels below."""
-    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
+    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:

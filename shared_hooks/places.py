@@ -157,10 +157,18 @@ class Fetched:
         self.fetch = fetch
 
     def __iter__(self) -> Any:
-        return iter([_fetched(fetch) for fetch in self.fetch])
+        return iter(fetched_all(self.fetch))
 
     def __len__(self) -> int:
         return len(self.fetch)
+
+
+def fetched_all(several: list[Callable[[], Any]]) -> list[Any]:
+    """The values; something that is missing counts as one."""
+    try:
+        return [fetch() for fetch in several]
+    except (AttributeError, KeyError, ValueError):
+        return [_fetched(fetch) for fetch in several]
 
 
 def _fetched(fetch: Callable[[], Any]) -> Any:

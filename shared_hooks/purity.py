@@ -58,8 +58,8 @@ def is_pure(module: nn.Module, known: dict[nn.Module, str] | None = None) -> boo
 
 def pure_modules(modules: Iterable[nn.Module]) -> set[nn.Module]:
     """Those among ``modules`` that are pure."""
-    known: dict[nn.Module, str] = {}
-    return {module for module in modules if is_pure(module, known)}
+    look = _Look({})
+    return {module for module in modules if not look.trouble_of(module)}
 
 
 def trouble_of(module: nn.Module, known: dict[nn.Module, str] | None = None) -> str:
@@ -68,11 +68,7 @@ def trouble_of(module: nn.Module, known: dict[nn.Module, str] | None = None) -> 
     ``known``: what was found of other modules a moment ago, so that a tree is walked once. It must not outlive a change
     of the model.
     """
-    try:
-        _Look({} if known is None else known).module(module)
-    except Impure as found:
-        return str(found)
-    return ""
+    return _Look({} if known is None else known).trouble_of(module)
 
 
 class _Look:
@@ -84,6 +80,15 @@ class _Look:
         self.kinds: dict[type, str] = {}
         self.code = Analysis(self.module)
         self.torch_is_own: bool | None = None
+
+    def trouble_of(self, module: nn.Module) -> str:
+        """See there. What is assumed of functions that call themselves is assumed for one module at a time."""
+        self.code = Analysis(self.module)
+        try:
+            self.module(module)
+        except Impure as found:
+            return str(found)
+        return ""
 
     def module(self, module: nn.Module) -> None:
         """Raises `Impure`."""

@@ -12,7 +12,7 @@ import operator
 import torch
 from torch import nn
 
-from shared_hooks.places import MISSING, Change
+from shared_hooks.places import MISSING, Change, ClassEntries, Fetched, fetched_all
 from shared_hooks.settings import Settings
 from shared_hooks.state_walk import Walk
 
@@ -26,9 +26,15 @@ class PythonState:
         self.settings = Settings() if settings else None
         self._hooks = walk.hooks
         self._seen = walk.seen
-        self._views = [place.view for place in self.places]
-        self._flat = [value for place in self.places for value in place.values]
-        self._lengths = [len(place.values) for place in self.places]
+        several = [place for place in self.places if isinstance(place.view, Fetched)]
+        self._fetch = [fetch for place in several for fetch in place.view.fetch]  # type: ignore[attr-defined]
+        self._fetched = [value for place in several for value in place.values]
+        whole = [place for place in self.places if not isinstance(place.view, Fetched)]
+        self._views = [
+            place.view.held.values() if isinstance(place.view, ClassEntries) else place.view for place in whole
+        ]
+        self._flat = [value for place in whole for value in place.values]
+        self._lengths = [len(place.values) for place in whole]
         self._keyed = [place for place in self.places if place.keys is not None and place.in_order]
         self._keys = [key for place in self._keyed for key in place.keys or ()]
 
@@ -41,6 +47,8 @@ class PythonState:
             if list(map(len, self._views)) != self._lengths:  # type: ignore[arg-type]
                 return False
             if not all(map(operator.is_, itertools.chain.from_iterable(self._views), self._flat)):
+                return False
+            if not all(map(operator.is_, fetched_all(self._fetch), self._fetched)):
                 return False
             keys = itertools.chain.from_iterable([place.owner for place in self._keyed])
             if not all(map(operator.is_, keys, self._keys)) or any(self._hooks):
@@ -86,6 +94,6 @@ class PythonState:
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor that was found."""
-        found = [value for value in self._flat if isinstance(value, torch.Tensor)]
+        found = [value for place in self.places for value in place.values if isinstance(value, torch.Tensor)]
         frozen = (value for value in self._seen.values() if isinstance(value, (tuple, frozenset)))
         return found + [value for held in frozen for value in held if isinstance(value, torch.Tensor)]

@@ -30,8 +30,10 @@ from shared_hooks.metrics import output_bytes
 from shared_hooks.operations import (
     COPIES_BYTES,
     FORM_OF_OTHERS,
+    HEADS,
     Kind,
     arguments_of,
+    is_dense,
     is_escape,
     is_form,
     is_made_from_numbers,
@@ -45,6 +47,7 @@ from shared_hooks.places import Change
 from shared_hooks.poison import lasting_name
 from shared_hooks.purity import is_safe, pure_modules
 from shared_hooks.python_state import PythonState
+from shared_hooks.repeats import Repeat, Repeats, only_assigns, only_views, run_unseen
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
 from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
 from shared_hooks.views import View
@@ -65,12 +68,16 @@ def record(
 
     def recorded(**close: Any) -> tuple[Recorder, Any]:
         state.restore()
-        recorder = Recorder(model, modules, state, unknown, **close)
+        recorder = Recorder(model, modules, state, unknown, into_all=into_all, **close)
         return recorder, recorder.watch(*fresh_inputs())
 
     unknown: list[torch.Tensor] = []
+    into_all = False
     with collector.put_off():
         recorder, output = recorded()
+        if recorder.repeats.wrong:
+            into_all = True
+            recorder, output = recorded()
         if recorder.is_unclear():
             unknown = recorder.unknown
             recorder, output = recorded(closely=True)
@@ -168,6 +175,7 @@ class Recorder(KernelLog):
         *,
         closely: bool = False,
         constants: frozenset[int] = frozenset(),
+        into_all: bool = False,
     ) -> None:
         own = [*model.parameters(), *model.buffers(), *state.tensors()]
         super().__init__([*own, *existing])
@@ -192,6 +200,7 @@ class Recorder(KernelLog):
         self.changes: list[Change] = []
         self.layers: list[Call] = []
         self.ops: list[Op] = []
+        self.repeats = Repeats(into_all=into_all)
 
     def watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model and return its output. Writes to the inputs if the model does."""
@@ -201,6 +210,7 @@ class Recorder(KernelLog):
         token = running.set(self)
         try:
             with torch.no_grad(), fast_path_off(), _Functions(self), _kernels(self):
+                self.repeats.depth = torch._C._len_torch_dispatch_stack()
                 output = self.model(*args, **kwargs)
         finally:
             running.reset(token)
@@ -273,8 +283,6 @@ class Recorder(KernelLog):
         number = self.counts[info.path] = self.counts.get(info.path, 0) + 1
         call = Call(info.path, number, info.module_type, info.opaque, parent, self.tick())
         call.args = [self.value_of(tensor) for tensor in tensors_in((args, kwargs))]
-        for value in call.args:
-            value.last_use = call.enter
         call.args_tainted = any(value.storage.tainted <= self.seq for value in call.args)
         parent.has_child = True
         parent.items.append(call)
@@ -306,7 +314,8 @@ class Recorder(KernelLog):
             self._opaque_effects(call, list(tensors_in((args, kwargs))), tensors, storages)
         call.results = [self.value_of(tensor, hidden=info.opaque) for tensor in tensors]
         self.stack.pop()
-        call.output_bytes = output_bytes(tensors)
+        with torch._C.DisableTorchFunction():
+            call.output_bytes = output_bytes(tensors)
         if not call.has_child:
             call.layer_id = len(self.layers)
             self.layers.append(call)
@@ -342,19 +351,30 @@ class Recorder(KernelLog):
         if is_mapped(tensors):
             return func(*args, **kwargs)
         arguments = [self.value_of(tensor) for tensor in tensors]
-        op = Op(self.tick(), name, arguments)
+        if name in HEADS and len(args) == 1 and not kwargs and is_dense(args[0]):
+            return func(*args)
         only_form = is_form(name)
+        op = Op(self.tick(), name, arguments)
         if not only_form:
             op.literals = literals_of((args, kwargs))
         for value in arguments:
             op.args_tainted |= value.storage.tainted <= op.seq
-        first_event = len(self.events)
+        first_event, own = len(self.events), self.numbered
         before = self.storage_of(tensors[0]) if name == "data.__set__" else None
         self._look()
         self.fresh.clear()
+        unseen = self.repeats.may_be_unseen and not only_form
+        viewing = unseen and only_views(name, func, args, tensors)
+        assigning = unseen and only_assigns(name, func, args, op)
+        again = unseen and not (viewing or assigning or self.closely or self.handed.known)
+        repeat = self.repeats.find(func, args, kwargs, tensors, op) if again else None
+        self.regular = True
         self.op = op
         try:
-            result = func(*args, **kwargs)
+            if viewing or assigning or repeat is not None:
+                result = run_unseen(func, args, kwargs)
+            else:
+                result = func(*args, **kwargs)
         except Exception:
             if op.args_tainted:
                 self.refuse(f"{name}() raises an error before it, which the model catches", op.seq)
@@ -370,9 +390,13 @@ class Recorder(KernelLog):
             op.reads_tainted |= op.args_tainted
         if before is not None:
             self.moved(tensors[0], before, op.args_tainted)
-        for value in arguments:
-            value.last_use = op.seq
-        if not isinstance(func, types.FunctionType):
+        if viewing:
+            self._viewed(arguments[0].storage, arguments_of((result,), {}))
+        elif assigning:
+            self._assigned(op, *args)
+        elif repeat is not None:
+            self._repeated(op, repeat, arguments_of((result,), {}))
+        elif not isinstance(func, types.FunctionType):
             self._read_unseen(op, tensors, first_event)
         op.kind = kind_of(name, bool(tensors), result)
         op.end = self.seq
@@ -383,22 +407,57 @@ class Recorder(KernelLog):
         if op.kind is Kind.VALUE:
             self._value_read(op, tensors, result, first_event)
         elif op.kind is Kind.TENSOR:
-            if is_made_from_numbers(name, args) or name in COPIES_BYTES:
+            from_numbers = is_made_from_numbers(name, args)
+            if from_numbers or name in COPIES_BYTES:
                 for storage in self.fresh:
                     if storage.outside and not storage.foreign:
                         storage.outside, storage.created = False, op.seq
-            if self.dynamic and not tensors and not op.draws and is_made_from_numbers(name, args):
+            if from_numbers and self.dynamic and not tensors and not op.draws:
                 self._may_hold_data(op)
             for storage in self.fresh:
                 # made and filled within one function: it never held anything else, and raw pointers leave no events
                 if not storage.outside and (op.reads_tainted or storage.tainted < NEVER):
                     storage.tainted, storage.born_tainted = min(storage.tainted, op.seq), True
-            self._results(op, tensors, result)
+            made = range(own, self.numbered)
+            results = self._results(op, tensors, result)
+            if again and repeat is None and self.regular and _is_told(op):
+                self.repeats.learn(func, args, kwargs, tensors, op, self.events[first_event:], results, made)
         elif name.endswith(".__set__"):
             op.trouble = f"it assigns {name.removesuffix('.__set__')} of a tensor"
         self.ops.append(op)
         self.stack[-1].items.append(op)
         return result
+
+    def _viewed(self, storage: Storage, results: list[torch.Tensor]) -> None:
+        """A call has run that only makes views."""
+        known = self.storages
+        self.repeats.wrong |= any(known.get(tensor.untyped_storage()._cdata) is not storage for tensor in results)
+
+    def _assigned(self, op: Op, tensor: torch.Tensor, index: Any, value: torch.Tensor) -> None:
+        """A call has run that only copies ``value`` to a view of ``tensor``."""
+        target, source = (argument.storage for argument in op.args)
+        view = run_unseen(torch.Tensor.__getitem__, (tensor, index), {})
+        reads, overwrites = [self.span(value)], [(target, self.view(view, target))]
+        self.events.append(Event(self.tick(), reads, overwrites, [target], [target, source]))
+        op.writes.append(target)
+        if source.tainted <= op.seq:
+            op.reads_tainted = True
+            target.tainted = min(target.tainted, self.seq)
+
+    def _repeated(self, op: Op, repeat: Repeat, results: list[torch.Tensor]) -> None:
+        """A call has run of which it is known what it does below: numbers go on as if it had been looked into."""
+        first = self.numbered
+        if not repeat.gives(results) or any(tensor.untyped_storage()._cdata in self.storages for tensor in results):
+            self.repeats.wrong = True
+            return
+        self.seq = op.seq + repeat.ticks
+        self.events.append(repeat.event(self.seq, op.args))
+        for tensor, made in zip(results, repeat.made, strict=True):
+            self.numbered = first + made.number
+            self.storage_of(tensor, op.seq + made.created)
+        self.numbered = first + repeat.storages
+        op.reads_tainted = repeat.reads_tainted
+        op.unasked += repeat.unasked
 
     def _may_hold_data(self, op: Op) -> None:
         """What Python makes from its own numbers after it has read data may be made from the data.
@@ -425,7 +484,7 @@ class Recorder(KernelLog):
                 op.reads_tainted = op.untold = True
                 self.note_dynamic(op)  # what is read so decides on something: where to split, how long a result is
 
-    def _results(self, op: Op, tensors: list[torch.Tensor], result: Any) -> None:
+    def _results(self, op: Op, tensors: list[torch.Tensor], result: Any) -> list[torch.Tensor]:
         known = {id(tensor): value for tensor, value in zip(tensors, op.args, strict=True)}
         try:
             op.structure, results = flatten(result, plain=True)
@@ -437,6 +496,7 @@ class Recorder(KernelLog):
             if id(tensor) in known and not value.storage.opaque and value.view != View.of(tensor, value.storage.base):
                 value = self._reshaped(op, tensor)
             op.results.append(value)
+        return results
 
     def _reshaped(self, op: Op, tensor: torch.Tensor) -> Value:
         """The same object with another shape is another value from here on."""
@@ -469,8 +529,6 @@ class Recorder(KernelLog):
         end = self.tick()
         tensors = list(tensors_in(output))
         outputs = [self.value_of(tensor) for tensor in tensors]
-        for value in outputs:
-            value.last_use = end
         reads = [self.span(tensor) for tensor in tensors]
         self.events.append(Event(end, reads, [], []))
         self._look()
@@ -497,6 +555,11 @@ class Recorder(KernelLog):
             dice=self.dice | self.dice_watch.drawn,
             half_done=self.half_done,
         )
+
+
+def _is_told(op: Op) -> bool:
+    """Whether all that an operation did stands in its events."""
+    return not (op.trouble or op.reshapes or op.draws or op.dynamic or op.untold) and bool(op.args)
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -53,7 +53,7 @@ class Storage:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One tensor object: a view of a storage. ``made`` is the seq at which it appeared, ``last_use`` of its last use.
+    """One tensor object: a view of a storage. ``made`` is the seq at which it appeared.
 
     ``flags``: c = conjugated, n = negated view, g = autograd recorded how it was made. ``hidden``: no torch
     function made it.
@@ -67,7 +67,6 @@ class Value:
     made: int = -1
     made_in: Call | None = None
     hidden: bool = False
-    last_use: int = -1
 
     @property
     def shape(self) -> tuple[int, ...]:
