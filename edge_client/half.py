@@ -19,7 +19,7 @@ from edge_client.exchange import Exchange, Outgoing
 from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
 from edge_client.times import Stamps, now_ns
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import EarlyOutput, LayerMetrics, WrappedModel
+from shared_hooks import EarlyOutput, LayerMetrics, WrappedModel, codecs
 from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError
 from shared_hooks.hierarchy import holder_modules
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -30,7 +30,6 @@ from shared_hooks.models.uploads import check_suffix
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.texts import Texts
-from shared_hooks.parcel import CODECS
 from shared_hooks.trees import classes_of, flatten, unflatten
 
 Cut = int | str
@@ -79,8 +78,7 @@ class EdgeHalf:
         hooks: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
     ) -> None:
-        if codec not in CODECS:
-            raise SpecError(f'codec="{codec}": must be one of {", ".join(CODECS)}')
+        self._codec = codecs.check(codec)
         self.device = device
         self.hooks = named.check(hooks)
         self._texts: Texts | None = None
@@ -102,7 +100,6 @@ class EdgeHalf:
         self.wrapped = WrappedModel(module, depth=depth, metrics=metrics, lifecycle=self.lifecycle)
         self.lifecycle.emit(Stage.AFTER_MODEL_LOAD, model_id=model_id, wrapped=self.wrapped)
         self._example = example
-        self._codec = codec
         self.find = classes_of(holder_modules(module))
         self._preprocess_digest: str | None = None
 
