@@ -18,6 +18,7 @@ prober.py       rounds of bytes on a stream of their own
 local_server.py a cloud server of one's own on loopback
 orphans.py      children of a process that is killed
 waiting.py      who waits for a stream or an answer
+dial.py         the one place that opens a channel
 stream.py       one gRPC stream
 inbox.py        what comes on it
 outbox.py       what a stream has still to send; back-pressure

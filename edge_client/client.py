@@ -14,9 +14,10 @@ from torch import nn
 from edge_client import wire
 from edge_client.answer import Answer, Call, Failure
 from edge_client.connection import Connection
+from edge_client.dial import check_address
 from edge_client.half import Cut, EdgeHalf, Inputs
 from edge_client.many import Place, in_order
-from edge_client.options import ConnectionOptions, KeepAlive, check_address, check_seconds
+from edge_client.options import ConnectionOptions, KeepAlive, check_seconds
 from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.requests import Done, Requests, Running, work_of
 from edge_client.state import Counters, State

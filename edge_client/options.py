@@ -1,4 +1,4 @@
-"""What a connection is told: address, limits, keep-alive. Checked when it is made."""
+"""What a connection is told: limits, keep-alive. Checked when it is made."""
 
 from __future__ import annotations
 
@@ -62,11 +62,3 @@ def check_seconds(name: str, value: float) -> float:
     if not 0 < value <= LONGEST_SECONDS:  # not so for NaN either
         raise SpecError(f"{name}={value}: must be more than 0 and at most {LONGEST_SECONDS:.0f} seconds")
     return value
-
-
-def check_address(server: str) -> str:
-    """``HOST:PORT`` (``[::1]:PORT`` for IPv6), or SpecError."""
-    host, colon, port = server.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise SpecError(f'server "{server}": expected HOST:PORT, such as 192.168.1.20:50051')
-    return server

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edge_client.commands import exits
 from edge_client.commands.loading import find, spec_of
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.options import check_address
+from edge_client.dial import check_address
 from edge_client.progress import progress
 from edge_client.text import milliseconds, one_line, printable, size
 from shared_hooks.errors import SpecError

@@ -16,7 +16,7 @@ from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.loading import cut_for, find, spec_of
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.report import Outcome, Report
-from edge_client.options import check_address
+from edge_client.dial import check_address
 from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.progress import progress
 from edge_client.text import one_line, printable

@@ -28,7 +28,7 @@ def main(options: argparse.Namespace) -> int:
     extras.check()
     check_json_target(options.json)
     from edge_client.commands.loading import spec_of
-    from edge_client.options import check_address
+    from edge_client.dial import check_address
     from edge_client.planning.objective import Objective
     from edge_client.sweep.feed import feeds_of
     from edge_client.sweep.journal import open_journal

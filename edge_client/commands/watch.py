@@ -19,8 +19,8 @@ from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import exits
 from edge_client.commands.hooks import configured
 from edge_client.commands.loading import cut_for, find, spec_of
+from edge_client.dial import check_address
 from edge_client.observation_table import ObservationTable, tables
-from edge_client.options import check_address
 from edge_client.text import one_line, printable
 from shared_hooks.errors import SpecError
 from shared_hooks.observers import named

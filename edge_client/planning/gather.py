@@ -272,9 +272,10 @@ def _served(server: str, model_id: str) -> Any:
     """What the server says of this model (`split_pb2.ModelInfo`); None where it says nothing."""
     import grpc
 
+    from edge_client.dial import dial
     from protos.isthmus.v1 import split_pb2
 
-    with grpc.insecure_channel(server) as channel:
+    with dial(server) as channel:
         ask = channel.unary_unary(
             "/isthmus.v1.Split/ListModels",
             request_serializer=split_pb2.ListModelsRequest.SerializeToString,

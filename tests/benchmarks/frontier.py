@@ -41,7 +41,7 @@ class EchoClient:
     def __init__(self, address: str, answers: int) -> None:
         self._answers = answers
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # those of edge_client.stream
+        # those of edge_client.dial
         options: list[tuple[str, Any]] = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),
