@@ -46,6 +46,7 @@ class ConnectionOptions:
     welcome_within: float = 10.0  # from opening a stream to Welcome
     max_in_flight: int = 4  # unanswered requests on the stream; the server's own limit may be lower
     chunk_bytes: int = wire.CHUNK_BYTES
+    max_answer_bytes: int = 1 << 30
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
 
     def __post_init__(self) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from edge_client.commands import exits
 from edge_client.commands.hierarchy_tree import coverage_text, print_tree
-from edge_client.commands.loading import cut_of, load
+from edge_client.commands.loading import choice_of, cut_of, load
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.loaded import Loaded
 from edge_client.text import one_line, size
@@ -37,9 +37,10 @@ class Written:
 def main(options: argparse.Namespace) -> int:
     """Map, print, export, check; exit status."""
     wants_onnx = _check(options)
-    if options.device == "auto":
-        options.device = "cpu"  # one forward: nothing here gets faster elsewhere
-    loaded = load(options)
+    choice = choice_of(options)
+    if choice.device == "auto":
+        choice = replace(choice, device="cpu")  # one forward: nothing here gets faster elsewhere
+    loaded = load(choice, options.input)
     with loaded.wrapped as wrapped:
         layer = _cut(options, loaded)
         plan = wrapped.plan(*loaded.args, **loaded.kwargs)

@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace, lifecycle: Lifecycle) -> int:
     from edge_client.answer import Failure
     from edge_client.client import EdgeClient
     from edge_client.commands import exits
-    from edge_client.commands.loading import cut_for, find, spec_of
+    from edge_client.commands.loading import choice_of, cut_for, find
     from edge_client.planning.candidate import EDGE_ONLY
 
     if options.split is None and options.server:
@@ -77,10 +77,9 @@ def _run(options: argparse.Namespace, lifecycle: Lifecycle) -> int:
     here = split == EDGE_ONLY
     if not options.server and not here:
         raise SpecError('no server: give --server HOST:PORT, set ISTHMUS_SERVER, or say --split "edge-only"')
-    items, spec = find(options.input), spec_of(options)
-    known: dict[str, Any] = {"device": options.device, "threads": options.threads, "depth": options.depth}
-    failed = 0
-    client = EdgeClient(None if here else options.server, spec, metrics=False, lifecycle=lifecycle, **known)
+    items, choice = find(options.input), choice_of(options)
+    spec, failed = choice.spec(), 0
+    client = EdgeClient(None if here else options.server, choice.with_spec(spec), metrics=False, lifecycle=lifecycle)
     try:
         client.prepare()
         client.split = cut_for(client, split, items)

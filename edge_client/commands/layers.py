@@ -8,7 +8,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from edge_client.commands import exits
-from edge_client.commands.loading import cut_of, load
+from edge_client.commands.loading import choice_of, cut_of, load
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.loaded import Loaded
 from edge_client.text import printable, size
@@ -23,7 +23,7 @@ NARROWEST = 40
 def main(options: argparse.Namespace) -> int:
     """Print the table (and JSON); exit status."""
     check_json_target(options.json)
-    loaded = load(options)
+    loaded = load(choice_of(options), options.input)
     if options.explain is not None:
         return _explain(loaded, options)
     with loaded.wrapped as wrapped:

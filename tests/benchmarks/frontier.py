@@ -20,6 +20,7 @@ import grpc
 import torch
 
 from edge_client import EdgeClient, KeepAlive
+from edge_client.model_choice import ModelChoice
 from edge_client.wire import CHUNK_BYTES
 from protos.chunks import cut, serialize_client_frame
 from tests.benchmarks.echo_server import METHOD, SERVICE
@@ -82,8 +83,8 @@ def measure(options: Options) -> Row:
         cloud("Bare", "BareBack", shape=shape, threads=options.threads) as address,
         echo(count, str(REPLY_BYTES), str(ANSWER_BYTES)) as small_echo,
         echo(count, "0") as full_echo,
-        EdgeClient(address, target("Bare"), "before", device="cpu", threads=options.threads) as small,
-        EdgeClient(address, target("BareBack"), "before", device="cpu", threads=options.threads) as full,
+        EdgeClient(address, ModelChoice(target("Bare"), device="cpu", threads=options.threads), "before") as small,
+        EdgeClient(address, ModelChoice(target("BareBack"), device="cpu", threads=options.threads), "before") as full,
         EchoClient(small_echo, 2) as small_bare,
         EchoClient(full_echo, len(messages)) as full_bare,
     ):
