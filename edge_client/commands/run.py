@@ -47,8 +47,8 @@ def main(options: argparse.Namespace) -> int:
     items = find(options.input)
     choice = choice_of(options)
     spec = choice.spec()
-    lifecycle = configured(options)
-    maps = _heat_maps(options)
+    lifecycle = configured(options.config, options.log_level)
+    maps = None if options.heat_maps is None else _heat_maps(options.heat_maps, options.hooks)
     client = EdgeClient(
         server,
         choice.with_spec(spec),
@@ -126,13 +126,11 @@ def _send(
                 )
 
 
-def _heat_maps(options: argparse.Namespace) -> HeatMaps | None:
+def _heat_maps(folder: str, hooks: Sequence[str]) -> HeatMaps:
     """Where --heat-maps go. SpecError before any work is done."""
-    if options.heat_maps is None:
-        return None
-    if "attention" not in options.hooks:
+    if "attention" not in hooks:
         raise SpecError("--heat-maps needs --hooks attention")
-    return HeatMaps(options.heat_maps)
+    return HeatMaps(folder)
 
 
 def _outcome(spec: ModelSpec, item: InputItem, answer: Answer | Failure) -> Outcome:

@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
         choice.with_spec(spec),
         metrics=False,
         hooks=hooks,
-        lifecycle=configured(options),
+        lifecycle=configured(options.config, options.log_level),
     )
     try:
         client.prepare()
