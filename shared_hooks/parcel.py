@@ -193,15 +193,16 @@ def _section(entry: Any) -> Section:
 def _decode(section: Section, data: torch.Tensor, view: memoryview) -> torch.Tensor:
     if xxhash.xxh3_64_intdigest(view) != section.checksum:
         raise BadFrame("the payload is altered: a checksum is wrong")
+    nbytes = section.raw_bytes
     try:
-        decoded = section.codec.decode(view, section.raw_bytes)
+        decoded = section.codec.decode(view, nbytes)
     except ValueError as error:
         raise BadFrame(f"a tensor of codec {section.codec.name} does not decode") from error
-    if len(decoded) != section.raw_bytes:
+    if len(decoded) != nbytes:
         raise BadFrame(f"a tensor of codec {section.codec.name} has another size than announced")
     if decoded is not view:
         data = _borrowed(decoded)
-    if not section.raw_bytes:
+    if not nbytes:
         return torch.empty_strided(section.shape, section.stride, dtype=section.dtype)
     return data.view(section.dtype).as_strided(
         section.shape, section.stride, data.storage_offset() // section.dtype.itemsize
