@@ -64,7 +64,7 @@ def local_server(
 
 def _words_of(choice: ModelChoice) -> list[str]:
     if not isinstance(choice.model, str):
-        raise SpecError(f"a server of our own takes a model by its name or file, not a {type(choice.model).__name__}")
+        raise SpecError(f"a server of our own takes a model by its name or file, not {type(choice.model).__name__}")
     words = ["--model", choice.model, "--device", choice.device]
     for file in choice.weights:
         words += ["--weights", file]

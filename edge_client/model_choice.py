@@ -43,7 +43,7 @@ class ModelChoice:
     @classmethod
     def of(cls, model: str | ModelSpec | nn.Module | ModelChoice) -> ModelChoice:
         """``model`` with everything else as it is by default; a choice as it is."""
-        return model if isinstance(model, cls) else cls(model)  # type: ignore[arg-type]
+        return model if isinstance(model, ModelChoice) else cls(model)
 
     def spec(self) -> ModelSpec:
         """The model's spec. Raises SpecError for a module, UnknownModel, and what is wrong with the spec."""
