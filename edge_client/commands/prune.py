@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from edge_client.commands import exits
-from edge_client.commands.loading import cut_of, load
+from edge_client.commands.loading import choice_of, cut_of, load
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.progress import progress
 from edge_client.text import one_line, printable
@@ -21,6 +21,7 @@ from shared_hooks.errors import CutRefused, SpecError
 if TYPE_CHECKING:
     from torch import nn
 
+    from edge_client.model_choice import ModelChoice
     from edge_client.pruning.served import Way
     from edge_client.pruning.trial import Trial
     from shared_hooks.models import InputItem, ModelSpec
@@ -49,7 +50,8 @@ def main(options: argparse.Namespace) -> int:
     predicted = read_boxes(options.predictions) if options.predictions else None
     boxes = None if truths is None else data.boxes_of(truths, predicted)
     device = pick_device(options.device)
-    layer, spec = _layer(options)
+    choice = choice_of(options)
+    layer, spec = _layer(choice, options.split, options.data)
     model = spec.load_model(device)
     if boxes is not None and not any(item.name in boxes for item in chosen_by):
         named = ", ".join(list(boxes)[:3]) or "no file"
@@ -76,12 +78,14 @@ def main(options: argparse.Namespace) -> int:
         )
     with ExitStack() as stack:
         into = folder or Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-prune-")))
-        report = _report(options, spec, layer, trial, len(chosen_by), len(judged_on))
-        ways = _write(options, spec, model, layer, trial, calibration, samples, into, report)
+        report = _report(options.seeds, spec, layer, trial, len(chosen_by), len(judged_on))
+        ways = _write(options.structural, spec, model, layer, trial, calibration, samples, into, report)
+        if folder is not None:
+            report["files"] = [str(way.selection) for way in ways if way.selection is not None]
         if options.serve:
             from edge_client.pruning.served import serve
 
-            served = serve(spec, ways, _spread(judged_on, options.requests), options)
+            served = serve(spec, ways, _spread(judged_on, options.requests), choice)
             report["served"] = [
                 {
                     **{key: value for key, value in dataclasses.asdict(one).items() if key != "way"},
@@ -100,27 +104,21 @@ def main(options: argparse.Namespace) -> int:
     return exits.OK if all(one["exact"] == one["requests"] for one in report["served"]) else exits.SOME_FAILED
 
 
-def _layer(options: argparse.Namespace) -> tuple[str, ModelSpec]:
-    """The layer's name, and the spec."""
+def _layer(choice: ModelChoice, split: str, data: str) -> tuple[str, ModelSpec]:
+    """The layer's name, and the spec. Planned on the first of ``data`` where the spec has no example."""
     from edge_client.pruning.data import find
 
-    given = None if _has_example(options) else [str(find(options.data, "--data")[0].path)]
-    loaded = load(argparse.Namespace(**{**vars(options), "input": given}))
+    given = None if choice.spec().example() is not None else [str(find(data, "--data")[0].path)]
+    loaded = load(choice, given)
     with loaded.wrapped as wrapped:
-        cut = cut_of(options.split, wrapped)
+        cut = cut_of(split, wrapped)
         if cut == "input":
             raise CutRefused("--split input: no layer has made anything by then")
         known = [layer.name for layer in wrapped.layers]
         name = cut if isinstance(cut, str) else known[cut]
         if name not in known:
-            raise CutRefused(f"--split {options.split}: the model does not run it")
+            raise CutRefused(f"--split {split}: the model does not run it")
         return name, loaded.spec
-
-
-def _has_example(options: argparse.Namespace) -> bool:
-    from edge_client.commands.loading import spec_of
-
-    return spec_of(options).example() is not None
 
 
 def _folder(out: str | None) -> Path | None:
@@ -138,9 +136,7 @@ def _spread(items: Sequence[InputItem], count: int) -> list[InputItem]:
     return list(items[:: max(1, len(items) // count)][:count])
 
 
-def _report(
-    options: argparse.Namespace, spec: ModelSpec, layer: str, trial: Trial, chosen_by: int, judged_on: int
-) -> dict[str, Any]:
+def _report(seeds: int, spec: ModelSpec, layer: str, trial: Trial, chosen_by: int, judged_on: int) -> dict[str, Any]:
     metric = "agreement" if trial.whole.accuracy is None else "accuracy"
     keeps = sorted({row.keep for row in trial.rows})
     chosen = {keep: trial.chosen(keep) for keep in keeps}
@@ -158,7 +154,7 @@ def _report(
         "metric": metric,
         "keeps": keeps,
         "whole": dataclasses.asdict(trial.whole),
-        "random_seeds": options.seeds,
+        "random_seeds": seeds,
         "rows": [
             {
                 "scoring": row.scoring,
@@ -180,7 +176,7 @@ def _report(
 
 
 def _write(
-    options: argparse.Namespace,
+    structural: bool,
     spec: ModelSpec,
     model: nn.Module,
     layer: str,
@@ -204,7 +200,7 @@ def _write(
         path = into / f"mask-{keep}.safetensors"
         write_mask(path, model, row.mask, layer)
         ways.append(Way("mask", keep, row.mask.split, path))
-        if not options.structural:
+        if not structural:
             continue
         smaller = pruned(model, layer, row.mask.keep, calibration)
         path = into / f"pruned-{keep}.safetensors"
@@ -221,8 +217,6 @@ def _write(
                 "parameters_whole": sum(parameter.numel() for parameter in model.parameters()),
             }
         )
-    if options.out is not None:
-        report["files"] = [str(way.selection) for way in ways if way.selection is not None]
     return ways
 
 
