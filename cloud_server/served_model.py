@@ -15,6 +15,7 @@ from cloud_server.custody import Custody
 from cloud_server.engine import FILE, Computed, Identity, Progress
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError, ModelFailed, TooLarge, UnknownLayer
+from shared_hooks.interruption import interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix, libraries
@@ -178,7 +179,8 @@ class ServedModel:
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
         _, (data,) = Parcel.tensors(header, payload, max_bytes)
-        args, kwargs = self._spec.preprocess_bytes(suffix, data.numpy().tobytes(), max_bytes)
+        with interruptible():
+            args, kwargs = self._spec.preprocess_bytes(suffix, data.numpy().tobytes(), max_bytes)
         args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=(args, kwargs))
         return self._run(time.perf_counter_ns() - started, want_metrics, *args, **kwargs)

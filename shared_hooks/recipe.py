@@ -15,6 +15,7 @@ import torch
 from shared_hooks.crossing import Crossing, Fill, TensorForm
 from shared_hooks.hierarchy import ROOT
 from shared_hooks.python_state import PythonState
+from shared_hooks.settings import Settings
 from shared_hooks.trees import Structure, dtype_name
 from shared_hooks.views import View
 
@@ -146,6 +147,7 @@ class Recipe:
 
     ``cache``: what the replays of this recipe share, by device. ``state``: the model's Python state, to be put back
     after a tail that failed half way, and after every one if ``leaves``: a run ends with another than it began with.
+    ``settings``: of the process, to be put back after a tail that failed half way.
     """
 
     crossing: Crossing
@@ -155,6 +157,7 @@ class Recipe:
     seconds: float = 0.0
     state: PythonState | None = field(default=None, repr=False)
     leaves: bool = False
+    settings: Settings | None = field(default=None, repr=False)
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def explain(self) -> Iterator[str]:

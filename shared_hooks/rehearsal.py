@@ -20,12 +20,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks import generators
 from shared_hooks.attach import running
 from shared_hooks.crossing import INPUTS, Crossing, Given, Mark, Place, TensorForm
 from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlaceholderRead, PlanMismatch, TooLarge
 from shared_hooks.ghosts import Budget, Ghosts, Unknown, form_of_tensor
 from shared_hooks.hierarchy import ModuleInfo, call_name
+from shared_hooks.interruption import interruptible
 from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
 from shared_hooks.path_digest import PathDigest
 from shared_hooks.placeholder import Placeholder
@@ -140,8 +140,7 @@ class Rehearsal:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         token = running.set(self)
         try:
-            # the generators are one for all threads: a tail that draws right now must not notice
-            with generators.kept(generators.ALL), _Functions(self), _Kernels(self):
+            with _Functions(self), _Kernels(self), interruptible(self.ghosts.budget.seconds):
                 self.model(*args, **kwargs)
             self.ended = True
         except Unknown as error:

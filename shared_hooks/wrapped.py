@@ -22,6 +22,7 @@ from shared_hooks.explaining import explain
 from shared_hooks.explanation import Explanation
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.head import Attempt, Diverged, HeadSession, Watch
+from shared_hooks.interruption import interruptible
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement, gpu_of
@@ -214,7 +215,7 @@ class WrappedModel:
         return kind(self._modules, self._measurement(), self._save, *more)
 
     def _whole(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with torch.no_grad(), _running(session), fast_path_off():
+        with torch.no_grad(), _running(session), fast_path_off(), interruptible():
             return self.model(*args, **kwargs)
 
     def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
@@ -313,7 +314,8 @@ class WrappedModel:
                     session.enter()
                 else:
                     session.resume()
-                output = self.model(*args, **kwargs)
+                with interruptible():
+                    output = self.model(*args, **kwargs)
                 check_real(tensors_in(output))
                 ended = session.failure is None
             finally:
@@ -321,6 +323,8 @@ class WrappedModel:
                 session.release()
                 if recipe.state is not None and (recipe.leaves or not ended):
                     recipe.state.restore()
+                if recipe.settings is not None and not ended:
+                    recipe.settings.restore()  # what the model would have put back; others run in this process, too
         if session.failure is not None:
             raise session.failure
         if not session.resumed:

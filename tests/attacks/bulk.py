@@ -1,8 +1,7 @@
 """Mutated requests in bulk: forked workers, each with a server's core of its own and no transport.
 
-A worker writes down the number of a volley before it fires it, so that one that dies or hangs names its seed. Between
-them
-it asks honestly, and compares every answer bit for bit.
+A worker writes down the number of a volley before it fires it, so that one that dies or hangs names its seed. In
+between it asks honestly, and compares every answer bit for bit.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Target:
         ]
         self.core = Core(engines, LIMITS)
         self.jobs: list[Callable[[], None]] = []
-        self.core._workers.put = self.jobs.append  # type: ignore[method-assign]
+        self.core._workers.put = self._put  # type: ignore[method-assign]
         self.identities = {identity.model_id: identity for identity in self.core.identities}
         self.sessions: dict[tuple[str, bool], Session] = {}
         self.opened = 0
@@ -70,6 +69,10 @@ class Target:
         self.said = ""
         """The last failure's message."""
         self.reply: Answer | None = None
+
+    def _put(self, job: Callable[[], None]) -> Callable[[], None]:
+        self.jobs.append(job)
+        return lambda: self.jobs.remove(job) if job in self.jobs else None
 
     def session(self, model_id: str, *, honest: bool = False) -> Session:
         """The stream on a model, of the stranger or of an honest client; a new one where the last was ended."""
