@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from shared_hooks.interruption import bounded
 
 AGAIN_SECONDS = 1.0
+COMES_WITHIN = 100
+"""Turns of a loop, at the end of each of which Python looks whether an exception has come from outside."""
 
 
 class Overtime(BaseException):
@@ -29,6 +31,7 @@ class Watch:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._until: dict[int, float] = {}
+        self._raised: set[int] = set()
         self._changed = threading.Event()
         self._closed = False
         threading.Thread(target=self._look, name="isthmus-overtime", daemon=True).start()
@@ -61,8 +64,12 @@ class Watch:
             try:
                 with self._lock:
                     self._until.pop(thread, None)
-                # one that was raised and has not come yet is taken back
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+                if thread in self._raised:
+                    # One that has not come yet comes here. Taking it back (SetAsyncExc with NULL) would leave CPython
+                    # 3.11 looking for it at every call and loop, and under a profiler for ever.
+                    for _ in range(COMES_WITHIN):
+                        pass
+                    self._raised.discard(thread)
                 break
             except Overtime:
                 continue
@@ -75,6 +82,7 @@ class Watch:
                 now = time.monotonic()
                 for thread, until in self._until.items():
                     if until <= now:
+                        self._raised.add(thread)
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Overtime))
                         self._until[thread] = now + AGAIN_SECONDS
                 waiting = min(self._until.values(), default=math.inf)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -22,8 +23,10 @@ from tests.attacks.again import again
 from tests.attacks.byhand import by_hand
 from tests.attacks.corpus import corpus
 from tests.attacks.hunt import Tally, hunt
-from tests.attacks.live import attacked, mutated
+from tests.attacks.live import Outcome, attacked, mutated
 from tests.attacks.table import table
+
+BY_HAND, LIVE, TWO, BULK = PARTS = ("by hand", "over gRPC", "two workers", "in bulk")
 
 
 def main() -> int:
@@ -32,28 +35,35 @@ def main() -> int:
     torch.set_num_threads(1)
     if options.again:
         return again(options.again)
-    began = time.time()
-    seconds = options.minutes * 60
-    recordings = corpus()
-    outcomes = {}
+    seconds, recordings = options.minutes * 60, corpus()
+    outcomes: dict[str, Outcome] = {}
+    tally = Tally.read_from(options.tally) if options.tally else Tally()
     with tempfile.TemporaryDirectory() as folder:
         for name, volleys, share, workers in (
-            ("by hand", by_hand(), 0.2, 1),
-            ("over gRPC", mutated(recordings, options.seed), 0.3, 1),
-            ("over gRPC, two workers", mutated(recordings, options.seed + 1), 0.1, 2),
+            (BY_HAND, by_hand(), 0.15, 1),
+            (LIVE, mutated(recordings, options.seed), 0.35, 1),
+            (TWO, mutated(recordings, options.seed + 1), 0.1, 2),
         ):
-            outcomes[name] = attacked(Path(folder), volleys, share * seconds, options.frames, workers)
-            print(f"{name}: {outcomes[name].frames:,} frames in {outcomes[name].seconds:.0f} s", flush=True)
-    tally = Tally.read_from(options.tally) if options.tally else Tally()
-    left = max(0.1 * seconds, seconds - (time.time() - began))
-    hunt(tally, options.frames, options.seed, left / 60, options.processes, options.tally)
+            if name in options.parts:
+                outcomes[name] = attacked(Path(folder), volleys, share * seconds, options.frames, workers)
+                print(f"{name}: {outcomes[name].frames:,} frames in {outcomes[name].seconds:.0f} s", flush=True)
+                _write(options, name, outcomes[name].told())
+    if BULK in options.parts:
+        hunt(tally, options.frames, options.seed, 0.4 * options.minutes, options.processes, options.tally)
+        _write(options, BULK, tally.told())
     print(table(outcomes, tally))
-    if options.json:
-        told = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(["python -m tests.attacks", *sys.argv[1:]])}
-        runs = {name: outcome.told() for name, outcome in outcomes.items()}
-        options.json.write_text(json.dumps({**told, **runs, "in bulk": tally.told()}, indent=1) + "\n")
     bad = tally.crashes or tally.hangs or tally.wrong
     return 0 if not bad and all(outcome.good for outcome in outcomes.values()) else 1
+
+
+def _write(options: argparse.Namespace, part: str, told: dict[str, Any]) -> None:
+    """One part's result, beside those of other runs."""
+    if options.json is None:
+        return
+    known = json.loads(options.json.read_text()) if options.json.exists() else {}
+    command = " ".join(["python -m tests.attacks", *sys.argv[1:]])
+    known[part] = {"date": time.strftime("%Y-%m-%d"), "command": command, **told}
+    options.json.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def _options() -> argparse.Namespace:
@@ -62,7 +72,8 @@ def _options() -> argparse.Namespace:
         "--frames", type=int, default=1_000_000, help="a part ends at so many; in bulk those that are read count"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=15.0, help="60 %% over gRPC at most, the rest in bulk")
+    parser.add_argument("--minutes", type=float, default=15.0, help="60 %% over gRPC at most, 40 %% in bulk")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=f"of {PARTS}")
     parser.add_argument("--processes", type=int, default=1, help="in bulk")
     parser.add_argument("--tally", type=Path, help="JSON of the bulk run, to go on with")
     parser.add_argument("--json", type=Path, help="where the results go")

@@ -35,7 +35,7 @@ from tests.attacks.shots import Shot
 from tests.attacks.volleys import Gunner, Volley
 
 LIMITS = Limits(
-    max_compute_seconds=1,
+    max_compute_seconds=2,
     max_rehearsal_seconds=5,
     rehearsal_seconds_per_host=1e9,
     rehearsal_seconds_per_minute=1e9,
@@ -128,6 +128,11 @@ class Target:
             self.sessions.pop((volley.model_id, honest)).disconnect()
         return told, reply
 
+    @staticmethod
+    def parsed(frame: split_pb2.ClientFrame) -> Any:
+        """A frame as it comes out of the transport."""
+        return parse_client_frame(frame.SerializeToString())
+
     def _heard(self, session: Session) -> list[str]:
         told, self.reply = [], None
         while session._outbox:
@@ -177,7 +182,7 @@ class Target:
         told, reply = self.fire(volley, honest=True)
         if reply is None:
             return f"no answer: {told}: {self.said}"
-        value = Parcel.to_value(reply.reply.header, b"".join(reply.buffers))
+        value = Parcel.to_value(reply.reply.header, reply.reply.payload or b"".join(reply.buffers))
         return "" if same(value, recording.answer) else "another answer"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.attacks.corpus import DIGITS, KEEPER, READER, Recording, record
-from tests.attacks.families import Attack, literals, memory, places, wire
+from tests.attacks.families import Attack, kept, literals, memory, places, wire
 from tests.attacks.volleys import Volley
 
-FAMILIES = (memory, places, literals, wire)
+FAMILIES = (memory, places, literals, wire, kept)
 
 
 def by_hand() -> Iterator[Volley]:

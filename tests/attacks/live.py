@@ -43,7 +43,7 @@ LIMITS = """
 [limits]
 max_cuts = 256
 max_recipes = 256
-max_compute_seconds = 5
+max_compute_seconds = 2
 max_rehearsal_seconds = 5
 rehearsal_seconds_per_minute = 1000000
 rehearsal_seconds_per_host = 1000000

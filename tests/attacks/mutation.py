@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import struct
 from typing import Any
 
 from shared_hooks.crossing import Crossing
@@ -116,13 +117,17 @@ class Mutator:
             shot.body["meta"] = ""
 
     def bytes(self, size: int) -> bytes:
-        kind = self.random.randrange(4)
-        if kind == 0:
+        """Zeros, ones, small numbers of either kind; rarely anything: loops over huge numbers take all the time."""
+        kind = self.random.randrange(24)
+        if kind < 4:
             return bytes(size)
-        if kind == 1:
+        if kind < 8:
             return b"\xff" * size
-        if kind == 2:
+        if kind < 12:
             return (b"\x01" + bytes(7)) * (size // 8) + bytes(size % 8)
+        if kind < 23:
+            floats = [self.random.uniform(-4, 4) for _ in range(16)]
+            return (struct.pack("<16f", *floats) * (size // 64 + 1))[:size]
         return self.random.randbytes(size)
 
     def value(self, form: Any) -> Any:

@@ -19,8 +19,9 @@ def table(outcomes: dict[str, Outcome], tally: Tally) -> str:
         wrong = len(one.honest["wrong"]) + len(one.honest["lost"])
         row = (int(not (one.alive and one.status == 0)), len(one.hangs), wrong, one.honest["asked"])
         lines.append(_row(name, one.frames, one.read, one.seconds, *row, one.slowest))
-    row = (len(tally.crashes), len(tally.hangs), len(tally.wrong), tally.honest)
-    lines.append(_row("in bulk", tally.frames, tally.read, tally.seconds, *row, tally.slowest))
+    if tally.volleys:
+        row = (len(tally.crashes), len(tally.hangs), len(tally.wrong), tally.honest)
+        lines.append(_row("in bulk", tally.frames, tally.read, tally.seconds, *row, tally.slowest))
     lines += [
         "",
         "read: frames of changed requests whose content was looked at; the rest pads (honest uploads, repeated",
