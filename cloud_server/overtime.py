@@ -40,7 +40,7 @@ class Watch:
         """Bounds what the block does in this thread. `Overtime` comes where `shared_hooks.interruption` lets it: in the
         model's code, and never after it.
         """
-        return bounded(_Time(self, time.monotonic() + self._seconds))
+        return bounded(_Time(self, self._seconds))
 
     @contextmanager
     def until(self, end: float) -> Iterator[None]:
@@ -98,12 +98,17 @@ class Watch:
 class _Time:
     """Of one request; a `shared_hooks.interruption.Limit`."""
 
-    def __init__(self, watch: Watch, end: float) -> None:
+    def __init__(self, watch: Watch, seconds: float) -> None:
         self._watch = watch
-        self._end = end
+        self._seconds = seconds
+        self._end: float | None = None
+        """Counted from when the model first runs: what others' turns take is not this request's."""
 
     def interruptible(self, seconds: float) -> AbstractContextManager[None]:
-        return self._watch.until(min(self._end, time.monotonic() + seconds))
+        now = time.monotonic()
+        if self._end is None:
+            self._end = now + self._seconds
+        return self._watch.until(min(self._end, now + seconds))
 
     def uninterrupted(self) -> AbstractContextManager[None]:
         return self._watch.until(math.inf)

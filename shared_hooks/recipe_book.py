@@ -29,6 +29,7 @@ from shared_hooks.rehearsal import Facts, Rehearsal
 from shared_hooks.settings import Settings
 from shared_hooks.slots import blank_slots
 from shared_hooks.trees import ClassFinder
+from shared_hooks.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,18 @@ class RecipeBook:
     """Safe with threads: one rehearses at a time."""
 
     def __init__(
-        self, model: nn.Module, modules: dict[nn.Module, ModuleInfo], find: ClassFinder, limits: RehearsalLimits
+        self,
+        model: nn.Module,
+        modules: dict[nn.Module, ModuleInfo],
+        find: ClassFinder,
+        limits: RehearsalLimits,
+        turns: Turns,
     ) -> None:
         self._model = model
         self._modules = modules
         self._find = find
         self._limits = limits
+        self._turns = turns
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._steps = 0
         self._spent: deque[tuple[float, float, str]] = deque()
@@ -99,7 +106,7 @@ class RecipeBook:
         """
         found = self._known(early)
         if found is None:
-            with self._rehearsing:
+            with self._turns.one(), self._rehearsing:
                 found = self._known(early) or self._made(early, device)
         if isinstance(found, IsthmusError):
             raise copy.copy(found)  # one that is raised holds on to the request: its frames, and so its payload
@@ -107,7 +114,7 @@ class RecipeBook:
 
     def warm(self, early: EarlyOutput, device: torch.device) -> None:
         """Rehearse once before anybody waits: the first time has torch import what takes seconds."""
-        with self._rehearsing, suppress(IsthmusError):
+        with self._turns.one(), self._rehearsing, suppress(IsthmusError):
             self._keep(early, self._rehearsed(early, device))
 
     def _known(self, early: EarlyOutput) -> Recipe | IsthmusError | None:

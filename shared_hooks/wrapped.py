@@ -36,6 +36,7 @@ from shared_hooks.report import Report
 from shared_hooks.session import HookExitException, Session
 from shared_hooks.tail import TailSession
 from shared_hooks.trees import classes_of, flatten, tensors_in
+from shared_hooks.turns import Turns
 from shared_hooks.verification import verify
 
 
@@ -73,7 +74,8 @@ class WrappedModel:
         self._find = classes_of(hierarchy.holder_modules(model))
         self._save: frozenset[int | str] = frozenset()
         self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle)
-        self.recipes = RecipeBook(model, self._modules, self._find, rehearsals or RehearsalLimits())
+        self._turns = Turns(model)
+        self.recipes = RecipeBook(model, self._modules, self._find, rehearsals or RehearsalLimits(), self._turns)
         self._python: PythonState | None = None
         self._own = threading.local()
         self._attached = True
@@ -215,7 +217,7 @@ class WrappedModel:
         return kind(self._modules, self._measurement(), self._save, *more)
 
     def _whole(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with torch.no_grad(), _running(session), fast_path_off(), interruptible():
+        with self._turns.one(), torch.no_grad(), _running(session), fast_path_off(), interruptible():
             return self.model(*args, **kwargs)
 
     def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
@@ -252,7 +254,7 @@ class WrappedModel:
         state = self._python_now() if half_done or plan.trace.dynamic else None
         complete = False
         try:
-            with torch.no_grad():
+            with self._turns.one(), torch.no_grad():
                 if crossing.layer_id >= 0:
                     with _running(session), fast_path_off(), Watch(session) if cutting.watched else nullcontext():
                         self._until_cut(session, args, kwargs)
@@ -300,6 +302,7 @@ class WrappedModel:
         recipe = self.recipes.recipe(early, self.device)
         session: TailSession = self._session(TailSession, early, recipe, self.device, self.lifecycle)
         with (
+            self._turns.one(),
             torch.no_grad(),
             _running(session),
             fast_path_off(),

@@ -68,10 +68,8 @@ def test_who_gives_up_leaves_the_line(target: Target, recording: Recording) -> N
 
 def test_headers_count_as_memory(target: Target, recording: Recording) -> None:
     announced(target, recording, 1, whole=False)
-    assert (
-        target.core.books._live_bytes
-        == len(recording.payload) + len(Shot.of(recording).asking(1, "")[0].request.header) + 32
-    )
+    (request,) = target.session(KEEPER)._uploads._receiving.values()  # type: ignore[union-attr]
+    assert target.core.books._live_bytes == len(recording.payload) + len(request.header) > len(recording.payload)
 
 
 def test_a_refusal_that_is_kept_holds_on_to_nothing(target: Target, recording: Recording) -> None:
@@ -106,8 +104,12 @@ def test_a_volley_is_made_of_seed_and_number_alone() -> None:
     gunner = Gunner(corpus(), 7)
     wanted = [gunner.volley(number) for number in range(12)]
     assert any(volley.jumbled for volley in wanted)
-    code = "from tests.attacks.corpus import corpus; from tests.attacks.volleys import Gunner; gunner = Gunner(corpus(), 7);"
-    code += "print(*(gunner.volley(number).digest for number in reversed(range(12))))"
+    code = """if True:
+        from tests.attacks.corpus import corpus
+        from tests.attacks.volleys import Gunner
+        gunner = Gunner(corpus(), 7)
+        print(*(gunner.volley(number).digest for number in reversed(range(12))))
+    """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.split()[::-1] == [volley.digest for volley in wanted]
 
