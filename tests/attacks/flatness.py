@@ -9,6 +9,8 @@ WARM_UP = 0.34
 """Share of the frames after which all that is kept on purpose (descriptions, recipes, imports) is full."""
 MOST = 16.0
 """MiB in a hundred thousand frames that still count as flat: pages that the allocator keeps move by some."""
+ENOUGH = 100_000
+"""Frames."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,9 @@ class Flatness:
     frames: int
 
     @property
-    def flat(self) -> bool:
-        return self.slope <= MOST
+    def flat(self) -> bool | None:
+        """None where there were too few frames to tell growth from what fills up once."""
+        return None if self.frames < ENOUGH else self.slope <= MOST
 
     @classmethod
     def of(cls, looks: list[list[float]]) -> Flatness:
@@ -39,13 +42,13 @@ class Flatness:
         last = round(mean(sizes[-3:]), 1)
         return cls(looks[0][1], sizes[0], last, max(sizes), round(slope * 1e5, 1), int(looks[-1][0]))
 
-    def told(self) -> dict[str, float | bool]:
+    def told(self) -> dict[str, float | bool | None]:
         """As JSON."""
         return {**vars(self), "flat": self.flat}
 
     def __str__(self) -> str:
-        verdict = "flat" if self.flat else "GROWS"
+        verdict = {None: "too few frames to tell", True: "flat", False: "GROWS"}[self.flat]
         return (
-            f"{self.begin:.0f} MiB at first, {self.warm:.0f} warm, {self.last:.0f} at last, {self.most:.0f} at most; "
-            f"{self.slope:+.1f} in 100,000 frames: {verdict}"
+            f"{self.begin:.0f}, {self.warm:.0f} warm, {self.last:.0f} at last, {self.most:.0f} at most; "
+            f"{self.slope:+.1f} in 10^5: {verdict}"
         )

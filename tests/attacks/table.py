@@ -8,7 +8,7 @@ from tests.attacks.flatness import Flatness
 from tests.attacks.hunt import Tally
 from tests.attacks.live import Outcome
 
-ROW = "{:<24}{:>10}{:>10}{:>8}{:>9}{:>7}{:>7}{:>9}{:>12}"
+ROW = "{:<20}{:>11}{:>11}{:>9}{:>9}{:>7}{:>7}{:>9}{:>11}"
 WIDTH = 100
 
 
@@ -24,22 +24,22 @@ def table(outcomes: dict[str, Outcome], tally: Tally) -> str:
         lines.append(_row("in bulk", tally.frames, tally.read, tally.seconds, *row, tally.slowest))
     lines += [
         "",
-        "read: frames of changed requests whose content was looked at; the rest pads (honest uploads, repeated",
-        "frames, frames after a stream's end). wrong: honest answers that were wrong or did not come.",
+        "read: frames of changed requests whose content was looked at; others pad (honest uploads, repeated",
+        "frames, all behind a stream's end). wrong: honest answers that were wrong or did not come.",
         "",
-        "resident memory of the server",
+        "resident memory of the server, MiB (in bulk: of each worker, by seed and process)",
     ]
-    lines += [f"  {name:<24}{Flatness.of(one.looks)}" for name, one in outcomes.items()]
-    lines += [f"  {f'in bulk, {name}':<24}{Flatness.of(looks)}" for name, looks in tally.memory.items() if looks]
+    lines += [f"  {name:<18}{Flatness.of(one.looks)}" for name, one in outcomes.items()]
+    lines += [f"  {name:<18}{Flatness.of(looks)}" for name, looks in tally.memory.items() if looks]
     lines += ["", "honest client beside it"]
     lines += [
-        f"  {name:<24}{one.honest['p50_ms']} ms in the middle, 99 % within {one.honest['p99_ms']} ms, weights' hash "
+        f"  {name:<18}{one.honest['p50_ms']} ms in the middle, 99 % within {one.honest['p99_ms']} ms, weights' hash "
         f"{'unchanged' if one.weights_hash_unchanged else 'CHANGED'}"
         for name, one in outcomes.items()
     ]
     lines += ["", "what was said"]
     for name, counted in (*((name, one.outcomes) for name, one in outcomes.items()), ("in bulk", tally.outcomes)):
-        lines += _said(name, counted)
+        lines += _said(name, counted) if counted else []
     failures = [f"{name}: hang at {one}" for name, outcome in outcomes.items() for one in outcome.hangs]
     failures += [
         f"{name}: honest {one}"
@@ -60,11 +60,11 @@ def _row(name: str, frames: int, read: int, seconds: float, crashes: int, hangs:
 
 def _said(name: str, counted: Counter[str]) -> list[str]:
     """The counts of one part, in lines."""
-    lines, line = [], f"  {name:<24}"
+    lines, line = [], f"  {name:<18}"
     for told, count in counted.most_common():
         entry = f"{told} {count:,}; "
         if len(line) + len(entry) > WIDTH:
             lines.append(line)
-            line = " " * 26
+            line = " " * 20
         line += entry
     return [*lines, line.rstrip("; ")]

@@ -115,8 +115,9 @@ def test_a_volley_is_made_of_seed_and_number_alone() -> None:
 
 
 def test_memory_that_grows_is_told() -> None:
-    assert Flatness.of([[n * 1000, 300 + (n > 3) * 9] for n in range(100)]).flat
-    assert not Flatness.of([[n * 1000, 300 + n / 2] for n in range(100)]).flat
+    assert Flatness.of([[n * 1000, 300 + (n > 3) * 9] for n in range(101)]).flat is True
+    assert Flatness.of([[n * 1000, 300 + n / 2] for n in range(101)]).flat is False
+    assert Flatness.of([[n * 100, 300 + n / 2] for n in range(101)]).flat is None
 
 
 def test_a_recipe_lets_go_of_the_request(target: Target, recording: Recording) -> None:
