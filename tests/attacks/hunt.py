@@ -104,6 +104,8 @@ def hunt(tally: Tally, frames: int, seed: int, minutes: float, processes: int, f
     for worker in workers:
         worker.process.kill()
     tally.seconds += round(time.monotonic() - began, 1)
+    if file is not None:
+        tally.write(file)
 
 
 def _listen(worker: Worker, tally: Tally) -> None:
