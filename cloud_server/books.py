@@ -107,7 +107,7 @@ class Books:
             self._check_room(request, outlet)
             self._live[request.key] = request
             self._live_of[request.key[0]] += 1
-            self._live_bytes += request.payload_bytes
+            self._live_bytes += request.held_bytes
             request.about = replace(request.about, index=next(self._numbers))
             return None
 
@@ -118,16 +118,18 @@ class Books:
             raise ServerUnavailable(f"this client has {limits.max_in_flight} requests in flight, which is the limit")
         if len(self._live) >= limits.max_pending:
             raise ServerUnavailable(f"the server has {limits.max_pending} requests waiting, which is its limit")
-        if self._live_bytes + request.payload_bytes > limits.max_pending_bytes:
+        if self._live_bytes and self._live_bytes + request.held_bytes > limits.max_pending_bytes:
             raise ServerUnavailable(f"the server has no room: it holds {self._live_bytes} bytes of requests")
 
-    def complete(self, request: Request, wait: Callable[[], None]) -> None:
-        """The payload is there: the request waits for a worker, in the line that ``wait`` puts it in."""
+    def complete(self, request: Request, wait: Callable[[], Callable[[], None]]) -> None:
+        """The payload is there: the request waits for a worker, in the line that ``wait`` puts it in. What that gives
+        takes it out again.
+        """
         with self.changed:
             if request.state is State.RECEIVING:
                 request.state = State.QUEUED
                 request.completed()
-                wait()
+                request.leave_line = wait()
 
     def start(self, request: Request) -> bool:
         """A worker takes a request; False when nobody wants it any more."""
@@ -222,8 +224,10 @@ class Books:
             self._live_of[request.key[0]] -= 1
             if not self._live_of[request.key[0]]:
                 del self._live_of[request.key[0]]
-            self._live_bytes -= request.payload_bytes
+            self._live_bytes -= request.held_bytes
             request.error = error
+            request.leave_line()
+            request.release()
             self._untold += 1
             if request.told:
                 self._ended.append((request, error))

@@ -139,7 +139,6 @@ class Core:
         self._queue_clock.add(time.perf_counter_ns() - request.complete_ns)
         with self.lifecycle.request(request.about):
             answer, error = self._compute(request)
-        request.payload = memoryview(b"")
         self.books.finish(request, answer, error)
 
     def _compute(self, request: Request) -> tuple[Answer, IsthmusError | None]:

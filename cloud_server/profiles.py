@@ -42,7 +42,7 @@ class _Wanted:
 class Profiles:
     """Profiles by model and settings. ``put`` gives a job to the workers."""
 
-    def __init__(self, engines: Mapping[str, Engine], limits: Limits, put: Callable[[Job], None]) -> None:
+    def __init__(self, engines: Mapping[str, Engine], limits: Limits, put: Callable[[Job], object]) -> None:
         self._engines = engines
         self._limits = limits
         self._put = put

@@ -32,9 +32,10 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
         ),
     )
     measured.put(reply, computed.layers, computed.forward)
+    buffers = computed.buffers
     if computed.nbytes <= request.inline_bytes:
-        reply.payload = b"".join(computed.buffers)
-    return Answer(request.key, request.fingerprint, reply=reply, buffers=computed.buffers, about=request.about)
+        reply.payload, buffers = b"".join(buffers), ()
+    return Answer(request.key, request.fingerprint, reply=reply, buffers=buffers, about=request.about)
 
 
 def failure(request: Request, error: IsthmusError) -> Answer:

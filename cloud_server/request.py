@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from enum import Enum
 
 import torch
@@ -42,6 +43,7 @@ class Request:
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header
+        self._header_bytes = len(frame.header)
         self.payload_bytes = frame.payload_bytes
         self.deadline_ms = frame.deadline_ms
         self.want_metrics = frame.want_metrics
@@ -59,6 +61,8 @@ class Request:
         self.complete_ns = self.began_ns
         self.payload = memoryview(b"")
         self._received = 0
+        self.leave_line: Callable[[], None] = _nothing
+        """Takes it out of the line in which it waits for a worker."""
 
     def allocate(self) -> None:
         """Makes room for the payload: one buffer, whose pages cost nothing until bytes arrive."""
@@ -67,7 +71,9 @@ class Request:
 
     def write(self, chunk: ChunkFrame) -> bool:
         """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""
-        due, nbytes = self._received, chunk.nbytes
+        payload, due, nbytes = self.payload, self._received, chunk.nbytes
+        if not payload.nbytes:
+            return False  # it is over since the caller looked; the next chunk finds that out
         if chunk.offset != due:
             raise BadFrame(
                 f"chunk at offset {chunk.offset}, where {due} was due: chunks come in order and without gaps"
@@ -77,10 +83,19 @@ class Request:
         if due + nbytes > self.payload_bytes:
             raise BadFrame(f"chunk of {nbytes} bytes at offset {due} overruns a payload of {self.payload_bytes} bytes")
         for piece in chunk.pieces:
-            self.payload[due : due + piece.nbytes] = piece
+            payload[due : due + piece.nbytes] = piece
             due += piece.nbytes
         self._received = due
         return due == self.payload_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes while it waits."""
+        return self.payload_bytes + self._header_bytes
+
+    def release(self) -> None:
+        """It is over: who still refers to it (a line it waited in, a stream) holds no memory of it."""
+        self.payload, self.header = memoryview(b""), b""
 
     def completed(self) -> None:
         self.complete_ns = time.perf_counter_ns()
@@ -112,6 +127,10 @@ class Request:
     def deadline_seconds(self, server_limit: float) -> float:
         """Age at which the request must not be started any more."""
         return min(self.deadline_ms / 1e3, server_limit) if self.deadline_ms else server_limit
+
+
+def _nothing() -> None:
+    """It waits in no line."""
 
 
 def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:

@@ -24,6 +24,7 @@ from shared_hooks.errors import (
     TooLarge,
     UnknownLayer,
 )
+from shared_hooks.interruption import interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix, libraries
@@ -39,6 +40,8 @@ MAX_SECTION_BYTES = 2 << 10
 """What a parcel's header says of one tensor; reading a header holds up everybody."""
 MAX_VALUES_BYTES = 1 << 20
 """The rest of a header: where slots begin, and values that were read from data."""
+SPARE_BYTES = 64 << 10
+"""What an answer may hold in memory beyond twice its own size."""
 MAX_STATE_BYTES = 64 << 10
 """Of a random number generator; in JSON they take a tenth of it."""
 
@@ -187,7 +190,8 @@ class ServedModel:
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
         _, (data,) = Parcel.tensors(header, payload, max_bytes)
-        args, kwargs = self._spec.preprocess_bytes(suffix, data.numpy().tobytes(), max_bytes)
+        with interruptible():
+            args, kwargs = self._spec.preprocess_bytes(suffix, data.numpy().tobytes(), max_bytes)
         args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=(args, kwargs))
         return self._run(time.perf_counter_ns() - started, want_metrics, *args, **kwargs)
@@ -225,7 +229,7 @@ class ServedModel:
         self._lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
         return Computed(
             header=parcel.header,
-            buffers=parcel.buffers,
+            buffers=_own(parcel),
             nbytes=parcel.nbytes,
             decode_ns=decode_ns,
             inject_ns=durations.get("inject", 0),
@@ -250,6 +254,14 @@ class ServedModel:
         options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds)
         made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
         return to_json(made)
+
+
+def _own(parcel: Parcel) -> tuple[memoryview, ...]:
+    """The bytes of an answer. They are kept until the client has them, so a small view holds on to no large memory."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in parcel.keep}
+    if sum(storages.values()) <= 2 * parcel.nbytes + SPARE_BYTES:
+        return parcel.buffers
+    return tuple(memoryview(bytes(buffer)) for buffer in parcel.buffers)
 
 
 def _decoders() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 
 from cloud_server import replies, wire
@@ -102,13 +102,19 @@ class Session:
         elif kind == "request":
             uploads.announce(frame.request)
         elif kind == "acknowledge":
-            self._hub.books.forget([(self.client_id, id) for id in frame.acknowledge.ids])
+            self._acknowledged(frame.acknowledge.ids)
         elif kind == "cancel":
             uploads.cancel(frame.cancel.id)
         elif kind == "hello":
             raise BadFrame("only the stream's first frame may be hello")
         else:
             raise BadFrame("a frame of a kind that this protocol version does not have")
+
+    def _acknowledged(self, ids: Sequence[int]) -> None:
+        """The client has these answers. Raises BadFrame for more than are ever kept: one frame holds millions."""
+        if len(ids) > self._hub.limits.max_answers:
+            raise BadFrame(f"{len(ids)} answers are acknowledged; no more than {self._hub.limits.max_answers} are kept")
+        self._hub.books.forget([(self.client_id, id) for id in ids])
 
     def _on_hello(self, hello: split_pb2.Hello) -> None:
         self._hub.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.peer)

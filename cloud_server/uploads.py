@@ -68,7 +68,15 @@ class Uploads:
         if request.payload_bytes == 0:
             self._submit(request)
         else:
+            self._forget_ended()
             self._receiving[frame.id] = request
+
+    def _forget_ended(self) -> None:
+        """Uploads that were given up or expired, and of which no chunk came since."""
+        if len(self._receiving) >= self._hub.limits.max_in_flight:
+            for id in [id for id, request in self._receiving.items() if request.state is not State.RECEIVING]:
+                del self._receiving[id]
+                self._skip(id)
 
     def _prepare(self, request: Request) -> None:
         """Raises HookRefused, and ServerUnavailable without the memory that the payload takes."""

@@ -28,6 +28,7 @@ def _python_now() -> torch.Tensor:
 
 def _python_set(state: torch.Tensor) -> None:
     version, key, gauss = json.loads(_text(state))
+    _check_words(key[:_WORDS])
     random.setstate((version, tuple(key), gauss))
 
 
@@ -42,6 +43,7 @@ def _numpy_set(state: torch.Tensor) -> None:
     key, position, has_gauss, gauss = json.loads(_text(state))
     if type(position) is not int or not 0 <= position <= _WORDS or len(key) != _WORDS:
         raise ValueError("NumPy does not look where the next number is taken from")
+    _check_words(key)
     np.random.set_state(("MT19937", np.array(key, dtype=np.uint32), int(position), int(has_gauss), float(gauss)))  # noqa: NPY002
 
 
@@ -51,12 +53,21 @@ _LEFT_AND_NEXT = struct.Struct("<8xi4xQ")
 """After the seed: numbers left until the words are made anew, whether it was seeded, place of the next; the words."""
 
 
+def _check_words(words: Sequence[int]) -> None:
+    """A Mersenne Twister of zeros gives zeros for ever, and who draws until a number fits (normal, gamma) never ends,
+    in code that nothing can interrupt. Of the first word the highest bit alone counts for what comes.
+    """
+    if not any(words[1:]) and not words[0] & 0x8000_0000:
+        raise ValueError("a state of zeros gives nothing but zeros")
+
+
 def _torch_set(state: torch.Tensor) -> None:
     """Torch checks each of the two numbers alone, and reads beyond its words where both are large."""
     mine = _text(state)
     left, following = _LEFT_AND_NEXT.unpack_from(mine)
     if left + following > _WORDS + 1:
         raise ValueError("more numbers are left than there are words after the next one")
+    _check_words(struct.unpack_from(f"<{_WORDS}Q", mine, _LEFT_AND_NEXT.size))
     torch.set_rng_state(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
 
 
@@ -102,7 +113,7 @@ def restore(names: Sequence[str], states: Sequence[torch.Tensor]) -> None:
     for name, state in zip(names, states, strict=True):
         try:
             _GENERATORS[name][1](state)
-        except (RuntimeError, TypeError, ValueError, OverflowError, RecursionError, struct.error) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError, OverflowError, RecursionError, struct.error) as error:
             raise BadFrame(f"not the state of {name}'s random number generator") from error
 
 

@@ -15,6 +15,7 @@ import torch
 from shared_hooks.crossing import Crossing, Fill, TensorForm
 from shared_hooks.hierarchy import ROOT
 from shared_hooks.python_state import PythonState
+from shared_hooks.settings import Settings
 from shared_hooks.trees import Structure, dtype_name
 from shared_hooks.views import View
 
@@ -148,6 +149,7 @@ class Recipe:
     after a tail that failed half way, and after every one if ``leaves``: a run ends with another than it began with.
     ``is_open``: after the cut data may decide on the path, so that a tail may leave what nobody has seen before, be it
     Python state or what it writes into ``kept``, the tensors that are the model's.
+    ``settings``: of the process, to be put back after a tail that failed half way.
     """
 
     crossing: Crossing
@@ -159,6 +161,7 @@ class Recipe:
     leaves: bool = False
     is_open: bool = True
     kept: list[torch.Tensor] = field(default_factory=list, repr=False)
+    settings: Settings | None = field(default=None, repr=False)
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def versions(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 import math
 import threading
 import time
@@ -16,8 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks import context
-from shared_hooks.dice import Dice
+from shared_hooks import context, generators
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlanMismatch, ServerUnavailable
 from shared_hooks.fastpath import fast_path_off
@@ -29,6 +29,7 @@ from shared_hooks.rehearsal import Facts, Rehearsal
 from shared_hooks.settings import Settings
 from shared_hooks.slots import blank_slots
 from shared_hooks.trees import ClassFinder
+from shared_hooks.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,18 @@ class RecipeBook:
     """Safe with threads: one rehearses at a time."""
 
     def __init__(
-        self, model: nn.Module, modules: dict[nn.Module, ModuleInfo], find: ClassFinder, limits: RehearsalLimits
+        self,
+        model: nn.Module,
+        modules: dict[nn.Module, ModuleInfo],
+        find: ClassFinder,
+        limits: RehearsalLimits,
+        turns: Turns,
     ) -> None:
         self._model = model
         self._modules = modules
         self._find = find
         self._limits = limits
+        self._turns = turns
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._steps = 0
         self._spent: deque[tuple[float, float, str]] = deque()
@@ -99,15 +106,15 @@ class RecipeBook:
         """
         found = self._known(early)
         if found is None:
-            with self._rehearsing:
+            with self._turns.one(), self._rehearsing:
                 found = self._known(early) or self._made(early, device)
         if isinstance(found, IsthmusError):
-            raise found.with_traceback(None)
+            raise copy.copy(found)  # one that is raised holds on to the request: its frames, and so its payload
         return found
 
     def warm(self, early: EarlyOutput, device: torch.device) -> None:
         """Rehearse once before anybody waits: the first time has torch import what takes seconds."""
-        with self._rehearsing, suppress(IsthmusError):
+        with self._turns.one(), self._rehearsing, suppress(IsthmusError):
             self._keep(early, self._rehearsed(early, device))
 
     def _known(self, early: EarlyOutput) -> Recipe | IsthmusError | None:
@@ -129,7 +136,7 @@ class RecipeBook:
         except (CutRefused, Disagreement, PlanMismatch) as error:
             if early.values:
                 raise  # with other values it may be another path
-            found = error
+            found = copy.copy(error)
         finally:
             self._spent.append((time.monotonic(), time.monotonic() - started, payer.get()))
         self._keep(early, found)
@@ -145,17 +152,18 @@ class RecipeBook:
         state = facts.state
         rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, facts)
         self.rehearsals += 1
-        dice = Dice()
         try:
-            with torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
+            # the generators are one for all threads: a tail that draws right now must not notice
+            everybodys = generators.kept(generators.ALL)
+            with everybodys, torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
                 recipe = contextvars.copy_context().run(rehearsal.recipe, self._find)
             # what a forward leaves on the model is a request's own, and goes with it
             recipe.state, recipe.kept, recipe.is_open = state, facts.tensors, not rehearsal.ended
             recipe.leaves = recipe.is_open or not state.is_same
+            recipe.settings = settings
             return recipe
         finally:
             state.restore()
-            dice.restore()
             settings.restore()
 
     def _check_time(self) -> None:
@@ -184,9 +192,13 @@ class RecipeBook:
 def _size(kept: _Kept | None) -> int:
     if kept is None:
         return 0
-    return len(kept.found.steps) if isinstance(kept.found, Recipe) else 1
+    if not isinstance(kept.found, Recipe):
+        return 1
+    return len(kept.found.steps) + len(kept.found.crossing.to_bytes()) // STEP_BYTES
 
 
+STEP_BYTES = 16
+"""Bytes of the cut's description, which a recipe holds on to, that count as one step."""
 _SMALL = 1024.0
 
 

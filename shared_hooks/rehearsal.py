@@ -20,13 +20,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks import generators
 from shared_hooks.attach import running
 from shared_hooks.claims import Claims
 from shared_hooks.crossing import Crossing, Place
 from shared_hooks.errors import Disagreement, IsthmusError, PlanMismatch, TooLarge
 from shared_hooks.ghosts import Budget, Ghosts, Unknown
 from shared_hooks.hierarchy import ModuleInfo, call_name
+from shared_hooks.interruption import interruptible
 from shared_hooks.notes import Frame, Notes
 from shared_hooks.placing import Placing
 from shared_hooks.purity import is_safe, pure_modules
@@ -112,8 +112,7 @@ class Rehearsal:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         token = running.set(self)
         try:
-            # the generators are one for all threads: a tail that draws right now must not notice
-            with generators.kept(generators.ALL), _Functions(self), _Kernels(self):
+            with _Functions(self), _Kernels(self), interruptible(self.ghosts.budget.seconds):
                 self.model(*args, **kwargs)
             self.ended = True
         except Unknown as error:

@@ -21,6 +21,7 @@ from shared_hooks.attach import running
 from shared_hooks.early import EarlyOutput
 from shared_hooks.errors import PlanMismatch
 from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.interruption import uninterrupted
 from shared_hooks.lasting import lost, told
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
@@ -106,6 +107,10 @@ class TailSession(Session):
 
     def resume(self) -> None:
         """The cut is reached: number layers from here, leave the function mode."""
+        with uninterrupted():
+            self._resume()
+
+    def _resume(self) -> None:
         self.resumed = True
         self.next_layer = self.crossing.layer_id + 1
         self.counts = dict(self.recipe.counts)

@@ -22,6 +22,7 @@ from shared_hooks.explaining import explain
 from shared_hooks.explanation import Explanation
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.head import Attempt, Diverged, HeadSession, Watch
+from shared_hooks.interruption import interruptible
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement, gpu_of
@@ -35,6 +36,7 @@ from shared_hooks.report import Report
 from shared_hooks.session import HookExitException, Session
 from shared_hooks.tail import TailSession
 from shared_hooks.trees import classes_of, flatten, tensors_in
+from shared_hooks.turns import Turns
 from shared_hooks.verification import verify
 
 
@@ -72,7 +74,8 @@ class WrappedModel:
         self._find = classes_of(hierarchy.holder_modules(model))
         self._save: frozenset[int | str] = frozenset()
         self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle)
-        self.recipes = RecipeBook(model, self._modules, self._find, rehearsals or RehearsalLimits())
+        self._turns = Turns(model)
+        self.recipes = RecipeBook(model, self._modules, self._find, rehearsals or RehearsalLimits(), self._turns)
         self._python: PythonState | None = None
         self._own = threading.local()
         self._attached = True
@@ -214,7 +217,7 @@ class WrappedModel:
         return kind(self._modules, self._measurement(), self._save, *more)
 
     def _whole(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with torch.no_grad(), _running(session), fast_path_off():
+        with self._turns.one(), torch.no_grad(), _running(session), fast_path_off(), interruptible():
             return self.model(*args, **kwargs)
 
     def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
@@ -251,7 +254,7 @@ class WrappedModel:
         state = self._python_now() if half_done or plan.trace.dynamic else None
         complete = False
         try:
-            with torch.no_grad():
+            with self._turns.one(), torch.no_grad():
                 if crossing.layer_id >= 0:
                     with _running(session), fast_path_off(), Watch(session) if cutting.watched else nullcontext():
                         self._until_cut(session, args, kwargs)
@@ -299,6 +302,7 @@ class WrappedModel:
         recipe = self.recipes.recipe(early, self.device)
         session: TailSession = self._session(TailSession, early, recipe, self.device, self.lifecycle)
         with (
+            self._turns.one(),
             torch.no_grad(),
             _running(session),
             fast_path_off(),
@@ -313,7 +317,8 @@ class WrappedModel:
                     session.enter()
                 else:
                     session.resume()
-                output = self.model(*args, **kwargs)
+                with interruptible():
+                    output = self.model(*args, **kwargs)
                 check_real(tensors_in(output))
                 ended = session.failure is None
                 if ended and recipe.is_open:
@@ -323,6 +328,8 @@ class WrappedModel:
                 session.release()
                 if recipe.state is not None and (recipe.leaves or not ended):
                     recipe.state.restore()
+                if recipe.settings is not None and not ended:
+                    recipe.settings.restore()  # what the model would have put back; others run in this process, too
         if session.failure is not None:
             raise session.failure
         if not session.resumed:

@@ -1,15 +1,19 @@
-"""What honest clients send: recordings of requests at many cuts of two models, as plain JSON and bytes."""
+"""What honest clients send: recordings of requests at many cuts, as plain JSON and bytes, and input files."""
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
+from safetensors.torch import save
 
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import CutRefused
@@ -36,15 +40,15 @@ class Recording:
     answer: Any
     early: EarlyOutput
 
-    @property
+    @cached_property
     def told(self) -> dict[str, Any]:
-        """The cut's description, to be changed at will."""
+        """The cut's description; shared, so that who changes it changes a copy."""
         found: dict[str, Any] = json.loads(self.crossing)
         return found
 
-    @property
+    @cached_property
     def body(self) -> dict[str, Any]:
-        """The header without its checksum."""
+        """The header without its checksum; shared as ``told`` is."""
         found: dict[str, Any] = json.loads(self.header[8:])
         return found
 
@@ -90,8 +94,21 @@ def record(model_id: str, count: int, stride: int = 1) -> Iterator[Recording]:
                 yield Recording(model_id, early.crossing.to_bytes(), parcel.header, payload, answer, early)
 
 
-def corpus(seed: int, *, small: bool = False) -> list[Recording]:
-    """Recordings of all models, in a random order."""
-    found = [*record(READER, 3 if small else 6), *record(KEEPER, 2), *record(DIGITS, 1, 12 if small else 6)]
-    random.Random(seed).shuffle(found)
-    return found
+def corpus() -> list[Recording]:
+    """Recordings of all models; the same each time, so that a volley is told by its seed and number."""
+    return [*record(READER, 6), *record(KEEPER, 2), *record(DIGITS, 1, 6)]
+
+
+def files() -> list[tuple[str, bytes]]:
+    """(suffix, bytes) of an input of digits in every format that a server reads."""
+    values = np.random.default_rng(5).integers(0, 255, (32, 32), dtype=np.uint8)
+    found = []
+    for suffix, kind in ((".png", "PNG"), (".jpg", "JPEG"), (".bmp", "BMP"), (".gif", "GIF"), (".webp", "WEBP"),
+                         (".tiff", "TIFF"), (".ppm", "PPM")):  # fmt: skip
+        file = BytesIO()
+        Image.fromarray(values).save(file, kind)
+        found.append((suffix, file.getvalue()))
+    array = BytesIO()
+    np.save(array, values[None, None].astype(np.float32) / 255)
+    tensor = torch.from_numpy(values[None, None].astype(np.float32) / 255)
+    return [*found, (".npy", array.getvalue()), (".safetensors", save({"x": tensor}))]

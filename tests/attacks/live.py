@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import random
@@ -21,20 +22,30 @@ import grpc
 from edge_client.client import EdgeClient
 from edge_client.model_choice import ModelChoice
 from edge_client.options import ConnectionOptions
+from protos.chunks import ChunkFrame, parse_client_frame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel
 from tests.attacks.bulk import same
 from tests.attacks.corpus import DIGITS, TARGETS, Recording, inputs_of, spec_of
-from tests.attacks.families import Attack
+from tests.attacks.flatness import Flatness
 from tests.attacks.models import Reader
-from tests.attacks.mutation import Mutator
+from tests.attacks.volleys import Gunner, Volley
 
+MARKERS = 1 << 60
+"""Ids of requests that tell how far the server has read."""
+MISSING = "Disagreement: the cut is not held"
+COMPUTED = {"answer", "ModelFailed", "CutRefused", "PlanMismatch", "PlaceholderRead"}
+"""What is only said of a request whose payload came whole."""
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
 """Seconds that the server may take over the frames of one attack; more is a hang."""
+EVERY = 1000
+"""Frames between two looks at the server's memory."""
 LIMITS = """
 [limits]
-max_compute_seconds = 5
+max_cuts = 256
+max_recipes = 256
+max_compute_seconds = 2
 max_rehearsal_seconds = 5
 rehearsal_seconds_per_minute = 1000000
 rehearsal_seconds_per_host = 1000000
@@ -45,7 +56,7 @@ max_request_bytes = 8388608
 class Served:
     """A ``cloud-server`` process with guard pages round slots; ended by its own process id."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, workers: int = 1) -> None:
         models = [f'{DIGITS} = "{DIGITS}"']
         for name, (factory, example) in TARGETS.items():
             where = Reader.__module__
@@ -54,7 +65,7 @@ class Served:
         config.write_text('listen = "127.0.0.1:0"\nthreads = 1\n[models]\n' + "\n".join(models) + LIMITS)
         self.log = (folder / "server.log").open("w")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cloud_server", str(config), "--log-level", "error"],
+            [sys.executable, "-m", "cloud_server", str(config), "--workers", str(workers), "--log-level", "error"],
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
@@ -129,7 +140,11 @@ class Stranger:
         self.about = {model.model_id: model for model in reply.models}
         self.environment: dict[str, dict[str, str]] = {}
         self.streams: dict[str, _Stream] = {}
-        self.opened = 0
+        self.opened = self.marked = 0
+        self.sent = 0
+        """Frames."""
+        self.read = 0
+        """At least so many of them belong to changed requests and were read: what answers and errors prove."""
 
     def models(self) -> split_pb2.ListModelsReply:
         """What the server says it serves."""
@@ -140,44 +155,78 @@ class Stranger:
         )
         return ask(split_pb2.ListModelsRequest(), timeout=PATIENCE)
 
-    def hello(self, model_id: str, environment: dict[str, str], version: int = 2) -> split_pb2.ClientFrame:
-        about = self.about[model_id]
+    def hello(self, model_id: str, hello: split_pb2.Hello | None = None) -> split_pb2.ClientFrame:
+        """A greeting; ``hello``: what is different in it."""
         self.opened += 1
-        return split_pb2.ClientFrame(
-            hello=split_pb2.Hello(
-                protocol_version=version,
-                client_id=f"stranger-{self.opened}",
-                model_id=model_id,
-                weights_hash=about.weights_hash,
-                structure_digest=about.structure_digest,
-                plan_digest=about.plan_digest,
-                environment=environment,
-                inline_bytes=64 << 10,
-            )
+        made = split_pb2.Hello(
+            protocol_version=2, client_id=f"stranger-{self.opened}", model_id=model_id, inline_bytes=64 << 10
         )
+        about = self.about.get(model_id)
+        if about is not None:
+            if model_id not in self.environment:
+                with WrappedModel(spec_of(model_id).load_model()) as local:  # a refusal would tell it, too
+                    self.environment[model_id] = local.environment()
+            made.weights_hash, made.structure_digest = about.weights_hash, about.structure_digest
+            made.plan_digest = about.plan_digest
+            made.environment.update(self.environment[model_id])
+        made.MergeFrom(hello or split_pb2.Hello())
+        return split_pb2.ClientFrame(hello=made)
 
     def stream(self, model_id: str) -> _Stream:
         """The standing stream on a model; a new one where the last was ended."""
         known = self.streams.get(model_id)
-        if known is None or known.over or known.sent > 400:
+        if known is None or known.over or known.sent > 5000:
             if known is not None:
                 known.close()
-            if model_id not in self.environment:
-                with WrappedModel(spec_of(model_id).load_model()) as local:  # a refusal would tell it, too
-                    self.environment[model_id] = local.environment()
             known = self.streams[model_id] = _Stream(self.channel)
-            known.put([self.hello(model_id, self.environment[model_id])])
+            known.put([self.hello(model_id).SerializeToString()])
         return known
 
-    def fire(self, attack: Attack, id: int) -> str:
-        """The name of what came of it: an error, "answer", "taken" for frames that need no answer, or "hang"."""
-        stream, frames = self.stream(attack.model_id), attack.made(id)
-        asks = [frame.request.id for frame in frames if frame.WhichOneof("frame") == "request"]
+    def fire(self, volley: Volley) -> list[str]:
+        """What came of it: errors, "answer", "taken" for frames that need no answer, or "hang"."""
+        if volley.greetings:
+            return [self._greet(frame) for frame in volley.frames]
+        # each of them ends its stream
+        alone = volley.kind == "unreadable"
+        return [
+            one
+            for frames in ([[frame] for frame in volley.frames] if alone else [volley.frames])
+            for one in self._fire(volley, frames)
+        ]
+
+    def _fire(self, volley: Volley, frames: list[bytes]) -> list[str]:
+        stream = self.stream(volley.model_id)
         stream.put(frames)
         # a stream answers in order what it can answer at once: this request is refused when all before it was looked at
-        stream.put([split_pb2.ClientFrame(request=split_pb2.RequestHeader(id=(1 << 50) + id, session_id=1))])
+        self.marked += 1
+        marker = MARKERS + self.marked
+        stream.put(
+            [split_pb2.ClientFrame(request=split_pb2.RequestHeader(id=marker, session_id=1)).SerializeToString()]
+        )
         stream.sent += len(frames) + 1
-        told = stream.wait((1 << 50) + id, asks[-1] if asks else None)
+        self.sent += len(frames) + 1
+        told = stream.wait(marker, volley)
+        if told == ["hang"] or volley.jumbled or volley.kind == "bytes":
+            return told
+        if stream.over:
+            self.read += volley.kind in ("unreadable", "descriptions")
+            return told
+        chunks = Counter(frame.id for frame in map(parse_client_frame, frames) if isinstance(frame, ChunkFrame))
+        for id in volley.asked:
+            said = stream.told.get(id, "")
+            self.read += bool(said) and said != MISSING
+            self.read += chunks[id] if said in COMPUTED else 0
+        self.read += sum(volley.own[: len(frames)]) - len(volley.asked) - sum(chunks.values())
+        return told
+
+    def _greet(self, data: bytes) -> str:
+        """A stream that only says hello."""
+        hello = split_pb2.ClientFrame.FromString(data).hello
+        stream = _Stream(self.channel)
+        stream.put([self.hello(hello.model_id, hello).SerializeToString()])
+        self.sent, self.read = self.sent + 1, self.read + 1
+        told = stream.welcomed()
+        stream.close()
         return told
 
     def close(self) -> None:
@@ -200,9 +249,9 @@ class _Stream:
         self.call = call(iter(self.queue.get, None))
         threading.Thread(target=self._read, daemon=True).start()
 
-    def put(self, frames: list[split_pb2.ClientFrame]) -> None:
+    def put(self, frames: list[bytes]) -> None:
         for frame in frames:
-            self.queue.put(frame.SerializeToString())
+            self.queue.put(frame)
 
     def _read(self) -> None:
         try:
@@ -211,27 +260,40 @@ class _Stream:
                 with self.news:
                     if kind == "reply":
                         self.told[frame.reply.id] = "answer"
-                        self.put([split_pb2.ClientFrame(acknowledge=split_pb2.Acknowledge(ids=[frame.reply.id]))])
+                        acknowledge = split_pb2.Acknowledge(ids=[frame.reply.id])
+                        self.put([split_pb2.ClientFrame(acknowledge=acknowledge).SerializeToString()])
                     elif kind == "failed":
-                        self.told[frame.failed.id] = frame.failed.error
+                        missing = frame.failed.error == "Disagreement" and frame.failed.retry
+                        self.told[frame.failed.id] = MISSING if missing else frame.failed.error
+                    elif kind == "welcome":
+                        self.ended = "welcome"
                     self.news.notify_all()
         except grpc.RpcError as error:
-            self.ended = f"stream ended: {error.details()}".split(": ")[1].split(":")[0]
+            self.ended = f"stream ended: {(error.details() or '').split(':')[0]}"
         with self.news:
             self.over = True
             self.news.notify_all()
 
-    def wait(self, marker: int, id: int | None) -> str:
-        """What was said of request ``id``, once ``marker`` has been answered; it may never be complete."""
+    def welcomed(self) -> str:
+        """What was said of a hello."""
+        with self.news:
+            found = self.news.wait_for(lambda: self.ended, PATIENCE)
+        return self.ended if found else "hang"
+
+    def wait(self, marker: int, volley: Volley) -> list[str]:
+        """What was said of the volley's requests once ``marker`` has been answered; some may never be complete."""
         with self.news:
             if not self.news.wait_for(lambda: self.over or marker in self.told, PATIENCE):
-                return "hang"
-            if id is not None and not self.over:
-                # complete requests are answered; others wait for chunks that do not come
-                self.news.wait_for(lambda: self.over or id in self.told, 8.0)
-            if id in self.told:
-                return self.told[id]
-            return f"stream ended: {self.ended}" if self.over else "taken"
+                return ["hang"]
+            whole = set(volley.whole)
+            if not self.news.wait_for(lambda: self.over or whole <= self.told.keys(), PATIENCE * max(len(whole), 1)):
+                return ["hang"]
+            told = [self.told[id] for id in volley.asked if id in self.told]
+            lost = [id for id in volley.asked if id not in self.told]
+            if not self.over:  # nobody waits for these
+                for id in lost:
+                    self.queue.put(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=id)).SerializeToString())
+            return [*told, *([self.ended] if self.over else [])] or ["taken"]
 
     def close(self) -> None:
         self.queue.put(None)
@@ -240,43 +302,70 @@ class _Stream:
 
 @dataclass
 class Outcome:
-    """Of one run on one server process."""
+    """Of one run on one server process. ``frames``: sent; ``read``: see `Stranger.read`."""
 
-    attacks: int = 0
+    workers: int = 1
+    volleys: int = 0
     frames: int = 0
+    read: int = 0
+    seconds: float = 0.0
     outcomes: Counter[str] = field(default_factory=Counter)
     hangs: list[str] = field(default_factory=list)
+    slowest: float = 0.0
+    slowest_volley: str = ""
     honest: dict[str, Any] = field(default_factory=dict)
     alive: bool = False
     status: int | None = None
     weights_hash_unchanged: bool = False
-    rss: list[float] = field(default_factory=list)
+    looks: list[list[float]] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        """The server lives, nothing hung, and no honest answer was wrong or lost."""
+        honest = self.honest["asked"] and not self.honest["wrong"] and not self.honest["lost"]
+        return bool(self.alive and self.status == 0 and not self.hangs and self.weights_hash_unchanged and honest)
+
+    def told(self) -> dict[str, Any]:
+        """As JSON."""
+        memory = Flatness.of(self.looks).told()
+        rest = {name: value for name, value in vars(self).items() if name != "looks"}
+        return {**rest, "outcomes": dict(self.outcomes.most_common()), "memory": memory}
 
 
-def attacked(folder: Path, attacks: Iterator[Attack], seconds: float) -> Outcome:
-    """Fire until there are no more attacks, or the time is over."""
-    served, outcome = Served(folder), Outcome()
-    honest, until = Honest(served.address), time.monotonic() + seconds
+def attacked(
+    folder: Path, volleys: Iterator[Volley], seconds: float, frames: int = 1 << 60, workers: int = 1
+) -> Outcome:
+    """Fire until there are no more volleys, so many frames are sent, or the time is over."""
+    served, outcome = Served(folder, workers), Outcome(workers)
+    honest, began = Honest(served.address), time.monotonic()
     try:
         thread = threading.Thread(target=honest.run, daemon=True)
         thread.start()
         stranger = Stranger(served.address)
         before = {name: model.weights_hash for name, model in stranger.about.items()}
-        outcome.rss.append(served.rss())
-        for number, attack in enumerate(attacks):
-            told = stranger.fire(attack, number + 1)
-            outcome.attacks += 1
-            outcome.outcomes[told] += 1
-            if told == "hang":
-                outcome.hangs.append(attack.name)
-            if time.monotonic() > until or served.process.poll() is not None:
+        outcome.looks.append([0, round(served.rss(), 1)])
+        for volley in volleys:
+            start = time.monotonic()
+            told = stranger.fire(volley)
+            took = time.monotonic() - start
+            if took > outcome.slowest:
+                outcome.slowest, outcome.slowest_volley = round(took, 2), volley.name
+            outcome.volleys += 1
+            outcome.outcomes.update(told)
+            if "hang" in told:
+                outcome.hangs.append(volley.name)
+            if served.process.poll() is not None:
                 break
-        outcome.frames = sum(stream.sent for stream in stranger.streams.values())
-        outcome.rss.append(served.rss() if served.process.poll() is None else 0.0)
+            if stranger.sent >= outcome.looks[-1][0] + EVERY:
+                outcome.looks.append([stranger.sent, round(served.rss(), 1)])
+            if time.monotonic() > began + seconds or stranger.sent >= frames:
+                break
+        outcome.frames, outcome.read, outcome.seconds = stranger.sent, stranger.read, round(time.monotonic() - began, 1)
         honest.over = True
         thread.join(PATIENCE)
         outcome.alive = served.process.poll() is None
         if outcome.alive:
+            outcome.looks.append([stranger.sent, round(served.rss(), 1)])
             after = {model.model_id: model.weights_hash for model in stranger.models().models}
             outcome.weights_hash_unchanged = after == before
         stranger.close()
@@ -293,11 +382,6 @@ def attacked(folder: Path, attacks: Iterator[Attack], seconds: float) -> Outcome
     return outcome
 
 
-def mutated(recordings: list[Recording], seed: int) -> Iterator[Attack]:
+def mutated(recordings: list[Recording], seed: int) -> Iterator[Volley]:
     """Without an end."""
-    number = 0
-    while True:
-        recording, shot = Mutator(recordings, seed * 1_000_003 + number).shot(0.3)
-        shot.fields.pop("id", None)
-        yield Attack(f"{seed}:{number}", recording.model_id, shot)
-        number += 1
+    return map(Gunner(recordings, seed).volley, itertools.count())

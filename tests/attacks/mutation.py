@@ -1,15 +1,13 @@
-"""Structure-aware mutation: of the description's JSON, the parcel's header, the payload, the request's fields."""
+"""Structure-aware mutation: of a description's JSON, a parcel's header, a payload, a request's fields, a file."""
 
 from __future__ import annotations
 
 import copy
 import random
+import struct
 from typing import Any
 
-from protos.isthmus.v1 import split_pb2
 from shared_hooks.crossing import Crossing
-from shared_hooks.crossing_format import decode
-from shared_hooks.errors import IsthmusError
 from tests.attacks.corpus import Recording
 from tests.attacks.shots import Shot, padded
 
@@ -38,51 +36,30 @@ NODES: tuple[Any, ...] = (
 
 
 class Mutator:
-    """Makes shots of recordings; the same seed gives the same shots."""
+    """Changes parts of requests; the same seed changes them alike."""
 
     def __init__(self, recordings: list[Recording], seed: int) -> None:
         self.recordings = recordings
         self.random = random.Random(seed)
 
-    def shot(self, deep: float = 0.5) -> tuple[Recording, Shot]:
-        """``deep``: share of those whose description is changed, which have the server rehearse."""
-        chance = self.random
-        recording = chance.choice(self.recordings)
-        shot = Shot.of(recording)
-        if chance.random() < deep:
-            shot.changed = True
-            for _ in range(chance.choice((1, 1, 1, 2, 2, 3, 6))):
-                shot.told = self.changed(shot.told, [r.told for r in chance.sample(self.recordings, 2)])
-            if chance.random() < 0.9:
-                self.tailor(shot)
-        else:
-            kind = chance.randrange(5)
-            if kind == 0:
-                shot.body = self.changed(shot.body, [chance.choice(self.recordings).body])
-            elif kind == 1:
-                self.garble(shot, keep=True)
-            elif kind == 2:
-                self.garble(shot, keep=False)
-            elif kind == 3:
-                self.fields(shot)
-            else:
-                shot.chunk_bytes = max(chance.choice((1, 7, 64, 4096)), len(shot.payload) // 8)
-                self.garble(shot, keep=True)
-        if chance.random() < 0.02:
-            self.fields(shot)
-        return recording, shot
-
     # -- JSON -----------------------------------------------------------------------------------------------------
 
+    def description(self, told: Any) -> Any:
+        """A cut's description with one change, or with some."""
+        for _ in range(self.random.choice((1, 1, 1, 2, 2, 3, 6))):
+            told = self.changed(told, [recording.told for recording in self.random.sample(self.recordings, 2)])
+        return told
+
     def changed(self, told: Any, others: list[Any]) -> Any:
-        """A copy with one change at one place, found by walking down at random."""
-        made, chance = copy.deepcopy(told), self.random
+        """The value with one change at one place, found by walking down at random; only what leads there is copied."""
+        chance = self.random
+        made = node = copy.copy(told)
         path: list[tuple[Any, Any]] = []
-        node = made
         while isinstance(node, (list, dict)) and node and (not path or chance.random() < 0.85):
             keys = list(node) if isinstance(node, dict) else range(len(node))
             key = chance.choice([key for key in keys if key not in _RARE or chance.random() < 0.05] or list(keys))
             path.append((node, key))
+            node[key] = copy.copy(node[key])
             node = node[key]
         if not path:
             return chance.choice(NODES)
@@ -121,13 +98,8 @@ class Mutator:
 
     # -- payload --------------------------------------------------------------------------------------------------
 
-    def tailor(self, shot: Shot) -> None:
-        """Give the changed description the payload and the values it asks for, so that it gets further."""
-        shot_bytes = shot.frames(0)[0].cut.data
-        try:
-            crossing = decode(shot_bytes, 8 << 20)
-        except IsthmusError:
-            return
+    def tailor(self, shot: Shot, crossing: Crossing) -> None:
+        """Give a shot the payload and the values that a changed description asks for, so that it gets further."""
         if crossing.payload_bytes > 1 << 20 or not isinstance(shot.body, dict):
             return
         sections = [
@@ -145,13 +117,17 @@ class Mutator:
             shot.body["meta"] = ""
 
     def bytes(self, size: int) -> bytes:
-        kind = self.random.randrange(4)
-        if kind == 0:
+        """Zeros, ones, small numbers of either kind; rarely anything: loops over huge numbers take all the time."""
+        kind = self.random.randrange(24)
+        if kind < 4:
             return bytes(size)
-        if kind == 1:
+        if kind < 8:
             return b"\xff" * size
-        if kind == 2:
+        if kind < 12:
             return (b"\x01" + bytes(7)) * (size // 8) + bytes(size % 8)
+        if kind < 23:
+            floats = [self.random.uniform(-4, 4) for _ in range(16)]
+            return (struct.pack("<16f", *floats) * (size // 64 + 1))[:size]
         return self.random.randbytes(size)
 
     def value(self, form: Any) -> Any:
@@ -184,28 +160,6 @@ class Mutator:
                 data[self.random.randrange(len(data))] = self.random.randrange(256)
             shot.payload = bytes(data[: self.random.choice((len(data), len(data), len(data) // 2))])
 
-    def jumbled(self, frames: list[split_pb2.ClientFrame]) -> list[split_pb2.ClientFrame]:
-        """The frames out of order, repeated, and with others between them that need no answer."""
-        chance, made = self.random, list(frames)
-        ids = [frame.request.id for frame in frames if frame.WhichOneof("frame") == "request"] + [1, 1 << 63]
-        for _ in range(chance.randrange(8, 64)):
-            kind = chance.randrange(8)
-            if kind == 0:
-                frame = chance.choice(frames)
-            elif kind == 1:
-                frame = split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=chance.choice(ids)))
-            elif kind == 2:
-                values = {"id": ids[0], "offset": chance.choice((0, 0, 1, 64, 1 << 40)), "data": self.bytes(64)}
-                frame = split_pb2.ClientFrame(chunk=split_pb2.Chunk(**values))
-            elif kind == 3:
-                request = split_pb2.RequestHeader(id=chance.choice(ids), cut_digest=chance.choice(TEXTS[:30]))
-                frame = split_pb2.ClientFrame(request=request)
-            else:
-                many = [chance.choice(ids) for _ in range(chance.randrange(9))]
-                frame = split_pb2.ClientFrame(acknowledge=split_pb2.Acknowledge(ids=many))
-            made.insert(chance.randrange(len(made) + 1) if kind else len(made), frame)
-        return made
-
     def fields(self, shot: Shot) -> None:
         """Another number or text in the request's frame."""
         chance = self.random
@@ -223,6 +177,28 @@ class Mutator:
             )
         )
         shot.fields[name] = value
+
+    def file(self, data: bytes) -> bytes:
+        """An input file with some bytes changed, most of them in front, left out or repeated."""
+        chance, made = self.random, bytearray(data)
+        for _ in range(chance.choice((1, 1, 2, 4))):
+            at = (
+                min(int(chance.expovariate(1 / 40)), len(made) - 1)
+                if chance.random() < 0.7
+                else chance.randrange(len(made))
+            )
+            kind = chance.randrange(5)
+            if kind == 0:
+                made[at] ^= 1 << chance.randrange(8)
+            elif kind == 1:
+                made[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
+            elif kind == 2:
+                made[at : at + 4] = chance.choice((bytes(4), b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0\0\x01\0"))
+            elif kind == 3 and len(made) > 16:
+                del made[at : at + chance.choice((1, 8, len(made) // 2))]
+            else:
+                made[at:at] = made[at : at + chance.choice((1, 8, 64))]
+        return bytes(made) or b"\0"
 
 
 _RARE = ("path", "format", "depth", "context", "v", "sections", "cut")

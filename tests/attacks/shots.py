@@ -30,23 +30,30 @@ class Shot:
     chunk_bytes: int = 256 << 10
     raw: bytes | None = None
     """The description's bytes as they are, instead of ``told``."""
-    changed: bool = False
-    """The description is not what an honest client sent."""
 
     @classmethod
     def of(cls, recording: Recording) -> Shot:
         """The honest request."""
-        return cls(recording.told, recording.body, recording.payload)
+        return cls(dict(recording.told), dict(recording.body), recording.payload)
+
+    @property
+    def description(self) -> bytes:
+        """The cut's description as it is sent."""
+        return self.raw if self.raw is not None else json.dumps(self.told, separators=(",", ":")).encode()
 
     def frames(self, id: int) -> Frames:
         """Cut, request, chunks."""
-        data = self.raw if self.raw is not None else json.dumps(self.told, separators=(",", ":")).encode()
+        data = self.description
         digest = digest_of(data)
+        upload = split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=digest, data=data))
+        return [upload, *self.asking(id, digest)]
+
+    def asking(self, id: int, digest: str) -> Frames:
+        """Request and chunks, at the cut of this digest."""
         header = sealed(self.linked(digest))
         values = {"id": id, "cut_digest": digest, "header": header, "payload_bytes": len(self.payload), **self.fields}
         step = max(self.chunk_bytes, 1)
         return [
-            split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=digest, data=data)),
             split_pb2.ClientFrame(request=split_pb2.RequestHeader(**values)),
             *(
                 split_pb2.ClientFrame(

@@ -1,0 +1,47 @@
+"""Where a forward that takes too long may be ended: while the model's own code runs, and nowhere else.
+
+Who bounds time (a server) sets a `Limit` around a request. The engine says in which blocks an exception may come from
+outside; what it puts back after them (modes, settings, Python state, generators) is never cut short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Protocol
+
+
+class Limit(Protocol):
+    """The time of one request in one thread."""
+
+    def interruptible(self, seconds: float) -> AbstractContextManager[None]:
+        """In this block an exception may come: when the time is over, or after ``seconds``."""
+
+    def uninterrupted(self) -> AbstractContextManager[None]:
+        """In this block none may, though it lies in an interruptible one."""
+
+
+_limit: ContextVar[Limit | None] = ContextVar("isthmus_limit", default=None)
+
+
+@contextmanager
+def bounded(limit: Limit) -> Iterator[None]:
+    """``limit`` holds for the block."""
+    token = _limit.set(limit)
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
+def interruptible(seconds: float = float("inf")) -> AbstractContextManager[None]:
+    """Round what may be ended at any line."""
+    limit = _limit.get()
+    return nullcontext() if limit is None else limit.interruptible(seconds)
+
+
+def uninterrupted() -> AbstractContextManager[None]:
+    """Round what must be done wholly in the middle of that."""
+    limit = _limit.get()
+    return nullcontext() if limit is None else limit.uninterrupted()
