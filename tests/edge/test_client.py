@@ -320,7 +320,7 @@ def test_a_request_whose_records_cannot_be_made_is_not_left_on_its_way(monkeypat
         monkeypatch.setattr(client.wrapped, "last_records", records)
         with pytest.raises(KeyboardInterrupt):
             client.infer(image())
-        assert client._connection is not None and not client._connection._waiting.requests
+        assert client._connection is not None and not client._connection._waiting
         assert client.requests._places.acquire(blocking=False)
 
 
