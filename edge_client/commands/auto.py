@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.commands.loading import first_readable
@@ -15,7 +16,7 @@ from edge_client.loaded import Loaded
 from edge_client.options import KeepAlive
 from edge_client.planning.gather import Gathered, Wanted, edge_profile, gather
 from edge_client.planning.objective import Constraints, Objective
-from edge_client.planning.partitioners import find_partitioner
+from edge_client.planning.partitioners import ByObjective, Partitioner, find_partitioner
 from edge_client.prober import LinkProber
 from edge_client.text import one_line
 from shared_hooks.errors import ServerUnavailable, SpecError
@@ -34,8 +35,6 @@ KEEP_ALIVE: Final = KeepAlive(every=5.0, timeout=20.0)
 """Patient, for a ping waits behind the bytes of a slow link; what is late is noticed by the requests themselves."""
 FIRST_CALL_SECONDS: Final = 5.0
 """For the server to be there at the start; without it everything runs here until it comes."""
-OWN_OBJECTIVE: Final = {"latency": "latency", "energy": "energy"}
-"""Partitioners that are nothing but an objective: the controller moves with care for them, too."""
 
 
 def check(options: argparse.Namespace) -> None:
@@ -56,11 +55,12 @@ def auto_client(options: argparse.Namespace, client: EdgeClient, items: Sequence
     with ExitStack() as stack:
         write = _writer(options.log_decisions, stack)
         gathered = _gather(loaded, wanted, options)
+        controller = _controller(options, gathered)
+        connect = None
         if isinstance(gathered, Gathered):
-            controller, connect = _controller(options, gathered), None
             client.open()
         else:
-            controller, connect = _controller(options, None, gathered), _connector(loaded, wanted, gathered)
+            connect = _connector(loaded, wanted, gathered)
         auto = AutoClient(
             client,
             controller,
@@ -133,36 +133,27 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
     return connect
 
 
-def _controller(options: argparse.Namespace, gathered: Gathered | None, edge: Profile | None = None) -> SplitController:
-    from edge_client.adaptive.partitioned import PartitionedController
+def _controller(options: argparse.Namespace, found: Gathered | Profile) -> SplitController:
     from edge_client.planning.controller import SplitController
 
-    name = options.partitioner
-    known: dict[str, Any] = {
-        "objective": Objective.parse(OWN_OBJECTIVE.get(name, options.objective)),
-        "constraints": _constraints(options),
-    }
-    profiles: tuple[Profile | Link | Load | None, ...]
-    if gathered is None:
-        profiles = (edge,)
-    else:
-        profiles = (gathered.edge, gathered.cloud, gathered.link, gathered.load)
-        known |= {"file": gathered.file, "file_crosses": gathered.file_crosses}
-    if name == "objective" or name in OWN_OBJECTIVE:
-        return SplitController(*profiles, **known)
-    return PartitionedController(find_partitioner(name), options.partitioner_option, *profiles, **known)
+    objective = Objective.parse(options.objective)
+    partitioner: Partitioner | None = find_partitioner(options.partitioner)
+    if isinstance(partitioner, ByObjective):  # the controller itself decides so, and moves with care
+        objective, partitioner = partitioner.own or objective, None
+    make = partial(
+        SplitController,
+        objective=objective,
+        constraints=_constraints(options),
+        partitioner=partitioner,
+        option=options.partitioner_option,
+    )
+    if not isinstance(found, Gathered):
+        return make(found)
+    return make(found.edge, found.cloud, found.link, found.load, file=found.file, file_crosses=found.file_crosses)
 
 
 def _constraints(options: argparse.Namespace) -> Constraints:
-    from edge_client.planning import units
-
-    memory, traffic = options.max_edge_memory, options.max_bytes_per_second
-    return Constraints(
-        units.size("--max-edge-memory", memory) if memory else None,
-        units.size("--max-bytes-per-second", traffic) if traffic else None,
-        options.rate,
-        options.min_accuracy,
-    )
+    return Constraints.parse(options.max_edge_memory, options.max_bytes_per_second, options.rate, options.min_accuracy)
 
 
 def _fits(options: argparse.Namespace, edge: Profile) -> bool:

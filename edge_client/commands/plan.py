@@ -28,7 +28,6 @@ NAME_WIDTH = 26
 
 def main(options: argparse.Namespace) -> int:
     """Gather, predict, decide, print; exit status."""
-    from edge_client.planning import units
     from edge_client.planning.explain import break_evens, explain
     from edge_client.planning.gather import gather
     from edge_client.planning.objective import Constraints, Objective
@@ -40,12 +39,8 @@ def main(options: argparse.Namespace) -> int:
     # Everything that can be wrong with the words is said before anything is measured.
     check_json_target(options.json)
     objective = Objective.parse(options.objective)
-    memory, traffic = options.max_edge_memory, options.max_bytes_per_second
-    constraints = Constraints(
-        units.size("--max-edge-memory", memory) if memory else None,
-        units.size("--max-bytes-per-second", traffic) if traffic else None,
-        options.rate,
-        options.min_accuracy,
+    constraints = Constraints.parse(
+        options.max_edge_memory, options.max_bytes_per_second, options.rate, options.min_accuracy
     )
     power, wanted = _power(options), _wanted(options)
     partitioner = find_partitioner(options.partitioner)
