@@ -30,20 +30,12 @@ from shared_hooks.errors import (
 from tests.edge import fake_server as fake
 from tests.edge import small_models
 from tests.edge.fake_server import FakeServer
-
-PATIENCE = 60.0
+from tests.waiting import PATIENCE, eventually
 
 
 def built(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(7)
     return make().eval()
-
-
-def eventually(claim: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not claim():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
 
 
 def held(gates: dict[int, threading.Event]) -> Callable[[int], float]:
