@@ -1,7 +1,7 @@
 """Ask a cloud server whether it serves: ``python deploy/health.py HOST:PORT [--wait SECONDS]``.
 
 The standard gRPC health check, for containers and service managers. Exit status 0: serving; 1: not, or no answer.
-Needs nothing of Isthmus, only grpcio and grpcio-health-checking.
+Opens its channel as every client does, and loads no torch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from edge_client.dial import dial
+
 
 def status_of(address: str, timeout: float) -> str:
     """SERVING, NOT_SERVING, ... or the name of the gRPC status with which the question failed."""
-    with grpc.insecure_channel(address) as channel:
+    with dial(address) as channel:
         try:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout)

@@ -11,6 +11,8 @@ state.py        `State`: its life
 witness.py      `Witness`: answers computed whole here, too
 comparison.py   how far two outputs are apart
 moment.py       what a forward may change, as it is at one moment
+model_choice.py `ModelChoice`: which model, on what device; made once, handed on
+old_keywords.py what `EdgeClient` took before
 options.py      its limits; `KeepAlive`
 verdict.py      what the end of a stream means
 probing.py      what the link carries; the server's profile
@@ -18,6 +20,7 @@ prober.py       rounds of bytes on a stream of their own
 local_server.py a cloud server of one's own on loopback
 orphans.py      children of a process that is killed
 waiting.py      who waits for a stream or an answer
+dial.py         the one place that opens a channel
 stream.py       one gRPC stream
 inbox.py        what comes on it
 outbox.py       what a stream has still to send; back-pressure
@@ -44,7 +47,8 @@ if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
     from edge_client.answer import Answer, Call, Failure
     from edge_client.client import CONNECTION_ERRORS, EdgeClient
-    from edge_client.options import KeepAlive
+    from edge_client.model_choice import ModelChoice
+    from edge_client.options import ConnectionOptions, KeepAlive
     from edge_client.state import State
     from edge_client.times import Times
     from edge_client.witness import Witness
@@ -54,9 +58,11 @@ _HOME = {
     "AutoClient": "adaptive",
     "CONNECTION_ERRORS": "client",
     "Call": "answer",
+    "ConnectionOptions": "options",
     "EdgeClient": "client",
     "Failure": "answer",
     "KeepAlive": "options",
+    "ModelChoice": "model_choice",
     "State": "state",
     "Times": "times",
     "Witness": "witness",
@@ -67,9 +73,11 @@ __all__ = [
     "Answer",
     "AutoClient",
     "Call",
+    "ConnectionOptions",
     "EdgeClient",
     "Failure",
     "KeepAlive",
+    "ModelChoice",
     "State",
     "Times",
     "Witness",

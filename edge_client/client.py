@@ -7,16 +7,19 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
+import torch
 from torch import nn
 
-from edge_client import wire
 from edge_client.answer import Answer, Call, Failure
 from edge_client.connection import Connection
-from edge_client.half import Cut, EdgeHalf, Inputs
+from edge_client.dial import check_address
+from edge_client.half import Cut, EdgeHalf
 from edge_client.many import Place, in_order
-from edge_client.options import ConnectionOptions, KeepAlive, check_address, check_seconds
+from edge_client.model_choice import Inputs, ModelChoice
+from edge_client.old_keywords import OldKeywords, taken_over
+from edge_client.options import ConnectionOptions, check_seconds
 from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.requests import Done, Requests, Running, work_of
 from edge_client.state import Counters, State
@@ -27,7 +30,10 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.loading import default
-from shared_hooks.models import ModelSpec, pick_device, set_threads
+from shared_hooks.models import ModelSpec
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 CONNECTION_ERRORS: Final = (ServerUnavailable, Disagreement, UnknownModel)  # no input's fault: the next would fail, too
 
@@ -38,14 +44,13 @@ class EdgeClient:
         with EdgeClient("127.0.0.1:50051", "digits", split="stage2.0.conv1") as client:
             answer = client.infer(image)
 
-    `server` is ``HOST:PORT``, or None where everything runs here. `model` is a name or spec that `load_spec` takes, a
-    `ModelSpec`, or an ``nn.Module`` (in eval mode, with its weights; then `model_id` is what the server calls it, and
-    `example` its ``(args, kwargs)`` to plan on, if the server's spec has one). `split` is the default cut: a layer's id
-    or name, "input" (or "cloud-only") to send the inputs themselves, "cloud-only-file" to send input files as they
-    are, which the server then reads, or "edge-only": the whole model here, and no server is asked. Seconds: `deadline`
-    for a request as a whole; `patience` to go without a server before giving up. `max_in_flight` bounds the requests
-    between head and answer, and with them the frontiers in memory. `codec` is "raw" or "lz4". `metrics` asks for the
-    layers' times on both sides. `threads` is a setting of the whole process.
+    `server` is ``HOST:PORT``, or None where everything runs here. `model` is a name or spec that `load_spec` takes, or
+    a `ModelChoice`, which takes an ``nn.Module``, too, and says on what device and with how many threads. `split` is
+    the default cut: a layer's id or name, "input" (or "cloud-only") to send the inputs themselves, "cloud-only-file" to
+    send input files as they are, which the server then reads, or "edge-only": the whole model here, and no server is
+    asked. `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
+    `deadline`: seconds for a request as a whole. `connection` has the limits (`ConnectionOptions`): how long to go
+    without a server, how many requests are between head and answer, and with them how many frontiers in memory.
 
     `hooks` names observers of every request, on both sides (`shared_hooks.observers.named`): `Answer.observations`. The
     server must allow them, else the request fails with HookRefused.
@@ -62,58 +67,32 @@ class EdgeClient:
     def __init__(
         self,
         server: str | None,
-        model: str | ModelSpec | nn.Module,
+        model: str | ModelSpec | nn.Module | ModelChoice,
         split: Cut = "input",
         *,
-        model_id: str | None = None,
-        example: Inputs | None = None,
-        device: str = "auto",
-        threads: int | None = None,
-        depth: int | None = None,
         codec: str = "raw",
         metrics: bool = True,
         deadline: float = 60.0,
-        patience: float = 15.0,
-        max_in_flight: int = 4,
-        chunk_bytes: int = wire.CHUNK_BYTES,
-        max_answer_bytes: int = 1 << 30,
-        keep_alive: KeepAlive | None = None,
         hooks: Iterable[str] = (),
-        lifecycle: Lifecycle | None = None,
         witness: float = 0.0,
+        lifecycle: Lifecycle | None = None,
+        connection: ConnectionOptions | None = None,
+        **old: Unpack[OldKeywords],
     ) -> None:
         check_share(witness)
         self.server = None if server is None else check_address(server)
         self.lifecycle = default("edge") if lifecycle is None else lifecycle
         self._split = split
         self.deadline = check_seconds("deadline", deadline)
-        self._options = ConnectionOptions(
-            patience=patience,
-            max_in_flight=max_in_flight,
-            chunk_bytes=chunk_bytes,
-            keep_alive=keep_alive or KeepAlive(),
-        )
-        set_threads(threads)
-        self.device = pick_device(device)
-        self._half = EdgeHalf(
-            model,
-            self.device,
-            model_id=model_id,
-            example=example,
-            depth=depth,
-            codec=codec,
-            metrics=metrics,
-            hooks=hooks,
-            lifecycle=self.lifecycle,
-        )
-        self.max_in_flight = max_in_flight
+        self.choice, self.connection = taken_over(old, ModelChoice.of(model), connection or ConnectionOptions())
+        self._half = EdgeHalf(self.choice, codec=codec, metrics=metrics, hooks=hooks, lifecycle=self.lifecycle)
         self._client_id = uuid.uuid4().hex
         self.requests = Requests(
             self._half,
             self._connect,
-            max_in_flight=max_in_flight,
+            max_in_flight=self.connection.max_in_flight,
             metrics=metrics,
-            max_answer_bytes=max_answer_bytes,
+            max_answer_bytes=self.connection.max_answer_bytes,
             client_id=self._client_id,
             witness=witness,
         )
@@ -133,6 +112,16 @@ class EdgeClient:
         old, self._split = self._split, split
         if split != old:
             self.lifecycle.emit(Stage.ON_SPLIT_CHANGE, old=old, new=split, reason="it was set")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs here."""
+        return self._half.device
+
+    @property
+    def max_in_flight(self) -> int:
+        """Requests between head and answer, at most."""
+        return self.connection.max_in_flight
 
     @property
     def spec(self) -> ModelSpec | None:
@@ -192,7 +181,7 @@ class EdgeClient:
         if self.split == EDGE_ONLY:
             self._half.plan_example()
             return self
-        self._connect().open(self._options.patience if seconds is None else seconds)
+        self._connect().open(self.connection.patience if seconds is None else seconds)
         return self
 
     def close(self) -> None:
@@ -298,7 +287,7 @@ class EdgeClient:
             if self.server is None:
                 raise SpecError('no server: this client was made without one, for split="edge-only"')
             if self._connection is None:
-                self._connection = Connection(self.server, self._hello(), self._options, lifecycle=self.lifecycle)
+                self._connection = Connection(self.server, self._hello(), self.connection, lifecycle=self.lifecycle)
                 if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
                     self._connection.close()
                     raise Cancelled("the client is closed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,26 +16,25 @@ from torch import nn
 from edge_client import wire
 from edge_client.answer import Call
 from edge_client.exchange import Exchange, Outgoing
+from edge_client.model_choice import ModelChoice
 from edge_client.planning.candidate import CLOUD_FILE, EDGE_ONLY
 from edge_client.times import Stamps, now_ns
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import EarlyOutput, LayerMetrics, WrappedModel
+from shared_hooks import EarlyOutput, LayerMetrics, WrappedModel, codecs
 from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError
 from shared_hooks.hierarchy import holder_modules
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
-from shared_hooks.models import ModelSpec, load_spec
+from shared_hooks.models import ModelSpec
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.texts import Texts
-from shared_hooks.parcel import CODECS
 from shared_hooks.trees import classes_of, flatten, unflatten
 
 Cut = int | str
 Records = tuple[list[LayerMetrics], ForwardMetrics | None]
-Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +61,27 @@ class Whole:
 
 
 class EdgeHalf:
-    """A wrapped model on a device; of what `load_spec` takes, a `ModelSpec`, or a module with a ``model_id``."""
+    """A wrapped model on a device."""
 
     spec: ModelSpec | None = None
 
     def __init__(
         self,
-        model: str | ModelSpec | nn.Module,
-        device: torch.device,
+        choice: ModelChoice,
         *,
-        model_id: str | None = None,
-        example: Inputs | None = None,
-        depth: int | None = None,
         codec: str = "raw",
         metrics: bool = True,
         hooks: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
     ) -> None:
-        if codec not in CODECS:
-            raise SpecError(f'codec="{codec}": must be one of {", ".join(CODECS)}')
-        self.device = device
+        self._codec = codecs.check(codec)
+        self.device = device = choice.set_up()
         self.hooks = named.check(hooks)
         self._texts: Texts | None = None
         self.lifecycle = Lifecycle("edge") if lifecycle is None else lifecycle
+        model, model_id, example = choice.model, choice.model_id, choice.example
         if not isinstance(model, nn.Module):
-            self.spec = model if isinstance(model, ModelSpec) else load_spec(model)
+            self.spec = choice.spec()
             model_id = model_id or self.spec.model_id
         elif model_id is None:
             raise SpecError("model_id is missing: a module does not say what the server calls it")
@@ -99,10 +94,9 @@ class EdgeHalf:
             assert self.spec is not None
             module = self.spec.load_model(device)
             example = example or self.spec.example(device)
-        self.wrapped = WrappedModel(module, depth=depth, metrics=metrics, lifecycle=self.lifecycle)
+        self.wrapped = WrappedModel(module, depth=choice.depth, metrics=metrics, lifecycle=self.lifecycle)
         self.lifecycle.emit(Stage.AFTER_MODEL_LOAD, model_id=model_id, wrapped=self.wrapped)
         self._example = example
-        self._codec = codec
         self.find = classes_of(holder_modules(module))
         self._preprocess_digest: str | None = None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edge_client.model_choice import ModelChoice
     from shared_hooks import WrappedModel
     from shared_hooks.models import ModelSpec
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 class Loaded:
     """A wrapped model that is planned on one input."""
 
+    choice: ModelChoice
+    """What it was made of."""
     spec: ModelSpec
     wrapped: WrappedModel
     args: tuple[Any, ...]

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from edge_client.model_choice import ModelChoice
 from edge_client.orphans import end_with_parent
-from shared_hooks.errors import ServerUnavailable
+from shared_hooks.errors import ServerUnavailable, SpecError
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 START_SECONDS: Final = 120.0
@@ -24,34 +25,20 @@ STOP_SECONDS: Final = 10.0
 
 @contextmanager
 def local_server(
-    model: str = "digits",
+    choice: ModelChoice,
     *,
-    weights: Sequence[str] = (),
-    selection: Path | None = None,
-    depth: int | None = None,
-    device: str = "auto",
-    threads: int | None = None,
     hooks: Sequence[str] = (),
     listen: str = "127.0.0.1:0",
     arguments: Sequence[str] = (),
     prefix: Sequence[str] = (),
 ) -> Iterator[str]:
-    """``python -m cloud_server`` with ``model`` as a process; yields HOST:PORT when it listens.
+    """``python -m cloud_server`` with this side's ``choice`` as a process; yields HOST:PORT when it listens.
 
-    Weights, selection, depth, device and threads as the edge has them, so that both sides agree; ``hooks`` are the
-    observers it allows, ``arguments`` are more of the server's own, and ``prefix`` goes before the command (``ip netns
-    exec ...``). Raises ServerUnavailable with the last lines of its log when it does not come up.
+    The model must be named by words (SpecError): nothing else reaches another process. ``hooks`` are the observers it
+    allows, ``arguments`` are more of the server's own, and ``prefix`` goes before the command (``ip netns exec ...``).
+    Raises ServerUnavailable with the last lines of its log when it does not come up.
     """
-    command = [*prefix, sys.executable, "-u", "-m", "cloud_server", "--listen", listen, "--model", model]
-    for file in weights:
-        command += ["--weights", file]
-    if selection is not None:
-        command += ["--selection", str(selection)]
-    if depth is not None:
-        command += ["--depth", str(depth)]
-    if threads is not None:
-        command += ["--threads", str(threads)]
-    command += ["--device", device, *arguments]
+    command = [*prefix, sys.executable, "-u", "-m", "cloud_server", "--listen", listen, *_words_of(choice), *arguments]
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
     with tempfile.TemporaryDirectory(prefix="isthmus-server-") as folder:
         out, log = Path(folder) / "out", Path(folder) / "log"
@@ -73,6 +60,18 @@ def local_server(
             yield _address(process, out, log)
         finally:
             _end(process)
+
+
+def _words_of(choice: ModelChoice) -> list[str]:
+    if not isinstance(choice.model, str):
+        raise SpecError(f"a server of our own takes a model by its name or file, not a {type(choice.model).__name__}")
+    words = ["--model", choice.model, "--device", choice.device]
+    for file in choice.weights:
+        words += ["--weights", file]
+    for option, value in (("--selection", choice.selection), ("--depth", choice.depth), ("--threads", choice.threads)):
+        if value is not None:
+            words += [option, str(value)]
+    return words
 
 
 def _address(process: subprocess.Popen[bytes], out: Path, log: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a connection is told: address, limits, keep-alive. Checked when it is made."""
+"""What a connection is told: limits, keep-alive. Checked when it is made."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class ConnectionOptions:
     welcome_within: float = 10.0  # from opening a stream to Welcome
     max_in_flight: int = 4  # unanswered requests on the stream; the server's own limit may be lower
     chunk_bytes: int = wire.CHUNK_BYTES
+    max_answer_bytes: int = 1 << 30
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
 
     def __post_init__(self) -> None:
@@ -62,11 +63,3 @@ def check_seconds(name: str, value: float) -> float:
     if not 0 < value <= LONGEST_SECONDS:  # not so for NaN either
         raise SpecError(f"{name}={value}: must be more than 0 and at most {LONGEST_SECONDS:.0f} seconds")
     return value
-
-
-def check_address(server: str) -> str:
-    """``HOST:PORT`` (``[::1]:PORT`` for IPv6), or SpecError."""
-    host, colon, port = server.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise SpecError(f'server "{server}": expected HOST:PORT, such as 192.168.1.20:50051')
-    return server

@@ -17,9 +17,9 @@ from typing import Any, Final
 import grpc
 
 from edge_client import verdict, wire
-from edge_client.options import KeepAlive, check_address
+from edge_client.dial import check_address, dial
+from edge_client.options import KeepAlive
 from edge_client.planning.link import Load
-from edge_client.stream import channel_options
 from protos import padding
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, RemoteError, ServerUnavailable
@@ -109,7 +109,7 @@ class _Stream:
         self._chunk_bytes = chunk_bytes
         self._outgoing: queue.SimpleQueue[padding.Padding | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[split_pb2.ProbeReply, int, int] | IsthmusError] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(server, options=channel_options(server, KEEP_ALIVE))
+        self._channel = dial(server, KEEP_ALIVE)
         method = self._channel.stream_stream(
             METHOD, request_serializer=padding.serialize_frame, response_deserializer=padding.parse_reply
         )

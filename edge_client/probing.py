@@ -10,10 +10,10 @@ from typing import Any, Final
 import grpc
 
 from edge_client import verdict
-from edge_client.options import KeepAlive, check_address, check_seconds
+from edge_client.dial import check_address, dial
+from edge_client.options import KeepAlive, check_seconds
 from edge_client.planning.link import Curve, Link, Load
 from edge_client.prober import LinkProber, Round
-from edge_client.stream import channel_options
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, ServerUnavailable
 from shared_hooks.profiling.quartiles import Quartiles
@@ -112,8 +112,7 @@ def fetch_profile(
     SpecError for settings beyond the server's limits.
     """
     check_address(server)
-    keep_alive = KeepAlive(every=5.0, timeout=5.0)
-    with grpc.insecure_channel(server, options=channel_options(server, keep_alive)) as channel:
+    with dial(server, KeepAlive(every=5.0, timeout=5.0)) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=patience)
         except grpc.FutureTimeoutError:

@@ -13,11 +13,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import lz4.block
 import numpy as np
 import torch
 import xxhash
 
+from shared_hooks.codecs import CODECS, RAW, Codec
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.trees import PLAIN, ClassFinder, dtype_name, dtype_named, flatten, no_class, unflatten
 from shared_hooks.views import View
@@ -26,7 +26,6 @@ ALIGN = 64
 MAX_HEADER_BYTES = 16 << 20
 MAX_SECTIONS = 65_536
 MAX_RANK = 32
-CODECS = ("raw", "lz4")
 _DIGEST = 8
 
 
@@ -34,7 +33,7 @@ _DIGEST = 8
 class Section:
     """One encoded tensor. ``nbytes``: encoded size; ``raw_bytes``: decoded size."""
 
-    codec: str
+    codec: Codec
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -63,9 +62,10 @@ class Parcel:
     def of_tensors(cls, meta: Any, tensors: list[torch.Tensor], codec: str = "raw") -> Parcel:
         """Pack tensors of any device; dense ones on the CPU are not copied.
 
-        ``codec``: "raw", or "lz4" where it helps.
+        ``codec``: one of `CODECS`; what it does not make smaller is sent raw.
         """
-        if codec not in CODECS:
+        wanted = CODECS.get(codec)
+        if wanted is None:
             raise ValueError(f"unknown codec {codec!r}: this side has {', '.join(CODECS)}")
         buffers: list[memoryview] = []
         sections: list[list[Any]] = []
@@ -73,13 +73,12 @@ class Parcel:
         for tensor in tensors:
             flat, stride = _storage_order(tensor)
             data = memoryview(flat.numpy())  # type: ignore[arg-type]
-            used = "raw"
-            if codec == "lz4" and len(data):
-                small = lz4.block.compress(data, store_size=False)
-                if len(small) < len(data):
-                    data, used = memoryview(small), "lz4"
+            used: Codec = RAW
+            encoded = wanted.encode(data) if len(data) else data
+            if len(encoded) < len(data):
+                data, used = encoded, wanted
             checksum = xxhash.xxh3_64_intdigest(data)
-            sections.append([used, dtype_name(tensor.dtype), list(tensor.shape), stride, len(data), checksum])
+            sections.append([used.name, dtype_name(tensor.dtype), list(tensor.shape), stride, len(data), checksum])
             padding = -len(data) % ALIGN
             buffers += [data, memoryview(bytes(padding))] if padding else [data]
             total += len(data) + padding
@@ -172,9 +171,10 @@ def read_header(header: bytes) -> tuple[Any, list[Section]]:
 
 
 def _section(entry: Any) -> Section:
-    codec, dtype, shape, stride, nbytes, checksum = entry
-    if codec not in CODECS:
-        raise BadFrame(f"unknown codec {codec!r:.20}; this side has {', '.join(CODECS)}")
+    name, dtype, shape, stride, nbytes, checksum = entry
+    codec = CODECS.get(name)
+    if codec is None:
+        raise BadFrame(f"unknown codec {name!r:.20}; this side has {', '.join(CODECS)}")
     if len(shape) > MAX_RANK or len(shape) != len(stride):
         raise TooLarge(f"a tensor of rank {len(shape)}; at most {MAX_RANK} are taken")
     if not all(type(number) is int and 0 <= number < 1 << 48 for number in (*shape, *stride, nbytes)):
@@ -185,24 +185,22 @@ def _section(entry: Any) -> Section:
     view = View(section.shape, section.stride, 0)
     if view.numel and not view.is_run():
         raise BadFrame("malformed header: strides with gaps or overlap")
-    if codec == "raw" and nbytes != section.raw_bytes:
-        raise BadFrame(f"a raw tensor of {section.raw_bytes} bytes is announced with {nbytes}")
-    if codec != "raw" and section.raw_bytes > 255 * max(nbytes, 1):
-        raise BadFrame("a compressed tensor is announced larger than its codec can make it")
+    if not codec.can_be(nbytes, section.raw_bytes):
+        raise BadFrame(f"{nbytes} bytes of codec {codec.name} are announced for a tensor of {section.raw_bytes} bytes")
     return section
 
 
 def _decode(section: Section, data: torch.Tensor, view: memoryview) -> torch.Tensor:
     if xxhash.xxh3_64_intdigest(view) != section.checksum:
         raise BadFrame("the payload is altered: a checksum is wrong")
-    if section.codec == "lz4":
-        try:
-            raw = bytearray(lz4.block.decompress(view, uncompressed_size=section.raw_bytes))
-        except (lz4.block.LZ4BlockError, ValueError) as error:
-            raise BadFrame("a compressed tensor does not decompress") from error
-        if len(raw) != section.raw_bytes:
-            raise BadFrame("a compressed tensor has another size than announced")
-        data = torch.frombuffer(raw, dtype=torch.uint8)
+    try:
+        decoded = section.codec.decode(view, section.raw_bytes)
+    except ValueError as error:
+        raise BadFrame(f"a tensor of codec {section.codec.name} does not decode") from error
+    if len(decoded) != section.raw_bytes:
+        raise BadFrame(f"a tensor of codec {section.codec.name} has another size than announced")
+    if decoded is not view:
+        data = _borrowed(decoded)
     if not section.raw_bytes:
         return torch.empty_strided(section.shape, section.stride, dtype=section.dtype)
     return data.view(section.dtype).as_strided(

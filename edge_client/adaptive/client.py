@@ -23,8 +23,8 @@ from edge_client.adaptive.watch import Connect, Watch
 from edge_client.answer import Answer, Call, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.exchange import Exchange
-from edge_client.half import Inputs
 from edge_client.many import Place, in_order
+from edge_client.model_choice import Inputs
 from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.controller import Choice, SplitController
 from edge_client.requests import Done, Running

@@ -86,7 +86,7 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     run.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     run.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="without a server (default: 15)")
     run.add_argument("--in-flight", type=_count, default=4, metavar="N", help="requests under way (default: 4)")
-    run.add_argument("--codec", choices=("raw", "lz4"), default="raw", help="of the frontier (default: raw)")
+    _add_codec(run)
     run.add_argument(
         "--witness",
         type=_share,
@@ -105,7 +105,17 @@ def _add_profile(commands: Commands, parents: list[argparse.ArgumentParser]) -> 
     profile.add_argument("--warmup", type=_count, default=3, metavar="N", help="forwards before (default: 3)")
     profile.add_argument("--repetitions", type=_count, default=20, metavar="N", help="at most (default: 20)")
     profile.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each side (default: 20)")
-    profile.add_argument("--codec", choices=("raw", "lz4"), default="raw", help="of the frontier (default: raw)")
+    _add_codec(profile)
+
+
+def _add_codec(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--codec",
+        type=_codec,
+        default="raw",
+        metavar="NAME",
+        help='of the frontier: "raw" as it is, "lz4" and such smaller; another word lists them (default: raw)',
+    )
 
 
 def _add_hooks(command: argparse.ArgumentParser, *, required: bool, text: str = "observe both sides: ") -> None:
@@ -153,7 +163,7 @@ def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:
     plan.add_argument("--calibrate", action="store_true", help="add what a few real requests take beyond it")
     plan.add_argument("--repetitions", type=_count, default=10, metavar="N", help="of each profile (default: 10)")
     plan.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each profile (default: 20)")
-    plan.add_argument("--codec", choices=("raw", "lz4"), default="raw", help="of the frontier (default: raw)")
+    _add_codec(plan)
     plan.add_argument("--explain", action="store_true", help="why it wins, and what would have to change")
     plan.add_argument("--top", type=_count, metavar="N", help="show the best only")
     plan.add_argument("--partitioner", default="objective", metavar="NAME", help="who decides (default: objective)")
@@ -191,7 +201,7 @@ def _add_sweep(commands: Commands, model: argparse.ArgumentParser) -> None:
     sweep.add_argument("--profile-seconds", type=_seconds, default=20.0, metavar="S", help="of each side (default: 20)")
     sweep.add_argument("--calibrate", action="store_true", help="the plan sends a few real requests first, as plan's")
     sweep.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")
-    sweep.add_argument("--codec", choices=("raw", "lz4"), default="raw", help="of the frontier (default: raw)")
+    _add_codec(sweep)
     sweep.add_argument("--seconds", type=_seconds, metavar="S", help="stop measuring after this long; resumable")
     sweep.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     sweep.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="without a server (default: 15)")
@@ -253,6 +263,14 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
+
+
+def _codec(text: str) -> str:
+    from shared_hooks.codecs import CODECS  # loads torch, which every command does that has a frontier, but no --help
+
+    if text not in CODECS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(CODECS)}")
+    return text
 
 
 def _share(text: str) -> float:

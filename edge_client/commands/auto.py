@@ -8,9 +8,11 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from edge_client.commands.constraints import constraints_of
 from edge_client.commands.loading import first_readable
 from edge_client.loaded import Loaded
 from edge_client.options import KeepAlive
@@ -37,25 +39,56 @@ FIRST_CALL_SECONDS: Final = 5.0
 """For the server to be there at the start; without it everything runs here until it comes."""
 
 
-def check(options: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Choosing:
+    """By what the cut is chosen, and what is known beforehand."""
+
+    wanted: Wanted
+    objective: Objective
+    constraints: Constraints
+    partitioner: Partitioner
+    partitioner_option: str | None
+    log: str | None
+    """A file for every decision."""
+    patience: float
+    progress: bool
+
+
+def choosing_of(options: argparse.Namespace) -> Choosing:
     """SpecError for words that cannot be used, before anything is loaded."""
-    Objective.parse(options.objective)
-    find_partitioner(options.partitioner)
-    _constraints(options)
+    objective, partitioner = Objective.parse(options.objective), find_partitioner(options.partitioner)
+    if isinstance(partitioner, ByObjective):
+        objective = partitioner.own or objective
+    return Choosing(
+        Wanted(
+            server=options.server,
+            edge_profile=options.edge_profile,
+            cloud_profile=options.cloud_profile,
+            seconds=options.profile_seconds,
+            codec=options.codec,
+        ),
+        objective,
+        constraints_of(options),
+        partitioner,
+        options.partitioner_option,
+        options.log_decisions,
+        options.patience,
+        not options.no_progress,
+    )
 
 
 @contextmanager
-def auto_client(options: argparse.Namespace, client: EdgeClient, items: Sequence[InputItem]) -> Iterator[AutoClient]:
-    """A client that chooses, made of ``options``; ``client`` is prepared. Ends what it started, not the client."""
+def auto_client(chooses: Choosing, client: EdgeClient, items: Sequence[InputItem]) -> Iterator[AutoClient]:
+    """A client that chooses; ``client`` is prepared. Ends what it started, not the client."""
     from edge_client.adaptive import AutoClient
 
     assert client.spec is not None
     item = first_readable(client.spec, items)
-    loaded, wanted = _loaded(client, item), _wanted(options, item)
+    loaded, wanted = _loaded(client, item), replace(chooses.wanted, file=str(item.path))
     with ExitStack() as stack:
-        write = _writer(options.log_decisions, stack)
-        gathered = _gather(loaded, wanted, options)
-        controller = _controller(options, gathered)
+        write = _writer(chooses.log, stack)
+        gathered = _gather(loaded, wanted, chooses)
+        controller = _controller(chooses, gathered)
         connect = None
         if isinstance(gathered, Gathered):
             client.open()
@@ -65,7 +98,7 @@ def auto_client(options: argparse.Namespace, client: EdgeClient, items: Sequence
             client,
             controller,
             prepare=loaded.spec.preprocess,
-            local=_fits(options, gathered.edge if isinstance(gathered, Gathered) else gathered),
+            local=_fits(chooses.constraints, gathered.edge if isinstance(gathered, Gathered) else gathered),
             connect=connect,
             on_decision=write,
         )
@@ -77,36 +110,20 @@ def _loaded(client: EdgeClient, item: InputItem) -> Loaded:
     assert client.spec is not None
     args, kwargs = client.spec.example() or client.spec.preprocess(item)
     args, kwargs = to_device(args, client.device), to_device(kwargs, client.device)
-    return Loaded(client.spec, client.wrapped, args, kwargs, client.wrapped.plan(*args, **kwargs).digest)
+    return Loaded(client.choice, client.spec, client.wrapped, args, kwargs, client.wrapped.plan(*args, **kwargs).digest)
 
 
-def _wanted(options: argparse.Namespace, item: InputItem) -> Wanted:
-    return Wanted(
-        server=options.server,
-        edge_profile=options.edge_profile,
-        cloud_profile=options.cloud_profile,
-        file=str(item.path),
-        seconds=options.profile_seconds,
-        codec=options.codec,
-        model=options.model,
-        weights=options.weights,
-        depth=options.depth,
-        device=options.device,
-        threads=options.threads,
-    )
-
-
-def _gather(loaded: Loaded, wanted: Wanted, options: argparse.Namespace) -> Gathered | Profile:
+def _gather(loaded: Loaded, wanted: Wanted, chooses: Choosing) -> Gathered | Profile:
     """Everything; only this side's profile where no server answers."""
     assert wanted.server is not None
     try:
         with LinkProber(wanted.server) as prober:
-            prober.round(0, 0, min(FIRST_CALL_SECONDS, options.patience))
-        with gather(loaded, wanted, _say, not options.no_progress) as gathered:
+            prober.round(0, 0, min(FIRST_CALL_SECONDS, chooses.patience))
+        with gather(loaded, wanted, _say, chooses.progress) as gathered:
             return gathered
     except ServerUnavailable as error:
         _say(f"no server yet, everything runs here: {error}")
-    return edge_profile(loaded, wanted, _say, not options.no_progress)
+    return edge_profile(loaded, wanted, _say, chooses.progress)
 
 
 def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
@@ -133,35 +150,29 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
     return connect
 
 
-def _controller(options: argparse.Namespace, found: Gathered | Profile) -> SplitController:
+def _controller(chooses: Choosing, found: Gathered | Profile) -> SplitController:
     from edge_client.planning.controller import SplitController
 
-    objective = Objective.parse(options.objective)
-    partitioner: Partitioner | None = find_partitioner(options.partitioner)
-    if isinstance(partitioner, ByObjective):  # the controller itself decides so, and moves with care
-        objective, partitioner = partitioner.own or objective, None
+    partitioner = chooses.partitioner
+    moves = isinstance(partitioner, ByObjective)  # the controller itself decides so, and moves with care
     make = partial(
         SplitController,
-        objective=objective,
-        constraints=_constraints(options),
-        partitioner=partitioner,
-        option=options.partitioner_option,
+        objective=chooses.objective,
+        constraints=chooses.constraints,
+        partitioner=None if moves else partitioner,
+        option=chooses.partitioner_option,
     )
     if not isinstance(found, Gathered):
         return make(found)
     return make(found.edge, found.cloud, found.link, found.load, file=found.file, file_crosses=found.file_crosses)
 
 
-def _constraints(options: argparse.Namespace) -> Constraints:
-    return Constraints.parse(options.max_edge_memory, options.max_bytes_per_second, options.rate, options.min_accuracy)
-
-
-def _fits(options: argparse.Namespace, edge: Profile) -> bool:
+def _fits(constraints: Constraints, edge: Profile) -> bool:
     """Whether the whole model may run here."""
     from edge_client.planning.predict import predict
 
     alone = predict(edge, None, None)[0]
-    return _constraints(options).violated(alone) is None
+    return constraints.violated(alone) is None
 
 
 def _writer(target: str | None, stack: ExitStack) -> Callable[[dict[str, Any]], None] | None:

@@ -6,15 +6,23 @@ import argparse
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_client.answer import Failure
+from edge_client.client import EdgeClient
+from edge_client.commands import exits
+from edge_client.commands.loading import choice_of, cut_for, find
 from edge_client.commands.output import check_json_target, table, write_json
+from edge_client.model_choice import ModelChoice
+from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.text import one_line, printable
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.listing import lines
 from shared_hooks.lifecycle.loading import read
+from shared_hooks.lifecycle.log import show
 
 
 def main(options: argparse.Namespace) -> int:
@@ -22,11 +30,13 @@ def main(options: argparse.Namespace) -> int:
     check_json_target(options.json)
     if options.stages:
         print(_stages())
-        return 0
+        return exits.OK
     if options.split is not None and not options.input:
         raise SpecError(f"--split {options.split}: nothing is run without --input")
-    lifecycle = configured(options)
-    status = _run(options, lifecycle) if options.input else 0
+    lifecycle = configured(options.config, options.log_level)
+    status = exits.OK
+    if options.input:
+        status = _run(choice_of(options), options.input, options.server, options.split, lifecycle)
     print("\n".join(lines(lifecycle)))
     heard = {one.stage for one in lifecycle.listing()}
     silent = [stage.value for stage in Stage if stage.edge and stage not in heard]
@@ -37,13 +47,11 @@ def main(options: argparse.Namespace) -> int:
     return status
 
 
-def configured(options: argparse.Namespace) -> Lifecycle:
+def configured(config: str | None, log_level: str | None) -> Lifecycle:
     """The hooks of ``--config``, of installed packages, and the default one, which logs as ``--log-level`` says."""
-    if options.log_level:
-        from shared_hooks.lifecycle.log import show
-
-        show(options.log_level)
-    return read("edge", Path(options.config) if options.config else None)
+    if log_level:
+        show(log_level)
+    return read("edge", Path(config) if config else None)
 
 
 def as_dicts(lifecycle: Lifecycle) -> list[dict[str, Any]]:
@@ -62,25 +70,19 @@ def as_dicts(lifecycle: Lifecycle) -> list[dict[str, Any]]:
     ]
 
 
-def _run(options: argparse.Namespace, lifecycle: Lifecycle) -> int:
-    from edge_client.answer import Failure
-    from edge_client.client import EdgeClient
-    from edge_client.commands import exits
-    from edge_client.commands.loading import cut_for, find, spec_of
-    from edge_client.planning.candidate import EDGE_ONLY
-
-    if options.split is None and options.server:
+def _run(
+    choice: ModelChoice, inputs: Sequence[str], server: str | None, split: str | None, lifecycle: Lifecycle
+) -> int:
+    if split is None and server:
         raise SpecError(
             "--server (or ISTHMUS_SERVER): say where to cut, too: --split LAYER, cloud-only, or edge-only without it"
         )
-    split = options.split or EDGE_ONLY
+    split = split or EDGE_ONLY
     here = split == EDGE_ONLY
-    if not options.server and not here:
+    if not server and not here:
         raise SpecError('no server: give --server HOST:PORT, set ISTHMUS_SERVER, or say --split "edge-only"')
-    items, spec = find(options.input), spec_of(options)
-    known: dict[str, Any] = {"device": options.device, "threads": options.threads, "depth": options.depth}
-    failed = 0
-    client = EdgeClient(None if here else options.server, spec, metrics=False, lifecycle=lifecycle, **known)
+    items, spec, failed = find(inputs), choice.spec(), 0
+    client = EdgeClient(None if here else server, choice.with_spec(spec), metrics=False, lifecycle=lifecycle)
     try:
         client.prepare()
         client.split = cut_for(client, split, items)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_client.commands import exits
-from edge_client.commands.loading import cut_of, load
+from edge_client.commands.loading import choice_of, cut_of, load
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.loaded import Loaded
 from edge_client.text import printable, size
@@ -23,9 +23,14 @@ NARROWEST = 40
 def main(options: argparse.Namespace) -> int:
     """Print the table (and JSON); exit status."""
     check_json_target(options.json)
-    loaded = load(options)
+    loaded = load(choice_of(options), options.input)
     if options.explain is not None:
-        return _explain(loaded, options)
+        known, text, status = _explain(loaded, options.explain, options.all)
+        if options.json:
+            write_json(known, options.json, options.stdout)
+        if options.json != "-":
+            print("\n".join(map(printable, text.splitlines())))
+        return status
     with loaded.wrapped as wrapped:
         layers = list(wrapped.layers)
     splittable = sum(layer.can_split for layer in layers)
@@ -70,29 +75,19 @@ def main(options: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _explain(loaded: Loaded, options: argparse.Namespace) -> int:
+def _explain(loaded: Loaded, cut: str, everything: bool) -> tuple[dict[str, Any], str, int]:
+    """What is known of ``cut``, for JSON and as text, and the exit status; of a refused one its neighbours."""
     with loaded.wrapped as wrapped:
         layers = wrapped.layers
         try:
-            explanation = wrapped.explain(cut_of(options.explain, wrapped, "--explain"), *loaded.args, **loaded.kwargs)
+            explanation = wrapped.explain(cut_of(cut, wrapped, "--explain"), *loaded.args, **loaded.kwargs)
         except CutRefused as error:
-            reason = str(error).removeprefix(f"--explain {options.explain}: ")
-            near = _nearest(layers, options.explain)
-            if options.json:
-                write_json(
-                    {"model": loaded.spec.model_id, "refused": reason, "nearest": near}, options.json, options.stdout
-                )
-            if options.json != "-":
-                print(printable(f"{loaded.spec.model_id}: {reason}"))
-                print(f"nearest cuts: {', '.join(near) or 'none'}")
-            return exits.SOME_FAILED
-    if options.json:
-        facts = {"model": loaded.spec.model_id, "plan_digest": loaded.plan_digest, **dataclasses.asdict(explanation)}
-        write_json(facts, options.json, options.stdout)
-    if options.json != "-":
-        text = explanation.text(max(shutil.get_terminal_size().columns, NARROWEST), everything=options.all)
-        print("\n".join(map(printable, text.splitlines())))
-    return exits.OK
+            reason = str(error).removeprefix(f"--explain {cut}: ")
+            near = _nearest(layers, cut)
+            text = f"{loaded.spec.model_id}: {reason}\nnearest cuts: {', '.join(near) or 'none'}"
+            return {"model": loaded.spec.model_id, "refused": reason, "nearest": near}, text, exits.SOME_FAILED
+    known = {"model": loaded.spec.model_id, "plan_digest": loaded.plan_digest, **dataclasses.asdict(explanation)}
+    return known, explanation.text(max(shutil.get_terminal_size().columns, NARROWEST), everything=everything), exits.OK
 
 
 def _nearest(layers: tuple[LayerInfo, ...], wanted: str) -> list[str]:

@@ -13,34 +13,39 @@ from shared_hooks.hierarchy import near, walk
 
 if TYPE_CHECKING:
     from edge_client.client import EdgeClient
+    from edge_client.model_choice import ModelChoice
     from shared_hooks import WrappedModel
     from shared_hooks.models import InputItem, ModelSpec
 
 
-def spec_of(options: argparse.Namespace) -> ModelSpec:
-    """The spec that --model (and --weights, --selection) name."""
-    from shared_hooks.models import load_spec
+def choice_of(options: argparse.Namespace) -> ModelChoice:
+    """What --model, --weights, --selection, --depth, --device and --threads say."""
+    from edge_client.model_choice import ModelChoice
 
-    return load_spec(options.model, weights=options.weights, selection=options.selection)
+    return ModelChoice(
+        options.model,
+        weights=tuple(options.weights or ()),
+        selection=options.selection,
+        depth=options.depth,
+        device=options.device,
+        threads=options.threads,
+    )
 
 
-def load(options: argparse.Namespace) -> Loaded:
-    """The model of --model, planned on its example, or on the first --input where that is given."""
+def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
+    """The model, planned on its example, or on the first of ``inputs`` (--input) where they are given."""
     from shared_hooks import WrappedModel
-    from shared_hooks.models import pick_device, set_threads
     from shared_hooks.models.example import to_device
     from shared_hooks.models.targets import resolve
 
-    spec = spec_of(options)
-    set_threads(options.threads)
-    device = pick_device(options.device)
-    inputs = spec.preprocess(find(options.input)[0]) if options.input else spec.example(device)
-    if inputs is None:
+    spec, device = choice.spec(), choice.set_up()
+    call = spec.preprocess(find(inputs)[0]) if inputs else spec.example(device)
+    if call is None:
         resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # a wrong name is to be told first
         raise SpecError(f"{spec.origin}: the spec has no example input to plan on; give one with --input")
-    args, kwargs = to_device(inputs[0], device), to_device(inputs[1], device)
-    wrapped = WrappedModel(spec.load_model(device), depth=options.depth)
-    return Loaded(spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
+    args, kwargs = to_device(call[0], device), to_device(call[1], device)
+    wrapped = WrappedModel(spec.load_model(device), depth=choice.depth)
+    return Loaded(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
 
 
 def find(patterns: Sequence[str]) -> list[InputItem]:

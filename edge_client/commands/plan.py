@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_client.commands import exits
-from edge_client.commands.loading import find, load, spec_of
+from edge_client.commands.loading import choice_of, find, load
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.options import check_address
+from edge_client.dial import check_address
 from edge_client.text import one_line, printable, size
 from shared_hooks.errors import SpecError
 
@@ -28,9 +28,10 @@ NAME_WIDTH = 26
 
 def main(options: argparse.Namespace) -> int:
     """Gather, predict, decide, print; exit status."""
+    from edge_client.commands.constraints import constraints_of
     from edge_client.planning.explain import break_evens, explain
     from edge_client.planning.gather import gather
-    from edge_client.planning.objective import Constraints, Objective
+    from edge_client.planning.objective import Objective
     from edge_client.planning.partitioners import Situation, find_partitioner, partitioners
 
     if options.list_partitioners:
@@ -39,14 +40,12 @@ def main(options: argparse.Namespace) -> int:
     # Everything that can be wrong with the words is said before anything is measured.
     check_json_target(options.json)
     objective = Objective.parse(options.objective)
-    constraints = Constraints.parse(
-        options.max_edge_memory, options.max_bytes_per_second, options.rate, options.min_accuracy
-    )
+    constraints = constraints_of(options)
     power, wanted = _power(options), _wanted(options)
     partitioner = find_partitioner(options.partitioner)
     # Planned on the example, which is what the server measures, too.
-    planned_on = options.input if spec_of(options).example() is None else None
-    loaded = load(argparse.Namespace(**{**vars(options), "input": planned_on}))
+    choice = choice_of(options)
+    loaded = load(choice, options.input if choice.spec().example() is None else None)
     with loaded.wrapped, gather(loaded, wanted, _say, not options.no_progress) as gathered:
         repredict = partial(gathered.candidates, power=power)
         candidates = repredict()
@@ -85,11 +84,6 @@ def _wanted(options: argparse.Namespace) -> Wanted:
         seconds=options.seconds,
         codec=options.codec,
         calibrate=options.calibrate,
-        model=options.model,
-        weights=options.weights,
-        depth=options.depth,
-        device=options.device,
-        threads=options.threads,
     )
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_client.commands import exits
-from edge_client.commands.loading import find, spec_of
+from edge_client.commands.loading import choice_of, find
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.options import check_address
+from edge_client.dial import check_address
 from edge_client.progress import progress
 from edge_client.text import milliseconds, one_line, printable, size
 from shared_hooks.errors import SpecError
 
 if TYPE_CHECKING:
+    from edge_client.model_choice import ModelChoice
     from shared_hooks.models import InputItem, ModelSpec
     from shared_hooks.profiling.profile import LayerProfile, Profile
     from shared_hooks.profiling.profiler import ProfileOptions
@@ -42,15 +43,16 @@ def main(options: argparse.Namespace) -> int:
         check_address(options.server)
     check_json_target(options.json)
     how = ProfileOptions(options.warmup, options.repetitions, options.seconds, options.codec)
-    spec = spec_of(options)
+    choice = choice_of(options)
+    spec = choice.spec()
     items = find(options.input) if options.input else []
     profiles: list[Profile] = []
     status = exits.OK
     if side != "cloud":
-        profiles.append(_edge(options, spec, items, how))
+        profiles.append(_edge(choice.with_spec(spec), spec, items, how, not options.no_progress))
     if side != "edge":
         try:
-            cloud = from_json(_fetch(options, spec, how), "cloud", options.server)
+            cloud = from_json(_fetch(options.server, spec, how, not options.no_progress), "cloud", options.server)
             if profiles:
                 for warning in check(cloud, profiles[0].model):
                     print(f"edge-client: warning: {one_line(warning)}", file=sys.stderr)
@@ -69,22 +71,20 @@ def main(options: argparse.Namespace) -> int:
     return status
 
 
-def _edge(options: argparse.Namespace, spec: ModelSpec, items: Sequence[InputItem], how: ProfileOptions) -> Profile:
+def _edge(choice: ModelChoice, spec: ModelSpec, items: Sequence[InputItem], how: ProfileOptions, show: bool) -> Profile:
     from shared_hooks import WrappedModel
-    from shared_hooks.models import pick_device, set_threads
     from shared_hooks.models.example import to_device
     from shared_hooks.profiling.profiler import profile_edge
 
-    set_threads(options.threads)
-    device = pick_device(options.device)
+    device = choice.set_up()
     # The example where there is one: it is what the server measures, too.
     inputs = spec.example(device) or (spec.preprocess(items[0]) if items else None)
     if inputs is None:
         raise SpecError(f"{spec.origin}: the spec has no example input to profile; give one with --input")
     args, kwargs = to_device(inputs[0], device), to_device(inputs[1], device)
     with (
-        WrappedModel(spec.load_model(device), depth=options.depth) as wrapped,
-        progress("profiling", how.repetitions + how.warmup + 2, not options.no_progress) as advance,
+        WrappedModel(spec.load_model(device), depth=choice.depth) as wrapped,
+        progress("profiling", how.repetitions + how.warmup + 2, show) as advance,
     ):
         return profile_edge(
             wrapped,
@@ -98,12 +98,12 @@ def _edge(options: argparse.Namespace, spec: ModelSpec, items: Sequence[InputIte
         )
 
 
-def _fetch(options: argparse.Namespace, spec: ModelSpec, how: ProfileOptions) -> object:
+def _fetch(server: str, spec: ModelSpec, how: ProfileOptions, show: bool) -> object:
     from edge_client.probing import fetch_profile
 
-    with progress("server's profile", None, not options.no_progress) as advance:
+    with progress("server's profile", None, show) as advance:
         return fetch_profile(
-            options.server,
+            server,
             spec.model_id,
             how.warmup,
             how.repetitions,

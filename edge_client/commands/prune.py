@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from edge_client.commands import exits
-from edge_client.commands.loading import cut_of, load
+from edge_client.commands.loading import choice_of, cut_of, load
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.progress import progress
 from edge_client.text import one_line, printable
@@ -20,6 +20,7 @@ from shared_hooks.errors import CutRefused, SpecError
 if TYPE_CHECKING:
     from torch import nn
 
+    from edge_client.model_choice import ModelChoice
     from edge_client.pruning.report import Report, Smaller
     from edge_client.pruning.served import Way
     from edge_client.pruning.trial import Trial
@@ -51,7 +52,8 @@ def main(options: argparse.Namespace) -> int:
     predicted = read_boxes(options.predictions) if options.predictions else None
     boxes = None if truths is None else data.boxes_of(truths, predicted)
     device = pick_device(options.device)
-    layer, spec = _layer(options)
+    choice = choice_of(options)
+    layer, spec = _layer(choice, options.split, options.data)
     model = spec.load_model(device)
     if boxes is not None and not any(item.name in boxes for item in chosen_by):
         named = ", ".join(list(boxes)[:3]) or "no file"
@@ -78,8 +80,8 @@ def main(options: argparse.Namespace) -> int:
         )
     with ExitStack() as stack:
         into = folder or Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-prune-")))
-        ways, smaller = _write(options, spec, model, layer, trial, calibration, samples, into)
-        served = serve(spec, ways, _spread(judged_on, options.requests), options) if options.serve else []
+        ways, smaller = _write(options.structural, spec, model, layer, trial, calibration, samples, into)
+        served = serve(spec, ways, _spread(judged_on, options.requests), choice) if options.serve else []
     report = Report(
         model=printable(spec.model_id),
         layer=layer,
@@ -100,27 +102,21 @@ def main(options: argparse.Namespace) -> int:
     return exits.OK if report.all_exact else exits.SOME_FAILED
 
 
-def _layer(options: argparse.Namespace) -> tuple[str, ModelSpec]:
-    """The layer's name, and the spec."""
+def _layer(choice: ModelChoice, split: str, data: str) -> tuple[str, ModelSpec]:
+    """The layer's name, and the spec. Planned on the first of ``data`` where the spec has no example."""
     from edge_client.pruning.data import find
 
-    given = None if _has_example(options) else [str(find(options.data, "--data")[0].path)]
-    loaded = load(argparse.Namespace(**{**vars(options), "input": given}))
+    given = None if choice.spec().example() is not None else [str(find(data, "--data")[0].path)]
+    loaded = load(choice, given)
     with loaded.wrapped as wrapped:
-        cut = cut_of(options.split, wrapped)
+        cut = cut_of(split, wrapped)
         if cut == "input":
             raise CutRefused("--split input: no layer has made anything by then")
         known = [layer.name for layer in wrapped.layers]
         name = cut if isinstance(cut, str) else known[cut]
         if name not in known:
-            raise CutRefused(f"--split {options.split}: the model does not run it")
+            raise CutRefused(f"--split {split}: the model does not run it")
         return name, loaded.spec
-
-
-def _has_example(options: argparse.Namespace) -> bool:
-    from edge_client.commands.loading import spec_of
-
-    return spec_of(options).example() is not None
 
 
 def _folder(out: str | None) -> Path | None:
@@ -139,7 +135,7 @@ def _spread(items: Sequence[InputItem], count: int) -> list[InputItem]:
 
 
 def _write(
-    options: argparse.Namespace,
+    structural: bool,
     spec: ModelSpec,
     model: nn.Module,
     layer: str,
@@ -164,7 +160,7 @@ def _write(
         path = into / f"mask-{keep}.safetensors"
         write_mask(path, model, row.mask, layer)
         ways.append(Way("mask", keep, row.mask.split, path))
-        if not options.structural:
+        if not structural:
             continue
         cut_out = pruned(model, layer, row.mask.keep, calibration)
         path = into / f"pruned-{keep}.safetensors"

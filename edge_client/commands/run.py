@@ -13,10 +13,11 @@ from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import auto, exits, witnesses
 from edge_client.commands.heat_maps import HeatMaps
 from edge_client.commands.hooks import as_dicts, configured
-from edge_client.commands.loading import cut_for, find, spec_of
+from edge_client.commands.loading import choice_of, cut_for, find
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.report import Outcome, Report
-from edge_client.options import check_address
+from edge_client.dial import check_address
+from edge_client.options import ConnectionOptions, KeepAlive
 from edge_client.planning.candidate import EDGE_ONLY
 from edge_client.progress import progress
 from edge_client.text import one_line, printable
@@ -39,30 +40,29 @@ def main(options: argparse.Namespace) -> int:
         raise SpecError("no server: give --server HOST:PORT or set ISTHMUS_SERVER")
     server = None if here else check_address(options.server)
     check_json_target(options.json)
-    witnesses.check(options)
-    chooses = options.split == AUTO
+    witnesses.check(options.witness, options.split, options.log_level)
+    chooses = auto.choosing_of(options) if options.split == AUTO else None
     if chooses:
-        auto.check(options)
         auto.log_moves(options.debug)
     items = find(options.input)
-    spec = spec_of(options)
-    lifecycle = configured(options)
-    maps = _heat_maps(options)
+    choice = choice_of(options)
+    spec = choice.spec()
+    lifecycle = configured(options.config, options.log_level)
+    maps = None if options.heat_maps is None else _heat_maps(options.heat_maps, options.hooks)
     client = EdgeClient(
         server,
-        spec,
-        device=options.device,
-        threads=options.threads,
-        depth=options.depth,
+        choice.with_spec(spec),
         codec=options.codec,
         metrics=bool(options.layers or options.json),
         deadline=options.deadline,
-        patience=options.patience,
-        max_in_flight=options.in_flight,
-        keep_alive=auto.KEEP_ALIVE if chooses else None,
         hooks=options.hooks,
-        lifecycle=lifecycle,
         witness=options.witness,
+        lifecycle=lifecycle,
+        connection=ConnectionOptions(
+            patience=options.patience,
+            max_in_flight=options.in_flight,
+            keep_alive=auto.KEEP_ALIVE if chooses else KeepAlive(),
+        ),
     )
     decisions: list[dict[str, Any]] | None = None
     try:
@@ -71,13 +71,13 @@ def main(options: argparse.Namespace) -> int:
         report = Report(spec.model_id, server, options.split, options.codec, str(client.device), options.witness)
         try:
             if chooses:
-                with auto.auto_client(options, client, items) as chooser:
+                with auto.auto_client(chooses, client, items) as chooser:
                     report.start()
-                    _send(chooser, spec, items, report, options, maps)
+                    _send(chooser, spec, items, report, maps, show=not options.no_progress)
                 decisions = chooser.decisions.all  # once nobody decides any more
             else:
                 client.open()
-                _send(client, spec, items, report, options, maps)
+                _send(client, spec, items, report, maps, show=not options.no_progress)
         except CONNECTION_ERRORS as error:
             if options.debug:
                 raise
@@ -105,11 +105,12 @@ def _send(
     spec: ModelSpec,
     items: Sequence[InputItem],
     report: Report,
-    options: argparse.Namespace,
     maps: HeatMaps | None,
+    *,
+    show: bool,
 ) -> None:
     width = max(len(printable(item.name)) for item in items)
-    with progress("inputs", len(items), not options.no_progress) as advance:
+    with progress("inputs", len(items), show) as advance:
         answers = client.infer_many(items, prepare=spec.preprocess, failures="return")
         for number, (item, answer) in enumerate(zip(items, answers, strict=True), 1):
             outcome = _outcome(spec, item, answer)
@@ -125,13 +126,11 @@ def _send(
                 )
 
 
-def _heat_maps(options: argparse.Namespace) -> HeatMaps | None:
+def _heat_maps(folder: str, hooks: Sequence[str]) -> HeatMaps:
     """Where --heat-maps go. SpecError before any work is done."""
-    if options.heat_maps is None:
-        return None
-    if "attention" not in options.hooks:
+    if "attention" not in hooks:
         raise SpecError("--heat-maps needs --hooks attention")
-    return HeatMaps(options.heat_maps)
+    return HeatMaps(folder)
 
 
 def _outcome(spec: ModelSpec, item: InputItem, answer: Answer | Failure) -> Outcome:

@@ -17,9 +17,11 @@ from shared_hooks.errors import HookRefused, IsthmusError
 
 if TYPE_CHECKING:
     from edge_client.loaded import Loaded
+    from edge_client.model_choice import ModelChoice
     from edge_client.planning.objective import Objective
     from edge_client.sweep.feed import Feed
     from edge_client.sweep.journal import Journal
+    from edge_client.sweep.settings import SweepOptions
     from edge_client.sweep.ways import Way
 
 
@@ -27,29 +29,29 @@ def main(options: argparse.Namespace) -> int:
     """Measure what is not measured yet, write the results; exit status."""
     extras.check()
     check_json_target(options.json)
-    from edge_client.commands.loading import spec_of
-    from edge_client.options import check_address
+    from edge_client.commands.loading import choice_of
+    from edge_client.dial import check_address
     from edge_client.planning.objective import Objective
     from edge_client.sweep.feed import feeds_of
     from edge_client.sweep.journal import open_journal
     from edge_client.sweep.settings import settings_of
     from edge_client.sweep.ways import choose, ways_of
-    from shared_hooks.observers import named
 
     if options.server:
         check_address(options.server)
     objective = Objective.parse(options.objective)
-    options.hooks = named.check(options.hooks)
-    spec = spec_of(options)
-    if "tokens" in options.hooks:
+    how = _how(options)
+    choice = choice_of(options)
+    spec = choice.spec()
+    if "tokens" in how.hooks:
         spec.load_tokenizer()  # a wrong one is told before hours of work
     feeds = feeds_of(spec, options.input)
     with open_journal(options.out) as journal, ExitStack() as stack:
-        loaded = _load(options, feeds)
+        loaded = _load(choice, feeds)
         stack.callback(loaded.wrapped.detach)
         cuts = choose(loaded.wrapped.layers, options.cuts, options.every)
         ways = ways_of(cuts, files=all(feed.item for feed in feeds), local=options.local)
-        settings = settings_of(options, loaded, feeds, ways)
+        settings = settings_of(how, loaded, feeds, ways)
         contents = journal.begin(settings, options.fresh)
         done = frozenset(contents.done)
         ended, status = None, exits.OK
@@ -59,23 +61,49 @@ def main(options: argparse.Namespace) -> int:
             if done:
                 _say(f"{journal.folder}: going on after {len(done)} of {len(feeds)} inputs")
             try:
-                ended, status = _measure(options, loaded, feeds, ways, journal, done, objective, stack)
+                ended, status = _measure(how, loaded, feeds, ways, journal, done, objective, stack)
             except KeyboardInterrupt:
                 ended, status = "interrupted", exits.INTERRUPTED
-        return _finish(options, journal, ways, ended, status, objective)
+        known, status = _finish(journal, ways, ended, status, objective)
+    if options.json and known is not None:
+        write_json({**known, "exit_status": status}, options.json, options.stdout)
+    return status
 
 
-def _load(options: argparse.Namespace, feeds: Sequence[Feed]) -> Loaded:
+def _how(options: argparse.Namespace) -> SweepOptions:
+    from edge_client.sweep.settings import SweepOptions
+    from shared_hooks.observers import named
+
+    return SweepOptions(
+        server=options.server,
+        codec=options.codec,
+        repetitions=options.repetitions,
+        layer_repetitions=options.layer_repetitions,
+        warmup=options.warmup,
+        hooks=tuple(named.check(options.hooks)),
+        seconds=options.seconds,
+        deadline=options.deadline,
+        patience=options.patience,
+        predict=options.predict,
+        profile_repetitions=options.profile_repetitions,
+        profile_seconds=options.profile_seconds,
+        calibrate=options.calibrate,
+        progress=not options.no_progress,
+        debug=options.debug,
+    )
+
+
+def _load(choice: ModelChoice, feeds: Sequence[Feed]) -> Loaded:
     """Planned on the spec's example; without one, on the first input that can be."""
-    from edge_client.commands.loading import load, spec_of
+    from edge_client.commands.loading import load
 
-    if spec_of(options).example() is not None:
-        return load(argparse.Namespace(**{**vars(options), "input": None}))
+    if choice.spec().example() is not None:
+        return load(choice)
     problem: IsthmusError | None = None
     for feed in feeds:
         assert feed.item is not None  # without an example there are files
         try:
-            return load(argparse.Namespace(**{**vars(options), "input": [str(feed.item.path)]}))
+            return load(choice, [str(feed.item.path)])
         except IsthmusError as error:
             problem = error
     assert problem is not None
@@ -83,7 +111,7 @@ def _load(options: argparse.Namespace, feeds: Sequence[Feed]) -> Loaded:
 
 
 def _measure(
-    options: argparse.Namespace,
+    how: SweepOptions,
     loaded: Loaded,
     feeds: Sequence[Feed],
     ways: Sequence[Way],
@@ -94,56 +122,53 @@ def _measure(
 ) -> tuple[str | None, int]:
     """Why it ended early (None: it did not), and the exit status."""
     from edge_client.client import CONNECTION_ERRORS, EdgeClient
+    from edge_client.options import ConnectionOptions
     from edge_client.sweep.measure import Meter
     from edge_client.sweep.runner import Run
 
-    server = _server(options, loaded, feeds, journal, objective, stack)
+    server = _server(how, loaded, feeds, journal, objective, stack)
     loaded.wrapped.detach()
     client = EdgeClient(
         server,
-        loaded.spec,
-        device=options.device,
-        threads=options.threads,
-        depth=options.depth,
-        codec=options.codec,
-        deadline=options.deadline,
-        patience=options.patience,
-        max_in_flight=1,
+        loaded.choice.with_spec(loaded.spec),
+        codec=how.codec,
+        deadline=how.deadline,
+        connection=ConnectionOptions(patience=how.patience, max_in_flight=1),
     )
     stack.callback(client.close)
-    rounds = options.repetitions + min(options.repetitions, options.layer_repetitions)
+    rounds = how.repetitions + min(how.repetitions, how.layer_repetitions)
     left = len(feeds) - len(done)
-    steps = len(ways) * (1 + left * rounds) + (1 + left if options.hooks else 0)
+    steps = len(ways) * (1 + left * rounds) + (1 + left if how.hooks else 0)
     try:
         client.open()
-        with progress("sweep", steps, not options.no_progress) as on_step:
+        with progress("sweep", steps, how.progress) as on_step:
             run = Run(
-                Meter(client, loaded.spec, options.codec),
+                Meter(client, loaded.spec, how.codec),
                 feeds,
                 ways,
-                options.repetitions,
-                options.warmup,
+                how.repetitions,
+                how.warmup,
                 journal,
                 on_step,
-                options.seconds,
-                layer_repetitions=options.layer_repetitions,
-                hooks=options.hooks,
+                how.seconds,
+                layer_repetitions=how.layer_repetitions,
+                hooks=how.hooks,
             )
             run.run(done)
     except HookRefused as error:
-        if options.debug:
+        if how.debug:
             raise
         return f"--hooks: {one_line(str(error))}", exits.USAGE
     except CONNECTION_ERRORS as error:
-        if options.debug:
+        if how.debug:
             raise
         _complain(f"{type(error).__name__}: {error}")
         return one_line(f"{type(error).__name__}: {error}"), exits.CONNECTION
-    return (f"the budget of {options.seconds:g} s was used up" if run.over else None), exits.OK
+    return (f"the budget of {how.seconds:g} s was used up" if run.over else None), exits.OK
 
 
 def _server(
-    options: argparse.Namespace,
+    how: SweepOptions,
     loaded: Loaded,
     feeds: Sequence[Feed],
     journal: Journal,
@@ -158,61 +183,46 @@ def _server(
     from edge_client.planning.gather import Wanted, gather
     from edge_client.sweep.foretell import foretell
 
-    if options.predict and journal.read().prediction is None:
+    if how.predict and journal.read().prediction is None:
         files = [feed.item for feed in feeds if feed.item is not None]
         file = first_readable(loaded.spec, files) if files else None
         wanted = Wanted(
-            server=options.server,
+            server=how.server,
             file=str(file.path) if file is not None else None,
-            repetitions=options.profile_repetitions,
-            seconds=options.profile_seconds,
-            codec=options.codec,
-            calibrate=options.calibrate,
-            model=options.model,
-            weights=options.weights,
-            depth=options.depth,
-            device=options.device,
-            threads=options.threads,
-            hooks=options.hooks,
+            repetitions=how.profile_repetitions,
+            seconds=how.profile_seconds,
+            codec=how.codec,
+            calibrate=how.calibrate,
+            hooks=how.hooks,
         )
         try:
-            gathered = stack.enter_context(gather(loaded, wanted, _say, not options.no_progress))
+            gathered = stack.enter_context(gather(loaded, wanted, _say, how.progress))
             journal.write({"prediction": foretell(gathered, objective)})
             if gathered.server is not None:
                 return gathered.server
         except Exception as error:  # whatever it is: measured numbers need no prediction
-            if options.debug:
+            if how.debug:
                 raise
             _complain(f"no prediction: {type(error).__name__}: {error}")
-    if options.server:
-        return str(options.server)
-    own = local_server(
-        options.model,
-        weights=options.weights or (),
-        selection=loaded.spec.selection,
-        depth=options.depth,
-        device=options.device,
-        threads=options.threads,
-        hooks=options.hooks,
-    )
-    return stack.enter_context(own)
+    if how.server:
+        return how.server
+    return stack.enter_context(local_server(loaded.choice, hooks=how.hooks))
 
 
 def _finish(
-    options: argparse.Namespace,
     journal: Journal,
     ways: Sequence[Way],
     ended: str | None,
     status: int,
     objective: Objective,
-) -> int:
-    """Write tables, summary and page of what the journal holds; tell; exit status."""
+) -> tuple[dict[str, Any] | None, int]:
+    """Write tables, summary and page of what the journal holds, and tell; the summary, if any, and the exit status."""
     from edge_client.sweep.results import write
 
     done = len(journal.read().done)
     if not done:
         _complain(f"nothing was measured{f': {ended}' if ended else ''}; the same command tries again")
-        return status
+        return None, status
     known = write(journal, ways, ended, objective)
     failed = sum(one["failed"] for one in known["ways"])
     if status == exits.OK and failed:
@@ -222,9 +232,7 @@ def _finish(
     if ended is not None:
         inputs = f"{done} of {len(known['settings']['inputs'])} inputs are measured"
         _complain(f"{ended}: {inputs}; the same command goes on where it stopped")
-    if options.json:
-        write_json({**known, "exit_status": status}, options.json, options.stdout)
-    return status
+    return known, status
 
 
 def text(known: dict[str, Any]) -> str:

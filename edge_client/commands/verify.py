@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edge_client.commands import exits
-from edge_client.commands.loading import load
+from edge_client.commands.loading import choice_of, load
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.progress import progress
 
@@ -13,7 +13,7 @@ from edge_client.progress import progress
 def main(options: argparse.Namespace) -> int:
     """Print the verdict (and JSON); status 1 unless every cut is exact or refused."""
     check_json_target(options.json)
-    loaded = load(options)
+    loaded = load(choice_of(options), options.input)
     with loaded.wrapped as wrapped, progress("cuts", len(wrapped.layers) + 1, not options.no_progress) as advance:
         report = wrapped.verify(*loaded.args, on_cut=lambda done, total: advance(""), **loaded.kwargs)
     if options.json != "-":

@@ -18,9 +18,9 @@ from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import exits
 from edge_client.commands.hooks import configured
-from edge_client.commands.loading import cut_for, find, spec_of
+from edge_client.commands.loading import choice_of, cut_for, find
+from edge_client.dial import check_address
 from edge_client.observation_table import ObservationTable, tables
-from edge_client.options import check_address
 from edge_client.text import one_line, printable
 from shared_hooks.errors import SpecError
 from shared_hooks.observers import named
@@ -40,17 +40,15 @@ def main(options: argparse.Namespace) -> int:
         raise SpecError("no server: give --server HOST:PORT or set ISTHMUS_SERVER")
     hooks = named.check(options.hooks)
     items = find(options.input)
-    spec = spec_of(options)
+    choice = choice_of(options)
+    spec = choice.spec()
     failed = answered = 0
     client = EdgeClient(
         check_address(options.server),
-        spec,
-        device=options.device,
-        threads=options.threads,
-        depth=options.depth,
+        choice.with_spec(spec),
         metrics=False,
         hooks=hooks,
-        lifecycle=configured(options),
+        lifecycle=configured(options.config, options.log_level),
     )
     try:
         client.prepare()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -17,13 +16,13 @@ if TYPE_CHECKING:
 LOGGER: Final = "edge_client.witness"
 
 
-def check(options: argparse.Namespace) -> None:
+def check(share: float, split: str, log_level: str | None) -> None:
     """SpecError where nothing is split that could be compared; findings go to standard error."""
-    if not options.witness:
+    if not share:
         return
-    if options.split in (EDGE_ONLY, CLOUD_FILE):
-        raise SpecError(f"--witness compares split requests with the whole model: --split {options.split} splits none")
-    if options.log_level is None:  # else they are among its lines
+    if split in (EDGE_ONLY, CLOUD_FILE):
+        raise SpecError(f"--witness compares split requests with the whole model: --split {split} splits none")
+    if log_level is None:  # else they are among its lines
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("edge-client: %(message)s"))
         logger = logging.getLogger(LOGGER)

@@ -36,9 +36,7 @@ FILE_READINGS: Final = 5
 
 @dataclass(frozen=True)
 class Wanted:
-    """Where to take it from; None = measured now (``server``: one of our own on loopback, for which ``model``,
-    ``weights``, ``depth``, ``device`` and ``threads`` are what this side has, and which allows ``hooks``).
-    """
+    """Where to take it from; None = measured now (``server``: one of our own on loopback, which allows ``hooks``)."""
 
     server: str | None = None
     edge_profile: str | None = None
@@ -53,11 +51,6 @@ class Wanted:
     probe_seconds: float = 2.0
     codec: str = "raw"
     calibrate: bool = False
-    model: str | None = None
-    weights: Sequence[str] | None = None
-    depth: int | None = None
-    device: str = "auto"
-    threads: int | None = None
     hooks: Sequence[str] = ()
 
 
@@ -126,7 +119,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         server, ours = wanted.server, False
         if server is None and (cloud is None or wanted.link is None or wanted.calibrate):
             say("no --server: one of our own on loopback; it shares this machine, and its link is no network")
-            server, ours = stack.enter_context(_own(local_server, loaded, wanted)), True
+            server, ours = stack.enter_context(local_server(loaded.choice, hooks=wanted.hooks)), True
         if edge is None:
             # A profile rests before each measurement as long as a request waits for the network.
             pause = None if server is None else min(LONGEST_PAUSE, round_trip(server))
@@ -216,18 +209,6 @@ def _device(loaded: Loaded) -> Any:
     return torch.device("cpu") if parameter is None else parameter.device
 
 
-def _own(local_server: Any, loaded: Loaded, wanted: Wanted) -> Any:
-    return local_server(
-        wanted.model or loaded.spec.model_id,
-        weights=wanted.weights or (),
-        selection=loaded.spec.selection,
-        depth=wanted.depth,
-        device=wanted.device,
-        threads=wanted.threads,
-        hooks=wanted.hooks,
-    )
-
-
 def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress: bool) -> Profile:
     from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
 
@@ -272,9 +253,10 @@ def _served(server: str, model_id: str) -> Any:
     """What the server says of this model (`split_pb2.ModelInfo`); None where it says nothing."""
     import grpc
 
+    from edge_client.dial import dial
     from protos.isthmus.v1 import split_pb2
 
-    with grpc.insecure_channel(server) as channel:
+    with dial(server) as channel:
         ask = channel.unary_unary(
             "/isthmus.v1.Split/ListModels",
             request_serializer=split_pb2.ListModelsRequest.SerializeToString,
@@ -312,15 +294,7 @@ def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered) -> Calibratio
         if one.name != EDGE_ONLY and one.layer_id is not None
     ]
     samples = []
-    with EdgeClient(
-        gathered.server,
-        loaded.spec,
-        device=wanted.device,
-        threads=wanted.threads,
-        depth=wanted.depth,
-        codec=wanted.codec,
-        metrics=False,
-    ) as client:
+    with EdgeClient(gathered.server, loaded.choice.with_spec(loaded.spec), codec=wanted.codec, metrics=False) as client:
         for one in sorted(networked, key=lambda one: one.latency_ns)[:CALIBRATION_CUTS]:
             calls = [Call(loaded.args, loaded.kwargs)] * (CALIBRATION_WARMUP + CALIBRATION_REQUESTS)
             took = [client.infer_many([call], split=one.name) for call in calls]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from edge_client.planning import units
 from edge_client.planning.candidate import Candidate
 from shared_hooks.errors import SpecError
 
@@ -97,22 +96,6 @@ class Constraints:
             raise SpecError("--max-bytes-per-second and --rate (requests per second) go together")
         if self.min_accuracy is not None and not 0 <= self.min_accuracy <= 1:  # which rejects NaN, too
             raise SpecError(f"--min-accuracy {self.min_accuracy:g}: expected a share from 0 to 1")
-
-    @classmethod
-    def parse(
-        cls,
-        max_edge_memory: str | None,
-        max_bytes_per_second: str | None,
-        rate: float | None,
-        min_accuracy: float | None,
-    ) -> Constraints:
-        """As people write them on a command line ("64MiB"). Raises SpecError naming the option that is wrong."""
-        return cls(
-            units.size("--max-edge-memory", max_edge_memory) if max_edge_memory else None,
-            units.size("--max-bytes-per-second", max_bytes_per_second) if max_bytes_per_second else None,
-            rate,
-            min_accuracy,
-        )
 
     def violated(self, one: Candidate) -> _Violation | None:
         """The first constraint that ``one`` breaks."""

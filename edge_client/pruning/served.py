@@ -14,6 +14,7 @@ import torch
 
 from edge_client.client import EdgeClient
 from edge_client.local_server import local_server
+from edge_client.model_choice import ModelChoice
 from shared_hooks.models import InputItem, ModelSpec
 from shared_hooks.models.example import to_device
 from shared_hooks.selection.capture import Sample, run
@@ -67,42 +68,32 @@ class Served:
         }
 
 
-def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[InputItem], options: Any) -> list[Served]:
-    """``options``: the command line's model, weights, device, threads and depth. One round after the other, each way
-    once a round, so that a machine that warms up favours none.
+def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[InputItem], choice: ModelChoice) -> list[Served]:
+    """One round after the other, each way once a round, so that a machine that warms up favours none.
+
+    ``spec`` is that of ``choice``, which names the model by words.
     """
-    reference = str(options.model).removeprefix(f"{spec.model_id}=")
+    reference = str(choice.model).removeprefix(f"{spec.model_id}=")
     first, *others = ways
     arguments: list[str] = []
     for way in others:
         arguments += ["--model", f"{way.model_id}={reference}"]
     for way in ways:
-        for file in options.weights or ():
+        for file in choice.weights:
             arguments += ["--weights", f"{way.model_id}={file}"]
         if way.selection is not None:
             arguments += ["--selection", f"{way.model_id}={way.selection}"]
     with ExitStack() as stack:
         address = stack.enter_context(
             local_server(
-                f"{first.model_id}={reference}",
-                depth=options.depth,
-                device=options.device,
-                threads=options.threads,
+                dataclasses.replace(choice, model=f"{first.model_id}={reference}", weights=(), selection=None),
                 arguments=arguments,
             )
         )
         clients, models = [], []
         for way in ways:
             own = dataclasses.replace(spec, model_id=way.model_id, selection=way.selection)
-            client = EdgeClient(
-                address,
-                own,
-                way.split,
-                device=options.device,
-                threads=options.threads,
-                depth=options.depth,
-                metrics=False,
-            )
+            client = EdgeClient(address, choice.with_spec(own), way.split, metrics=False)
             clients.append(stack.enter_context(client))
             models.append(own.load_model(client.device))
         answers: list[list[Any]] = [[] for _ in ways]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ import torch
 from shared_hooks.profiling.machine import describe
 
 if TYPE_CHECKING:
-    import argparse
-
     from edge_client.loaded import Loaded
     from edge_client.sweep.feed import Feed
     from edge_client.sweep.ways import Way
@@ -23,8 +22,32 @@ Settings = dict[str, Any]
 OUR_SERVER = "started here"
 
 
-def settings_of(options: argparse.Namespace, loaded: Loaded, feeds: Sequence[Feed], ways: Sequence[Way]) -> Settings:
-    """Of the command line and what it names; hashes weights and inputs."""
+@dataclass(frozen=True)
+class SweepOptions:
+    """How a sweep measures; nothing of it changes on the way."""
+
+    server: str | None = None
+    """None: one of our own on this machine, for the time."""
+    codec: str = "raw"
+    repetitions: int = 3
+    layer_repetitions: int = 1
+    warmup: int = 1
+    hooks: tuple[str, ...] = ()
+    seconds: float | None = None
+    """No input is begun after as many; the same command goes on."""
+    deadline: float = 60.0
+    patience: float = 15.0
+    predict: bool = True
+    profile_repetitions: int = 10
+    profile_seconds: float = 20.0
+    calibrate: bool = False
+    progress: bool = True
+    debug: bool = False
+    """Errors are raised, and not told in a line."""
+
+
+def settings_of(options: SweepOptions, loaded: Loaded, feeds: Sequence[Feed], ways: Sequence[Way]) -> Settings:
+    """Hashes weights and inputs."""
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)
     # only where there are any: a sweep without them goes on in a folder of before
@@ -34,7 +57,7 @@ def settings_of(options: argparse.Namespace, loaded: Loaded, feeds: Sequence[Fee
         "weights": wrapped.weights_hash(),
         "code": wrapped.environment().get("model_code"),
         "plan": loaded.plan_digest,
-        "depth": options.depth,
+        "depth": loaded.choice.depth,
         "machine": f"{machine.get('name')} {machine.get('id')}",
         "device": str(wrapped.device),
         "threads": torch.get_num_threads(),

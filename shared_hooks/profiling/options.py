@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from shared_hooks import codecs
 from shared_hooks.errors import SpecError
-from shared_hooks.parcel import CODECS
 
 
 @dataclass(frozen=True)
@@ -34,5 +34,4 @@ class ProfileOptions:
             raise SpecError(f"seconds={self.seconds}: must be more than 0")
         if not 0 <= self.pause < math.inf:
             raise SpecError(f"pause={self.pause}: must be 0 or more")
-        if self.codec not in CODECS:
-            raise SpecError(f'codec="{self.codec}": must be one of {", ".join(CODECS)}')
+        codecs.check(self.codec)

@@ -19,6 +19,8 @@ from typing import Any
 import grpc
 
 from edge_client.client import EdgeClient
+from edge_client.model_choice import ModelChoice
+from edge_client.options import ConnectionOptions
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel
 from tests.attacks.bulk import same
@@ -92,7 +94,12 @@ class Honest:
         (x,), _ = inputs_of(DIGITS, 0)
         with WrappedModel(spec_of(DIGITS).load_model()) as local:
             wanted = local.whole(x)
-        with EdgeClient(self.address, DIGITS, "input", device="cpu", threads=1, patience=30) as client:
+        with EdgeClient(
+            self.address,
+            ModelChoice(DIGITS, device="cpu", threads=1),
+            "input",
+            connection=ConnectionOptions(patience=30),
+        ) as client:
             chance = random.Random(0)
             while not self.over:
                 cut = chance.choice([0, 7, 20, 33, 45])

@@ -20,6 +20,7 @@ import grpc
 import torch
 
 from edge_client import EdgeClient, KeepAlive
+from edge_client.model_choice import ModelChoice
 from edge_client.wire import CHUNK_BYTES
 from protos.chunks import cut, serialize_client_frame
 from tests.benchmarks.echo_server import METHOD, SERVICE
@@ -41,7 +42,7 @@ class EchoClient:
     def __init__(self, address: str, answers: int) -> None:
         self._answers = answers
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # those of edge_client.stream
+        # those of edge_client.dial
         options: list[tuple[str, Any]] = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),
@@ -82,8 +83,8 @@ def measure(options: Options) -> Row:
         cloud("Bare", "BareBack", shape=shape, threads=options.threads) as address,
         echo(count, str(REPLY_BYTES), str(ANSWER_BYTES)) as small_echo,
         echo(count, "0") as full_echo,
-        EdgeClient(address, target("Bare"), "before", device="cpu", threads=options.threads) as small,
-        EdgeClient(address, target("BareBack"), "before", device="cpu", threads=options.threads) as full,
+        EdgeClient(address, ModelChoice(target("Bare"), device="cpu", threads=options.threads), "before") as small,
+        EdgeClient(address, ModelChoice(target("BareBack"), device="cpu", threads=options.threads), "before") as full,
         EchoClient(small_echo, 2) as small_bare,
         EchoClient(full_echo, len(messages)) as full_bare,
     ):

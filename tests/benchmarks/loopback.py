@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge_client import EdgeClient
+from edge_client.model_choice import ModelChoice
 from tests.benchmarks.networks import image
 from tests.benchmarks.processes import cloud, target
 from tests.benchmarks.row import Line, Options, Row
@@ -24,7 +25,7 @@ def measure(options: Options) -> Row:
     x = image()
     with (
         cloud(MODEL, shape=tuple(x.shape), threads=options.threads) as address,
-        EdgeClient(address, target(MODEL), split=MIDDLE, device="cpu", threads=options.threads) as client,
+        EdgeClient(address, ModelChoice(target(MODEL), device="cpu", threads=options.threads), split=MIDDLE) as client,
     ):
         wrapped = client.wrapped
         times: list[dict[str, int]] = []

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from edge_client import EdgeClient
+from edge_client.model_choice import ModelChoice
 from tests.benchmarks.processes import target
 
 PROCESS = Path("/proc/self")
@@ -22,7 +23,7 @@ def main() -> None:
     what, address, model, elements, repeats = sys.argv[1:]
     x = torch.randn(1, int(elements))
     before, peaks = [], []
-    with EdgeClient(address, target(model), "before", device="cpu", threads=1) as client:
+    with EdgeClient(address, ModelChoice(target(model), device="cpu", threads=1), "before") as client:
         for _ in range(int(repeats)):
             before.append(status("VmRSS"))
             (PROCESS / "clear_refs").write_text("5")

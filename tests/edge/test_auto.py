@@ -24,6 +24,7 @@ from edge_client.adaptive.hedge import Hedge
 from edge_client.answer import Call
 from edge_client.commands.auto import _connector
 from edge_client.local_server import local_server
+from edge_client.model_choice import ModelChoice
 from edge_client.planning import gather
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.controller import Choice
@@ -91,7 +92,7 @@ def auto(
     server: FakeServer, told: Told, make: Callable[[], torch.nn.Module] = small_models.Residual, **options: Any
 ) -> Iterator[AutoClient]:
     with (
-        EdgeClient(server.address, built(make), model_id="m", device="cpu") as client,
+        EdgeClient(server.address, ModelChoice(built(make), model_id="m", device="cpu")) as client,
         AutoClient(client, told, **options) as one,  # type: ignore[arg-type]
     ):
         yield one
@@ -278,7 +279,7 @@ def test_a_hedge_remembers_nothing_and_leaves_nobody_waiting() -> None:
 
 
 def test_needs_a_server_to_choose() -> None:
-    client = EdgeClient(None, small_models.Residual(), "edge-only", model_id="m")
+    client = EdgeClient(None, ModelChoice(small_models.Residual(), model_id="m"), "edge-only")
     with client, pytest.raises(SpecError, match="server"):
         AutoClient(client, Told("body"))  # type: ignore[arg-type]
 
@@ -329,7 +330,7 @@ class TestProcesses:
         told = Told("stem.0", network_ms=1e6, sizes=(0, 1000, 2000))
         with (
             cloud("--model", "digits", port=free_port()) as first,
-            EdgeClient(first.address, spec, device="cpu") as client,
+            EdgeClient(first.address, ModelChoice(spec, device="cpu")) as client,
             AutoClient(client, told) as one,  # type: ignore[arg-type]
         ):
             assert right(one.infer(value), output)
@@ -352,7 +353,7 @@ class TestProcesses:
         with (
             cloud("--model", "digits") as process,
             Relay(("127.0.0.1", process.port), ("127.0.0.1", free_port())) as relay,
-            EdgeClient(f"127.0.0.1:{relay.address[1]}", "digits", device="cpu") as client,
+            EdgeClient(f"127.0.0.1:{relay.address[1]}", ModelChoice("digits", device="cpu")) as client,
             AutoClient(client, told) as one,  # type: ignore[arg-type]
         ):
             output = one.infer(value).output
@@ -369,7 +370,10 @@ class TestProcesses:
     def test_a_server_that_comes_later_is_found(self) -> None:
         told = Told("stem.0", network_ms=1e6)
         told.there = False
-        with cloud("--model", "digits") as process, EdgeClient(process.address, "digits", device="cpu") as client:
+        with (
+            cloud("--model", "digits") as process,
+            EdgeClient(process.address, ModelChoice("digits", device="cpu")) as client,
+        ):
             connect: Any = lambda check: ("cloud", "link", "load")  # noqa: E731
             auto = AutoClient(client, told, connect=connect)  # type: ignore[arg-type]
             value = torch.zeros(1, 1, 32, 32)
@@ -381,7 +385,7 @@ class TestProcesses:
 
     def test_the_command(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         log = tmp_path / "decisions.jsonl"
-        with local_server("digits", device="cpu", threads=1) as server:
+        with local_server(ModelChoice("digits", device="cpu", threads=1)) as server:
             words = ["run", "--server", server, "--split", "auto", "--input", str(IMAGES), "--device", "cpu"]
             words += ["--profile-seconds", "0.5", "--no-progress", "--log-decisions", str(log), "--json", "-"]
             assert main(words) == 0

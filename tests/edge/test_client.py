@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 import edge_client
 from edge_client import Answer, Call, EdgeClient, Failure, State
+from edge_client.model_choice import ModelChoice
+from edge_client.options import ConnectionOptions
+from shared_hooks.codecs import CODECS
 from shared_hooks.errors import (
     Cancelled,
     CutRefused,
@@ -54,7 +57,7 @@ def pair(make: Callable[[], nn.Module], split: int | str, **options: Any) -> Ite
     delay = options.pop("delay", lambda request_id: 0.0)
     with (
         FakeServer(fake.tails(built(make), delay=delay)) as server,
-        EdgeClient(server.address, built(make), split, model_id="m", **options) as client,
+        EdgeClient(server.address, ModelChoice(built(make), model_id="m"), split, **options) as client,
     ):
         yield client, server
 
@@ -64,7 +67,7 @@ def image(seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("split", ["input", 0, "body", "relu", 3])
-@pytest.mark.parametrize("codec", ["raw", "lz4"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_the_answer_is_the_models_own(split: int | str, codec: str) -> None:
     whole = built(small_models.Residual)
     with pair(small_models.Residual, split, codec=codec) as (client, _):
@@ -145,7 +148,9 @@ def test_state_that_only_an_input_s_own_path_writes_refuses_that_input_by_name()
 
 def test_many_answers_come_in_order_while_others_are_under_way() -> None:
     whole = built(small_models.Residual)
-    with pair(small_models.Residual, "stem", max_in_flight=3, delay=lambda number: 0.02) as (client, server):
+    with pair(
+        small_models.Residual, "stem", connection=ConnectionOptions(max_in_flight=3), delay=lambda number: 0.02
+    ) as (client, server):
         answers = list(client.infer_many(image(seed) for seed in range(12)))
         with torch.no_grad():
             assert all(torch.equal(one.output, whole(image(seed))) for seed, one in enumerate(answers))
@@ -163,7 +168,9 @@ def test_no_more_inputs_are_taken_than_fit_in_flight() -> None:
             taken += 1
             yield image(seed)
 
-    with pair(small_models.Residual, "stem", max_in_flight=2, delay=lambda number: 0.05) as (client, _):
+    with pair(
+        small_models.Residual, "stem", connection=ConnectionOptions(max_in_flight=2), delay=lambda number: 0.05
+    ) as (client, _):
         for done, _ in enumerate(client.infer_many(inputs()), 1):
             assert taken <= done + 2
 
@@ -215,7 +222,9 @@ def test_leaving_the_iteration_cancels_what_is_under_way() -> None:
                 begun.set()
             yield image(seed)
 
-    with pair(small_models.Residual, "stem", max_in_flight=3, delay=held({1: begun, 2: left})) as (client, server):
+    with pair(
+        small_models.Residual, "stem", connection=ConnectionOptions(max_in_flight=3), delay=held({1: begun, 2: left})
+    ) as (client, server):
         for _ in client.infer_many(inputs()):
             eventually(lambda: 2 in server.seen.requests)
             break
@@ -235,7 +244,7 @@ def test_threads_share_a_client() -> None:
             if not torch.equal(client.infer(image(seed), split=seed % 4).output, expected):
                 wrong.append(seed)
 
-    with pair(small_models.Residual, "stem", max_in_flight=2) as (client, _):
+    with pair(small_models.Residual, "stem", connection=ConnectionOptions(max_in_flight=2)) as (client, _):
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
         for thread in threads:
             thread.start()
@@ -266,7 +275,12 @@ def test_a_deadline_is_kept_and_the_client_goes_on() -> None:
 
 def test_a_deadline_without_a_server_says_that_there_is_none() -> None:
     server = FakeServer(fake.tails(built(small_models.Residual)))
-    with EdgeClient(server.address, built(small_models.Residual), "stem", model_id="m", patience=30) as client:
+    with EdgeClient(
+        server.address,
+        ModelChoice(built(small_models.Residual), model_id="m"),
+        "stem",
+        connection=ConnectionOptions(patience=30),
+    ) as client:
         client.infer(image())
         server.stop()
         eventually(lambda: client.state is not State.READY)
@@ -276,7 +290,7 @@ def test_a_deadline_without_a_server_says_that_there_is_none() -> None:
 
 def test_an_answer_beyond_the_limit_is_not_taken() -> None:
     with (
-        pair(small_models.Residual, "stem", max_answer_bytes=10) as (client, _),
+        pair(small_models.Residual, "stem", connection=ConnectionOptions(max_answer_bytes=10)) as (client, _),
         pytest.raises(TooLarge, match="at most 10"),
     ):
         client.infer(image())
@@ -285,7 +299,7 @@ def test_an_answer_beyond_the_limit_is_not_taken() -> None:
 def test_a_client_says_who_it_is() -> None:
     model = built(small_models.Residual)
     with FakeServer(fake.tails(built(small_models.Residual))) as server:
-        with EdgeClient(server.address, model, model_id="m", example=((image(),), {})) as client:
+        with EdgeClient(server.address, ModelChoice(model, model_id="m", example=((image(),), {}))) as client:
             assert client.state is State.READY
             hello = server.seen.hellos[0]
             assert hello.model_id == "m" and hello.protocol_version == 2 and hello.client_id
@@ -307,7 +321,12 @@ def test_a_request_whose_records_cannot_be_made_is_not_left_on_its_way(monkeypat
 
     with (
         FakeServer(fake.deaf) as server,
-        EdgeClient(server.address, built(small_models.Residual), "stem", model_id="m", max_in_flight=1) as client,
+        EdgeClient(
+            server.address,
+            ModelChoice(built(small_models.Residual), model_id="m"),
+            "stem",
+            connection=ConnectionOptions(max_in_flight=1),
+        ) as client,
     ):
         monkeypatch.setattr(client.wrapped, "last_records", records)
         with pytest.raises(KeyboardInterrupt):
@@ -318,7 +337,7 @@ def test_a_request_whose_records_cannot_be_made_is_not_left_on_its_way(monkeypat
 
 def test_a_client_that_is_closed_while_it_opens_connects_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeServer(fake.tails(built(small_models.Residual))) as server:
-        client = EdgeClient(server.address, built(small_models.Residual), model_id="m")
+        client = EdgeClient(server.address, ModelChoice(built(small_models.Residual), model_id="m"))
         greeting = client._half.greeting
 
         def closed_meanwhile(client_id: str) -> Any:
@@ -343,7 +362,7 @@ def test_who_does_not_agree_is_told_at_once(script: fake.Script, error: type[Exc
     with (
         FakeServer(script) as server,
         pytest.raises(error, match=server.address),
-        EdgeClient(server.address, built(small_models.Residual), model_id="m"),
+        EdgeClient(server.address, ModelChoice(built(small_models.Residual), model_id="m")),
     ):
         pass
 
@@ -351,7 +370,7 @@ def test_who_does_not_agree_is_told_at_once(script: fake.Script, error: type[Exc
 @pytest.mark.parametrize("server", ["", "host", "host:", ":50051", "host:http", "host:0", "host:70000"])
 def test_addresses_are_checked(server: str) -> None:
     with pytest.raises(SpecError, match="HOST:PORT"):
-        EdgeClient(server, built(small_models.Residual), model_id="m")
+        EdgeClient(server, ModelChoice(built(small_models.Residual), model_id="m"))
 
 
 def test_arguments_that_make_no_sense_are_named() -> None:
@@ -359,9 +378,9 @@ def test_arguments_that_make_no_sense_are_named() -> None:
     with pytest.raises(SpecError, match="model_id"):
         EdgeClient("127.0.0.1:1", model)
     with pytest.raises(SpecError, match="deadline"):
-        EdgeClient("127.0.0.1:1", model, model_id="m", deadline=0)
+        EdgeClient("127.0.0.1:1", ModelChoice(model, model_id="m"), deadline=0)
     with pytest.raises(SpecError, match="codec"):
-        EdgeClient("127.0.0.1:1", model, model_id="m", codec="zip")
+        EdgeClient("127.0.0.1:1", ModelChoice(model, model_id="m"), codec="zip")
 
 
 def test_a_refused_cut_is_an_error_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,9 +401,10 @@ def test_public_names_are_importable() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e12])
 def test_times_that_no_wait_can_take_are_refused(seconds: float) -> None:
-    for option in ("deadline", "patience"):
-        with pytest.raises(SpecError, match=option):
-            EdgeClient("127.0.0.1:1", "digits", **{option: seconds})
+    with pytest.raises(SpecError, match="deadline"):
+        EdgeClient("127.0.0.1:1", "digits", deadline=seconds)
+    with pytest.raises(SpecError, match="patience"):
+        edge_client.ConnectionOptions(patience=seconds)
     with pytest.raises(SpecError, match="every"):
         edge_client.KeepAlive(every=seconds)
     with pair(small_models.Residual, "stem") as (client, _):

@@ -18,7 +18,6 @@ from edge_client.connection import Connection
 from edge_client.exchange import Exchange, Outgoing
 from edge_client.options import ConnectionOptions, KeepAlive
 from edge_client.state import State
-from edge_client.stream import is_loopback
 from edge_client.times import Stamps
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
@@ -556,11 +555,6 @@ def test_backoff_grows_within_bounds() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match=next(iter(options))):
         ConnectionOptions(**options)
-
-
-def test_loopback_addresses_are_known() -> None:
-    assert is_loopback("127.0.0.1:1") and is_loopback("localhost:1") and is_loopback("[::1]:1")
-    assert not is_loopback("10.0.0.1:1") and not is_loopback("edge.example:1")
 
 
 class Relay:

@@ -14,6 +14,7 @@ import torch
 from edge_client import EdgeClient, Failure, State
 from edge_client.__main__ import main
 from edge_client.local_server import local_server
+from edge_client.model_choice import ModelChoice
 from edge_client.planning.link import Load
 from edge_client.prober import LinkProber
 from edge_client.probing import _parsed, fetch_profile, probe
@@ -40,7 +41,7 @@ SMALL = "tests.edge.small_models"
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     more = ["--model", f"moody={SMALL}:Moody"]
-    with local_server("digits", device="cpu", threads=1, arguments=more) as address:
+    with local_server(ModelChoice("digits", device="cpu", threads=1), arguments=more) as address:
         yield address
 
 
@@ -61,7 +62,7 @@ class TestEverythingHere:
     def test_needs_no_server_and_asks_none(self, items: list[InputItem], expected: list[torch.Tensor]) -> None:
         spec = load_spec("digits")
         for server in (None, "127.0.0.1:1"):
-            with EdgeClient(server, spec, "edge-only", device="cpu") as client:
+            with EdgeClient(server, ModelChoice(spec, device="cpu"), "edge-only") as client:
                 answers = list(client.infer_many(items, prepare=spec.preprocess))
                 assert client.state is State.UNOPENED and client.counters.attempts == 0
             for answer, output in zip(answers, expected, strict=True):
@@ -74,7 +75,7 @@ class TestEverythingHere:
 
     def test_beside_a_server_and_in_order(self, server: str, expected: list[torch.Tensor]) -> None:
         spec = load_spec("digits")
-        with EdgeClient(server, spec, "stem.0", device="cpu") as client:
+        with EdgeClient(server, ModelChoice(spec, device="cpu"), "stem.0") as client:
             image = spec.preprocess(find_inputs(IMAGES)[0])[0][0]
             outputs = [
                 client.infer(image, split=split).output for split in ("edge-only", "stem.0", "cloud-only", "input")
@@ -82,7 +83,7 @@ class TestEverythingHere:
             assert all(torch.equal(output, expected[0]) for output in outputs)
 
     def test_a_model_that_raises_takes_its_place(self) -> None:
-        with EdgeClient(None, small_models.Moody(), "edge-only", model_id="m", device="cpu") as client:
+        with EdgeClient(None, ModelChoice(small_models.Moody(), model_id="m", device="cpu"), "edge-only") as client:
             values = [torch.ones(3), torch.full((3,), 200.0), torch.ones(3)]
             answers = list(client.infer_many(values, failures="return"))
             assert isinstance(answers[1], Failure) and isinstance(answers[1].error, ModelFailed)
@@ -92,7 +93,7 @@ class TestEverythingHere:
 
     def test_a_cut_without_a_server_is_refused(self) -> None:
         with (
-            EdgeClient(None, small_models.Residual(), "edge-only", model_id="m") as client,
+            EdgeClient(None, ModelChoice(small_models.Residual(), model_id="m"), "edge-only") as client,
             pytest.raises(SpecError, match="no server"),
         ):
             client.infer(torch.randn(1, 3, 16, 16), split="stem")
@@ -100,7 +101,7 @@ class TestEverythingHere:
 
 class TestFiles:
     def test_are_answered_exactly(self, server: str, items: list[InputItem], expected: list[torch.Tensor]) -> None:
-        with EdgeClient(server, "digits", "cloud-only-file", device="cpu") as client:
+        with EdgeClient(server, ModelChoice("digits", device="cpu"), "cloud-only-file") as client:
             answers = list(client.infer_many(items))
             for item, answer, output in zip(items, answers, expected, strict=True):
                 assert torch.equal(answer.output, output)
@@ -126,7 +127,7 @@ class TestFiles:
             (InputItem(tmp_path / "missing.png"), InputMismatch),
             (file("large.png", bytes(300 << 20)), TooLarge),
         ]
-        with EdgeClient(server, "digits", "cloud-only-file", device="cpu") as client:
+        with EdgeClient(server, ModelChoice("digits", device="cpu"), "cloud-only-file") as client:
             answers = list(client.infer_many([item for item, _ in wrong], failures="return"))
             for answer, (item, error) in zip(answers, wrong, strict=True):
                 assert isinstance(answer, Failure) and isinstance(answer.error, error), (item, answer)
@@ -141,14 +142,14 @@ class TestFiles:
             shutil.copy(path, tmp_path)
         (tmp_path / "digits.toml").write_text(text)
         with (
-            EdgeClient(server, str(tmp_path / "digits.toml"), "cloud-only-file", device="cpu") as client,
+            EdgeClient(server, ModelChoice(str(tmp_path / "digits.toml"), device="cpu"), "cloud-only-file") as client,
             pytest.raises(Disagreement, match="preprocessing"),
         ):
             client.infer(items[0])
 
     def test_a_model_without_preprocessing_says_so(self, server: str, items: list[InputItem]) -> None:
         with (
-            EdgeClient(server, f"moody={SMALL}:Moody", "cloud-only-file", device="cpu") as client,
+            EdgeClient(server, ModelChoice(f"moody={SMALL}:Moody", device="cpu"), "cloud-only-file") as client,
             pytest.raises(InputMismatch, match="nothing about images"),
         ):
             client.infer(items[0])
@@ -237,5 +238,5 @@ class TestCommand:
         assert known["times_ns"]["end_to_end"] == known["measured_ns"]
 
     def test_a_local_server_that_cannot_start_says_why(self) -> None:
-        with pytest.raises(ServerUnavailable, match="nosuch"), local_server("nosuch"):
+        with pytest.raises(ServerUnavailable, match="nosuch"), local_server(ModelChoice("nosuch")):
             pass

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from edge_client import Answer, EdgeClient, State
+from edge_client.model_choice import ModelChoice
+from edge_client.options import ConnectionOptions
 from shared_hooks.errors import Disagreement, ModelFailed, ServerUnavailable, TooLarge, UnknownModel
 from shared_hooks.models import load_spec
 from tests.edge.small_models import Moody
@@ -120,7 +122,7 @@ def test_a_killed_server_loses_nothing(whole: torch.nn.Module) -> None:
     address, port = processes[0].address, processes[0].port
     restarts: list[threading.Thread] = []
     try:
-        with EdgeClient(address, "digits", CUT, patience=60, deadline=120) as client:
+        with EdgeClient(address, "digits", CUT, deadline=120, connection=ConnectionOptions(patience=60)) as client:
             for seed, answer in enumerate(client.infer_many(image(seed) for seed in range(40))):
                 with torch.no_grad():
                     assert torch.equal(answer.output, whole(image(seed)))
@@ -147,7 +149,9 @@ def test_a_drained_server_answers_what_it_has_and_its_successor_the_rest(whole: 
     first = CloudProcess("--model", "digits", port=free_port())
     second: CloudProcess | None = None
     try:
-        with EdgeClient(first.address, "digits", CUT, patience=60, deadline=120) as client:
+        with EdgeClient(
+            first.address, "digits", CUT, deadline=120, connection=ConnectionOptions(patience=60)
+        ) as client:
             answers: list[Answer] = []
             for answer in client.infer_many(image(seed) for seed in range(40)):
                 answers.append(answer)
@@ -170,7 +174,9 @@ def test_a_stopped_server_is_noticed_within_seconds() -> None:
 
     with cloud("--model", "digits") as process:
         keep_alive = KeepAlive(every=1.0, timeout=1.0)
-        with EdgeClient(process.address, "digits", CUT, keep_alive=keep_alive, patience=60) as client:
+        with EdgeClient(
+            process.address, "digits", CUT, connection=ConnectionOptions(keep_alive=keep_alive, patience=60)
+        ) as client:
             client.infer(image(0))
             process.send(signal.SIGSTOP)
             # without the options of `KeepAlive` it takes a minute
@@ -192,16 +198,19 @@ def test_who_holds_something_else_is_told_what(server: CloudProcess) -> None:
     with torch.no_grad():
         next(other.parameters()).add_(1.0)
     with pytest.raises(Disagreement, match="weights"):
-        EdgeClient(server.address, other, model_id="digits").open()
+        EdgeClient(server.address, ModelChoice(other, model_id="digits")).open()
     with pytest.raises(Disagreement, match="structure"):
-        EdgeClient(server.address, Moody(), model_id="digits").open()
+        EdgeClient(server.address, ModelChoice(Moody(), model_id="digits")).open()
     with pytest.raises(UnknownModel, match="nothing"):
-        EdgeClient(server.address, Moody(), model_id="nothing").open()
+        EdgeClient(server.address, ModelChoice(Moody(), model_id="nothing")).open()
 
 
 def test_a_server_that_is_gone_is_named() -> None:
     # The patience is also what the first connection has, on a busy machine.
-    with cloud("--model", "digits") as process, EdgeClient(process.address, "digits", CUT, patience=5.0) as client:
+    with (
+        cloud("--model", "digits") as process,
+        EdgeClient(process.address, "digits", CUT, connection=ConnectionOptions(patience=5.0)) as client,
+    ):
         client.infer(image(0))
         process.end()
         with pytest.raises(ServerUnavailable, match=process.address):
@@ -211,7 +220,7 @@ def test_a_server_that_is_gone_is_named() -> None:
 def test_the_port_of_something_else_is_not_trusted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        client = EdgeClient(address, "digits", patience=1.0)
+        client = EdgeClient(address, "digits", connection=ConnectionOptions(patience=1.0))
         with pytest.raises(ServerUnavailable, match=address):
             client.open()
         client.close()

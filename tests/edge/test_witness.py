@@ -21,6 +21,8 @@ from edge_client.__main__ import main
 from edge_client.adaptive import AutoClient
 from edge_client.answer import Call
 from edge_client.comparison import compare, tolerance
+from edge_client.model_choice import ModelChoice
+from edge_client.options import ConnectionOptions
 from edge_client.planning.candidate import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.controller import SplitController
 from edge_client.witness import Kept, Share
@@ -51,7 +53,7 @@ def pair(make: Make, split: int | str, *, serves: nn.Module | None = None, **opt
     about, delay = options.pop("about", {}), options.pop("delay", lambda number: 0.0)
     with (
         FakeServer(fake.tails(serves or built(make), delay=delay), welcome={"about": about}) as server,
-        EdgeClient(server.address, built(make), split, model_id="m", device="cpu", **options) as client,
+        EdgeClient(server.address, ModelChoice(built(make), model_id="m", device="cpu"), split, **options) as client,
     ):
         yield client
 
@@ -87,7 +89,7 @@ class TestShare:
     @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), float("inf"), "1", True, None])
     def test_what_is_no_share_is_refused(self, share: Any) -> None:
         with pytest.raises(SpecError, match="witness=.*from 0 to 1"):
-            EdgeClient(None, small_models.Residual().eval(), "edge-only", model_id="m", witness=share)
+            EdgeClient(None, ModelChoice(small_models.Residual().eval(), model_id="m"), "edge-only", witness=share)
 
 
 class TestAnAnswerThatIsRight:
@@ -284,7 +286,7 @@ class TestItBeginsWhereTheHeadBegan:
         torch.manual_seed(7)
         with (
             FakeServer(fake.tails(served)) as server,
-            EdgeClient(server.address, make(), "first", model_id="m", device="cpu", witness=1.0) as client,
+            EdgeClient(server.address, ModelChoice(make(), model_id="m", device="cpu"), "first", witness=1.0) as client,
         ):
             outputs = []
             for _ in range(4):
@@ -377,7 +379,7 @@ class TestAnAnswerThatIsWrong:
     def test_those_under_way_are_no_answers(self) -> None:
         """The second was answered wrong, and nobody compared: nobody gets it."""
         gates = {1: threading.Event()}
-        options: dict[str, Any] = {"delay": held(gates), "max_in_flight": 3}
+        options: dict[str, Any] = {"delay": held(gates), "connection": ConnectionOptions(max_in_flight=3)}
         with pair(small_models.Residual, "body", serves=wrong(), witness=0.1, **options) as client:
             gates[1].set()
             results = list(client.infer_many([image(seed) for seed in range(5)], failures="return"))
@@ -562,7 +564,7 @@ class TestProcesses:
         value = torch.randn(1, 1, 32, 32)
         with torch.no_grad():
             expected = load_spec("digits").load_model("cpu")(value)
-        with EdgeClient(liar.address, "digits", CUT, device="cpu", witness=0.5) as client:
+        with EdgeClient(liar.address, ModelChoice("digits", device="cpu"), CUT, witness=0.5) as client:
             layers = [layer.name for layer in client.wrapped.layers if layer.can_split and layer.name != CUT]
             for layer in ["input", *layers]:
                 answer = client.infer(value, split=layer)

@@ -20,6 +20,8 @@ from typing import Any
 
 from edge_client import EdgeClient
 from edge_client.adaptive import AutoClient
+from edge_client.model_choice import ModelChoice
+from edge_client.options import ConnectionOptions
 from edge_client.planning.candidate import CLOUD_FILE
 from edge_client.planning.controller import SplitController
 from edge_client.planning.gather import LONGEST_PAUSE
@@ -41,7 +43,11 @@ class Edge:
     def __init__(self, model: str, server: str) -> None:
         self.spec, self.server = load_spec(model), server
         self.client = EdgeClient(
-            server, self.spec, device="cpu", threads=1, metrics=False, max_in_flight=1, deadline=600, patience=60
+            server,
+            ModelChoice(self.spec, device="cpu", threads=1),
+            metrics=False,
+            deadline=600,
+            connection=ConnectionOptions(max_in_flight=1, patience=60),
         )
         self.client.prepare()
 

@@ -19,6 +19,7 @@ from cloud_server.limits import Limits
 from cloud_server.served_model import ServedModel
 from cloud_server.server import CloudServer
 from edge_client import EdgeClient
+from edge_client.model_choice import ModelChoice
 from shared_hooks.lifecycle import About, Event, Lifecycle, Stage
 from shared_hooks.models import ModelSpec
 from shared_hooks.models.spec import spec_from_table
@@ -123,7 +124,7 @@ class Service:
     clients: list[EdgeClient] = field(default_factory=list)
 
     def client(self, split: int | str = "body", **options: Any) -> EdgeClient:
-        made = EdgeClient(self.address, self.spec, split, device="cpu", lifecycle=self.edge, **options)
+        made = EdgeClient(self.address, ModelChoice(self.spec, device="cpu"), split, lifecycle=self.edge, **options)
         self.clients.append(made)
         return made
 

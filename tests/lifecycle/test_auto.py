@@ -14,6 +14,7 @@ from torch import Tensor
 
 from edge_client import EdgeClient
 from edge_client.adaptive import AutoClient
+from edge_client.model_choice import ModelChoice
 from edge_client.planning.controller import Choice
 from shared_hooks.errors import Cancelled, ServerUnavailable
 from shared_hooks.lifecycle import Stage
@@ -40,7 +41,9 @@ def auto(server: FakeServer, told: Told, make: type[Residual] = Residual) -> Ite
     spy = Spy("edge")
     example = (image(),), {}
     with (
-        EdgeClient(server.address, make().eval(), model_id="m", device="cpu", example=example, lifecycle=spy) as client,
+        EdgeClient(
+            server.address, ModelChoice(make().eval(), model_id="m", device="cpu", example=example), lifecycle=spy
+        ) as client,
         AutoClient(client, told) as one,  # type: ignore[arg-type]
     ):
         yield one, spy

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from edge_client import EdgeClient, Failure
+from edge_client.options import ConnectionOptions
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import Cancelled, HookRefused, IsthmusError
 from shared_hooks.lifecycle import Event, Lifecycle, Stage
@@ -117,7 +118,7 @@ class TestWhatHooksRun:
 
     def test_the_client_itself(self) -> None:
         """In the callers' threads; the hook is not called for what it does itself."""
-        with service() as both, both.client(max_in_flight=2) as client:
+        with service() as both, both.client(connection=ConnectionOptions(max_in_flight=2)) as client:
             outputs: list[Any] = []
             names = ("before_request", "after_head", "after_decode", "on_result", "after_request", "on_error")
             for name in names:
@@ -325,7 +326,7 @@ def test_every_event_is_told_to_its_own_request() -> None:
     """Many threads, two clients, failures among them: what a request's events carry is that request's."""
     with service() as both:
         wrong: list[object] = []
-        clients = [both.client(max_in_flight=3).open() for _ in range(2)]
+        clients = [both.client(connection=ConnectionOptions(max_in_flight=3)).open() for _ in range(2)]
 
         def run(client: EdgeClient, number: int) -> None:
             for seed in range(8):

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from edge_client import Answer, EdgeClient, Failure
+from edge_client.model_choice import ModelChoice
+from edge_client.options import ConnectionOptions
 from edge_client.probing import fetch_profile
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel
@@ -257,8 +259,8 @@ def torn(server: FakeServer, frames: fake.Frames, context: Any) -> Iterator[spli
 
 def by_itself(address: str, spy: Spy, **options: Any) -> EdgeClient:
     example = (image(),), {}
-    known = {"model_id": "m", "device": "cpu", "example": example, "lifecycle": spy}
-    return EdgeClient(address, Residual().eval(), "body", **known, **options)
+    choice = ModelChoice(Residual().eval(), model_id="m", device="cpu", example=example)
+    return EdgeClient(address, choice, "body", lifecycle=spy, **options)
 
 
 class TestSentAgain:
@@ -306,7 +308,13 @@ class TestSentAgain:
         spy = Spy("edge")
         with FakeServer(fake.echo) as server:
             address = server.address
-        client = EdgeClient(address, Residual().eval(), "body", model_id="m", device="cpu", patience=0.3, lifecycle=spy)
+        client = EdgeClient(
+            address,
+            ModelChoice(Residual().eval(), model_id="m", device="cpu"),
+            "body",
+            lifecycle=spy,
+            connection=ConnectionOptions(patience=0.3),
+        )
         with pytest.raises(ServerUnavailable):
             client.infer(image())
         client.close()

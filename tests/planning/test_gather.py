@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ import torch
 from edge_client.commands.loading import load
 from edge_client.loaded import Loaded
 from edge_client.local_server import local_server
+from edge_client.model_choice import ModelChoice
 from edge_client.planning.gather import (
     LEAST_PROBED,
     Wanted,
@@ -36,8 +36,7 @@ IMAGE = Path("shared_hooks/models/digits/images/0011_label1.png").resolve()
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[Loaded]:
-    words = {"model": "digits", "weights": None, "threads": None, "device": "cpu", "depth": None, "input": None}
-    found = load(argparse.Namespace(**words, selection=None))
+    found = load(ModelChoice("digits", device="cpu"))
     with found.wrapped:
         yield found
 
@@ -97,7 +96,7 @@ def test_a_clouds_profile_of_another_machine_than_the_servers_is_marked(measured
 
 
 def test_a_server_says_on_what_machine_it_runs() -> None:
-    with local_server("digits", threads=1) as server:
+    with local_server(ModelChoice("digits", threads=1)) as server:
         told = json.loads(_served(server, "digits").machine)
         assert _served(server, "nothing") is None
     assert told["id"] == describe(torch.device("cpu"))["id"] and told["threads"] == 1

@@ -15,6 +15,7 @@ from PIL import Image
 from edge_client import EdgeClient
 from edge_client.__main__ import main
 from edge_client.local_server import local_server
+from edge_client.model_choice import ModelChoice
 from edge_client.pruning import data, trial
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.models import load_spec
@@ -87,8 +88,8 @@ def test_both_sides_take_the_file_and_another_mask_is_refused(made: tuple[Path, 
     assert example is not None
     with torch.no_grad():
         wanted = spec.load_model()(*example[0])
-    with local_server("digits", selection=out / "mask-16.safetensors", device="cpu", threads=1) as address:
-        with EdgeClient(address, spec, report["split"], device="cpu", threads=1) as client:
+    with local_server(ModelChoice("digits", selection=out / "mask-16.safetensors", device="cpu", threads=1)) as address:
+        with EdgeClient(address, ModelChoice(spec, device="cpu", threads=1), report["split"]) as client:
             assert torch.equal(client.infer(*example[0]).output, wanted)
         words = [
             "--server",
@@ -106,7 +107,9 @@ def test_both_sides_take_the_file_and_another_mask_is_refused(made: tuple[Path, 
             with (
                 pytest.raises(Disagreement),
                 EdgeClient(
-                    address, load_spec("digits", selection=other), LAYER.replace(".relu#2", ".conv1"), device="cpu"
+                    address,
+                    ModelChoice(load_spec("digits", selection=other), device="cpu"),
+                    LAYER.replace(".relu#2", ".conv1"),
                 ),
             ):
                 pass

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from cloud_server.config import read_config
+from edge_client import ConnectionOptions, EdgeClient, KeepAlive, ModelChoice
 from shared_hooks import WrappedModel
 
 
@@ -26,3 +28,51 @@ def test_the_recipe_of_an_early_output() -> None:
         early = wrapped.head("0", torch.randn(1, 4))
         with pytest.warns(DeprecationWarning, match="EarlyOutput.crossing"):
             assert early.recipe is early.crossing
+
+
+def residual() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)).eval()
+
+
+EXAMPLE = (torch.zeros(1, 4),), {}
+OF_MODEL: list[tuple[str, Any]] = [("device", "cpu"), ("threads", torch.get_num_threads()), ("depth", 1)]
+OF_CONNECTION: list[tuple[str, Any]] = [
+    ("patience", 3.0),
+    ("max_in_flight", 2),
+    ("chunk_bytes", 1 << 18),
+    ("max_answer_bytes", 10),
+    ("keep_alive", KeepAlive(every=1.0)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), [*OF_MODEL, ("model_id", "other"), ("example", EXAMPLE)])
+def test_what_a_client_was_told_of_its_model(name: str, value: Any) -> None:
+    choice = ModelChoice(residual(), model_id="m")
+    with pytest.warns(DeprecationWarning, match=rf"EdgeClient\(\.\.\., {name}=\.\.\.\) is .*ModelChoice"):
+        client = EdgeClient(None, choice, "edge-only", **{name: value})
+    assert getattr(client.choice, name) == value
+    client.close()
+
+
+@pytest.mark.parametrize(("name", "value"), OF_CONNECTION)
+def test_what_a_client_was_told_of_its_connection(name: str, value: Any) -> None:
+    choice = ModelChoice(residual(), model_id="m")
+    with pytest.warns(DeprecationWarning, match=rf"EdgeClient\(\.\.\., {name}=\.\.\.\) is .*ConnectionOptions"):
+        client = EdgeClient(None, choice, "edge-only", **{name: value})
+    assert client.connection == ConnectionOptions(**{name: value})
+    client.close()
+
+
+def test_a_client_by_all_its_old_names_works_as_before() -> None:
+    old: dict[str, Any] = dict(OF_MODEL + OF_CONNECTION)
+    with pytest.warns(DeprecationWarning) as told:
+        client = EdgeClient(None, residual(), "edge-only", model_id="m", example=EXAMPLE, **old)
+    assert len(told) == len(old) + 2 and {warning.filename for warning in told} == {__file__}
+    with client:
+        assert client.infer(torch.zeros(1, 4)).split == "edge-only"
+    assert client.max_in_flight == 2 and client.device == torch.device("cpu")
+
+
+def test_a_name_that_there_never_was() -> None:
+    with pytest.raises(TypeError, match="an unexpected keyword argument 'modelid'"):
+        EdgeClient(None, residual(), "edge-only", modelid="m")  # type: ignore[call-arg]

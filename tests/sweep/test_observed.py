@@ -13,6 +13,7 @@ import pytest
 
 from edge_client.__main__ import main
 from edge_client.local_server import local_server
+from edge_client.model_choice import ModelChoice
 from edge_client.observation_table import tables
 from edge_client.sweep import observed
 from edge_client.sweep.report import render
@@ -80,7 +81,7 @@ def test_an_interrupted_one_goes_on_and_keeps_what_was_seen(images: Path, tmp_pa
     (images / "0000_broken.png").write_bytes(b"no image")
     toml, out = tmp_path / "server.toml", tmp_path / "out"
     toml.write_text('[observers]\nallow = ["debug", "tokens"]\n')
-    with local_server("digits", threads=1, arguments=[str(toml)]) as server:
+    with local_server(ModelChoice("digits", threads=1), arguments=[str(toml)]) as server:
         argv = words(out, "--server", server, "--input", str(images), "--repetitions", "1")
         argv += ["--seconds", "0.000001", "--hooks", "debug,tokens"]
         assert main(argv) == 1
@@ -107,7 +108,7 @@ def test_a_server_that_refuses_is_one_line_before_anything_is_measured(
     images: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     out = tmp_path / "out"
-    with local_server("digits", threads=1) as server:
+    with local_server(ModelChoice("digits", threads=1)) as server:
         argv = words(out, "--server", server, "--input", str(images), "--repetitions", "1", "--hooks", "debug")
         assert main(argv) == 2
     err = capsys.readouterr().err.strip()

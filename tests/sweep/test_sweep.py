@@ -17,6 +17,7 @@ import pytest
 
 from edge_client.__main__ import main
 from edge_client.local_server import local_server
+from edge_client.model_choice import ModelChoice
 from edge_client.sweep import extras
 from tests.ports import free_port
 from tests.waiting import eventually
@@ -31,7 +32,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with local_server("digits", threads=1) as address:
+    with local_server(ModelChoice("digits", threads=1)) as address:
         yield address
 
 
@@ -279,7 +280,7 @@ def test_an_interrupted_sweep_loses_at_most_one_input(
 
 def test_a_lost_server_leaves_what_there_was_and_says_so(many: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with local_server("digits", threads=1, listen=f"127.0.0.1:{free_port()}") as address:
+    with local_server(ModelChoice("digits", threads=1), listen=f"127.0.0.1:{free_port()}") as address:
         argv = words(out, "--server", address, "--input", str(many), "--repetitions", "15", "--patience", "5")
         process = spawn(argv)
         try:
@@ -296,6 +297,6 @@ def test_a_lost_server_leaves_what_there_was_and_says_so(many: Path, tmp_path: P
     assert "ServerUnavailable" in err and "the same command goes on" in err and "report.html" in text
     known = summary(out)
     assert 1 <= len(known["measured_inputs"]) < 8 and "ServerUnavailable" in known["ended"]
-    with local_server("digits", threads=1, listen=address):
+    with local_server(ModelChoice("digits", threads=1), listen=address):
         assert main([*argv[:-1], "60"]) == 0
     assert len(summary(out)["measured_inputs"]) == 8

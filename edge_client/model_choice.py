@@ -1,0 +1,63 @@
+"""`ModelChoice`: which model, and how it is set up on this side. Made once, and handed on as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import SpecError
+from shared_hooks.models import ModelSpec, load_spec, pick_device, set_threads
+
+Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Both sides must choose alike, or they disagree when they meet.
+
+    `model` is a name or spec that `load_spec` takes, a `ModelSpec`, or an ``nn.Module`` (in eval mode, with its
+    weights; then `model_id` is what the server calls it, and `example` its ``(args, kwargs)`` to plan on, if the
+    server's spec has one).
+    """
+
+    model: str | ModelSpec | nn.Module = "digits"
+    model_id: str | None = None
+    """In place of the spec's own."""
+    example: Inputs | None = field(default=None, compare=False)
+    """In place of the spec's own."""
+    weights: tuple[str, ...] = ()
+    """Files in place of those of the spec that `model` names."""
+    selection: str | Path | None = None
+    """A file of ``edge-client prune``, in place of that of the spec that `model` names."""
+    depth: int | None = None
+    """How many levels of modules to descend; None = down to the leaves."""
+    device: str = "auto"
+    threads: int | None = None
+    """Inside one operation on the CPU: a setting of the whole process. None = torch's choice."""
+
+    @classmethod
+    def of(cls, model: str | ModelSpec | nn.Module | ModelChoice) -> ModelChoice:
+        """``model`` with everything else as it is by default; a choice as it is."""
+        return model if isinstance(model, cls) else cls(model)  # type: ignore[arg-type]
+
+    def spec(self) -> ModelSpec:
+        """The model's spec. Raises SpecError for a module, UnknownModel, and what is wrong with the spec."""
+        if isinstance(self.model, nn.Module):
+            raise SpecError("a module has no spec")
+        if isinstance(self.model, ModelSpec):
+            return self.model
+        return load_spec(self.model, weights=self.weights or None, selection=self.selection)
+
+    def with_spec(self, spec: ModelSpec) -> ModelChoice:
+        """The same setting for the model of ``spec``, which says itself what its weights are."""
+        return replace(self, model=spec, weights=(), selection=None)
+
+    def set_up(self) -> torch.device:
+        """The device; torch's threads are set. Raises SpecError for what this machine has not."""
+        set_threads(self.threads)
+        return pick_device(self.device)

@@ -1,0 +1,22 @@
+"""How a tensor's bytes travel: one small interface (`Codec`), one file a codec, and this list.
+
+To add a codec, write a file with a `Codec` of it and name it in `CODECS`. Command lines, profiles, parcels and the
+tests that send hostile bytes take them from here. Both sides must have it: a side that has not refuses it by name.
+"""
+
+from shared_hooks.codecs.codec import Codec
+from shared_hooks.codecs.lz4 import Lz4
+from shared_hooks.codecs.raw import Raw
+from shared_hooks.errors import SpecError
+
+__all__ = ["CODECS", "RAW", "Codec", "check"]
+
+RAW = Raw()
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, Lz4())}
+
+
+def check(name: str) -> str:
+    """``name``, if there is such a codec. Raises SpecError with those that there are."""
+    if name not in CODECS:
+        raise SpecError(f'codec="{name}": must be one of {", ".join(CODECS)}')
+    return name

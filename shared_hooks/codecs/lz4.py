@@ -1,0 +1,21 @@
+"""LZ4, block format (https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md), without its size in front."""
+
+from __future__ import annotations
+
+import lz4.block
+
+from shared_hooks.codecs.codec import Codec
+
+
+class Lz4(Codec):
+    name = "lz4"
+    grows = 255  # a match's length grows by 255 with every byte that is told of it
+
+    def encode(self, data: memoryview) -> memoryview:
+        return memoryview(lz4.block.compress(data, store_size=False))
+
+    def decode(self, data: memoryview, nbytes: int) -> memoryview:
+        try:
+            return memoryview(lz4.block.decompress(data, uncompressed_size=nbytes, return_bytearray=True))
+        except lz4.block.LZ4BlockError as error:
+            raise ValueError(str(error)) from error

@@ -1,0 +1,97 @@
+"""Every codec of the list: what is encoded comes back, and strangers' bytes take no more memory than is asked for."""
+
+from __future__ import annotations
+
+import os
+import random
+import tracemalloc
+
+import pytest
+import torch
+import xxhash
+
+from shared_hooks import Parcel
+from shared_hooks.codecs import CODECS, RAW, Codec, check
+from shared_hooks.errors import BadFrame, SpecError
+
+SMALLER = [codec for codec in CODECS.values() if codec is not RAW]
+DATA = [b"\0" * 100_000, bytes(range(256)) * 300, random.Random(1).randbytes(5000), b"x"]
+
+
+def encoded(codec: Codec, data: bytes) -> bytes:
+    return bytes(codec.encode(memoryview(data)))
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
+@pytest.mark.parametrize("data", DATA, ids=len)
+def test_there_and_back(codec: Codec, data: bytes) -> None:
+    small = encoded(codec, data)
+    assert bytes(codec.decode(memoryview(small), len(data))) == data
+    assert codec.can_be(len(small), len(data))  # no honest sender is refused
+
+
+@pytest.mark.parametrize("codec", SMALLER, ids=lambda codec: codec.name)
+def test_what_it_decodes_may_be_written(codec: Codec) -> None:
+    assert not codec.decode(memoryview(encoded(codec, DATA[0])), len(DATA[0])).readonly
+
+
+@pytest.mark.parametrize("codec", SMALLER, ids=lambda codec: codec.name)
+def test_a_bomb_takes_no_more_than_it_announces(codec: Codec) -> None:
+    bomb = encoded(codec, b"\0" * (32 << 20))
+    for nbytes in (0, 1, 1000, 1 << 16):
+        tracemalloc.start()
+        with pytest.raises(ValueError):
+            codec.decode(memoryview(bomb), nbytes)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 4 * nbytes + (256 << 10), nbytes
+
+
+@pytest.mark.parametrize("codec", SMALLER, ids=lambda codec: codec.name)
+def test_junk_is_refused_or_has_the_size_it_announces(codec: Codec) -> None:
+    dice = random.Random(2)
+    honest = encoded(codec, DATA[1])
+    junk = [
+        b"",
+        b"\0",
+        *(dice.randbytes(size) for size in range(1, 200)),
+        *(honest[:size] for size in range(0, 200, 7)),
+    ]
+    junk += [honest[:at] + os.urandom(3) + honest[at + 3 :] for at in range(0, len(honest) - 3, 11)]
+    for data in junk:
+        for nbytes in (0, 1, 50, len(DATA[1])):
+            try:
+                found = codec.decode(memoryview(data), nbytes)
+            except ValueError:
+                continue
+            assert len(found) <= nbytes
+
+
+def test_what_does_not_get_smaller_is_sent_raw() -> None:
+    noise = torch.randint(0, 256, (5000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    for codec in CODECS:
+        parcel = Parcel.of_tensors(None, [noise, torch.empty(0)], codec)
+        assert parcel.header.count(b'"raw"') == 2
+        assert torch.equal(Parcel.tensors(parcel.header, b"".join(parcel.buffers))[1][0], noise)
+
+
+def test_an_empty_tensor_by_any_codec() -> None:
+    """A section of one byte for a tensor without elements: refused, or an empty tensor, by no other error."""
+    for name in CODECS:
+        parcel = Parcel.of_tensors(None, [torch.zeros(1, dtype=torch.uint8)])
+        body = parcel.header[8:].replace(b'"raw","uint8",[1]', f'"{name}","uint8",[0]'.encode())
+        header = _signed(body)
+        try:
+            _, [tensor] = Parcel.tensors(header, b"".join(parcel.buffers))
+        except BadFrame:
+            continue
+        assert tensor.numel() == 0
+
+
+def _signed(body: bytes) -> bytes:
+    return xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + body
+
+
+def test_an_unknown_one_is_told_with_those_there_are() -> None:
+    with pytest.raises(SpecError, match=f'codec="zip": must be one of {", ".join(CODECS)}'):
+        check("zip")
