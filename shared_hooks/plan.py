@@ -252,10 +252,6 @@ class Plan:
         ]
         return self.digest, self.names, self.forms, self.paths, returned
 
-    def called_paths(self) -> set[str]:
-        """Paths of the modules, layers or not, that ran."""
-        return {path for path, _ in self.calls}
-
     # -- layers -------------------------------------------------------------------------------------------------
 
     @property
