@@ -13,8 +13,7 @@ from edge_client.planning.partitioners.partitioner import Cycle, Fixed
 from edge_client.planning.partitioners.partitioner import Partitioner as Partitioner
 from edge_client.planning.partitioners.partitioner import Situation as Situation
 from edge_client.planning.partitioners.regression import Regression
-from shared_hooks.errors import SpecError
-from shared_hooks.hierarchy import near
+from shared_hooks.errors import SpecError, near
 
 GROUP: Final = "isthmus.partitioners"
 BUILT_IN: Final[Mapping[str, Callable[[], Partitioner]]] = {

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.objective import Constraints, Decision, Objective, decide
-from shared_hooks.errors import SpecError
-from shared_hooks.hierarchy import near
+from shared_hooks.errors import SpecError, near
 from shared_hooks.profiling.profile import Profile
 
 
