@@ -30,8 +30,6 @@ class Custody:
         self._lock = threading.Lock()
         self._tensors = [*model.parameters(), *model.buffers()]
         self._seen = self._now()
-        self.reloads = 0
-        """How often the model had to be put right."""
 
     def _now(self) -> list[tuple[int, int]]:
         return [(tensor._version, tensor.data_ptr()) for tensor in self._tensors]
@@ -54,7 +52,6 @@ class Custody:
                 "model %s changed while it served: out of service, its weights are loaded again", self._model_id
             )
             self._restore()
-            self.reloads += 1
         return True
 
     def _restore(self) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # the builtin one only from Python 3.11 on
 from typing import Final
@@ -91,15 +90,14 @@ class Connection:
         with self._changed:
             if self._state is State.READY and self.welcome is not None:
                 return self.welcome
-            self._demand(lambda: self._waiting.openers.append(opener))
+            self._demand(opener)
         try:
             return opener.result(seconds)
         except FutureTimeout:
             raise self._unavailable(seconds) from None
         finally:
             with self._changed:
-                if opener in self._waiting.openers:
-                    self._waiting.openers.remove(opener)
+                self._waiting.leave(opener)
 
     def submit(self, exchange: Exchange) -> None:
         """Send a request as soon as there is a stream; the exchange is settled with the answer or an error."""
@@ -107,14 +105,14 @@ class Connection:
             if self._closing:
                 exchange.settle(Cancelled("the client is closed"))
             elif self._state is not State.READY or not self._waiting.refuse_if_too_large(exchange, self.welcome):
-                self._demand(lambda: self._waiting.requests.__setitem__(exchange.id, exchange))
+                self._demand(exchange)
                 if self._outbox is not None and self._state is State.READY:
                     self._outbox.put(exchange)
 
     def cancel(self, exchange: Exchange, error: IsthmusError) -> None:
         """Give a request up with ``error``; no effect on one that is settled."""
         with self._changed:
-            self._waiting.requests.pop(exchange.id, None)
+            self._waiting.leave(exchange)
             outbox = self._outbox
         if exchange.settle(error) and outbox is not None:
             outbox.cancel(exchange.id)
@@ -138,11 +136,11 @@ class Connection:
         with self._changed:
             self._state = State.CLOSED
 
-    def _demand(self, enter: Callable[[], None]) -> None:
-        """Called with the lock: note somebody who waits, and wake or start the keeper."""
+    def _demand(self, who: Exchange | Opener) -> None:
+        """Called with the lock: note who waits, and wake or start the keeper."""
         if self._closing:
             raise Cancelled("the client is closed")
-        enter()
+        self._waiting.add(who)
         if self._keeper is None:
             keeper = threading.Thread(target=self._keep, name=f"edge-connection {self.address}", daemon=True)
             keeper.start()
@@ -234,9 +232,9 @@ class Connection:
             self._state, self.welcome, self._outbox = State.READY, welcome, outbox
             self._without_stream_since, self._tries = None, 0
             self.counters.streams += 1
-            openers, self._waiting.openers = self._waiting.openers, []
+            openers = self._waiting.take_openers()
             again = 0
-            for _, exchange in sorted(self._waiting.requests.items()):
+            for exchange in self._waiting.in_order():
                 if not self._waiting.refuse_if_too_large(exchange, welcome):
                     again += exchange.sends > 0
                     outbox.put(exchange)

@@ -75,12 +75,12 @@ class Inbox:
 
     def _find(self, request_id: int) -> Exchange | None:
         with self._waiting.changed:
-            return self._waiting.requests.get(request_id)
+            return self._waiting.find(request_id)
 
     def _if_settled(self, exchange: Exchange) -> None:
         if exchange.settled:
             with self._waiting.changed:
-                self._waiting.requests.pop(exchange.id, None)
+                self._waiting.leave(exchange)
                 if exchange.breaks:  # it may have been what the others wait for
                     self._outbox.open(self._waiting.limit(self._welcome))
             self._outbox.answered(exchange.id)

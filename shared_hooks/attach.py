@@ -24,7 +24,8 @@ from torch import nn
 
 _ABSENT = object()
 COMPILED = "_compiled_call_impl"  # what `Module.compile` sets
-_lock = threading.RLock()
+lock = threading.RLock()
+"""Held around every change of shims, and of what observers leave on them."""
 
 
 class Runner(Protocol):
@@ -93,7 +94,7 @@ def _slot(module: nn.Module) -> str:
 
 def attach(module: nn.Module) -> Shim:
     """Install the shim, or count one more user of the one that is there."""
-    with _lock:
+    with lock:
         slot = _slot(module)
         shim = module.__dict__.get(slot)
         if not isinstance(shim, Shim) or shim.module is not module:
@@ -105,7 +106,7 @@ def attach(module: nn.Module) -> Shim:
 
 def detach(module: nn.Module) -> None:
     """Count one user less; the last one restores what was there. Leaves alone what others put over the shim since."""
-    with _lock:
+    with lock:
         slot = _slot(module)
         shim = module.__dict__.get(slot)
         if not isinstance(shim, Shim) or shim.module is not module:

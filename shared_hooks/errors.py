@@ -23,6 +23,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -133,3 +135,9 @@ def _descendants(base: type[IsthmusError]) -> list[type[IsthmusError]]:
 def by_name(name: str) -> type[IsthmusError]:
     """The class of this tree called ``name``; `RemoteError` when there is none."""
     return {error.__name__: error for error in _descendants(IsthmusError)}.get(name, RemoteError)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """For the end of a message about an unknown ``name``: ``" Did you mean a, b?"``, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f" Did you mean {', '.join(close)}?" if close else ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -74,12 +72,6 @@ def holder_modules(model: nn.Module) -> set[str]:
     if any(name.startswith("transformers.") for name in found):
         found.add("transformers.modeling_outputs")
     return found | {"torch.nn.utils.rnn"}
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """``" Did you mean a, b?"`` or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    return f" Did you mean {', '.join(close)}?" if close else ""
 
 
 def call_name(path: str, number: int) -> str:

@@ -12,9 +12,8 @@ from typing import Any
 from shared_hooks import collector
 from shared_hooks.crossing import Crossing
 from shared_hooks.cutting import Cutting, crossing_of, cut_after
-from shared_hooks.errors import CutRefused, UnknownLayer
+from shared_hooks.errors import CutRefused, UnknownLayer, near
 from shared_hooks.following import footprint, form_of_result
-from shared_hooks.hierarchy import near
 from shared_hooks.liveness import Frontier, Liveness, frontier_bytes
 from shared_hooks.trace import Call, Trace
 from shared_hooks.views import LiveSet
@@ -251,10 +250,6 @@ class Plan:
             for call in self.trace.calls
         ]
         return self.digest, self.names, self.forms, self.paths, returned
-
-    def called_paths(self) -> set[str]:
-        """Paths of the modules, layers or not, that ran."""
-        return {path for path, _ in self.calls}
 
     # -- layers -------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from shared_hooks.attach import running
 from shared_hooks.fastpath import fast_path_off
 from shared_hooks.hierarchy import ModuleInfo, call_name
 from shared_hooks.measuring import Measurement
-from shared_hooks.metrics import LayerMetrics, outputs_of
+from shared_hooks.metrics import LayerMetrics
 from shared_hooks.trees import tensors_in
 
 
@@ -113,11 +113,7 @@ class Session:
         self.module_done(frame, output)
         if not frame.has_child:
             if measurement is not None:
-                stop = measurement.mark()
-                memory = measurement.memory() if measurement.memory is not None else None
-                measurement.layers.append(
-                    (self.next_layer, info, number, start, stop, cpu, measurement.cpu(), outputs_of(output), memory)
-                )
+                measurement.add(self.next_layer, info, number, start, cpu, output)
             self.layer_done(frame, output)
             self.next_layer += 1
         return output

@@ -126,18 +126,17 @@ class TailSession(Session):
 
     def enter(self) -> None:
         """Watch the prefix; below the function level there is rarely anything to replay."""
-        self.modes.append(Replay(self))
-        if self.shared.has_below:
-            self.modes.append(Below(self))
-        for mode in self.modes:
-            mode.enter()
+        for mode in (Replay(self), Below(self)) if self.shared.has_below else (Replay(self),):
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            self.modes.append(mode)
 
     def leave(self, *, only_on_top: bool = False) -> None:
         """Stop watching; in the middle of the model only if nobody put a mode over ours, else at the end."""
         on_top = [*_get_current_function_mode_stack()[-1:], *_get_current_dispatch_mode_stack()[-1:]]
-        for mode in self.modes:
+        for mode in list(self.modes):
             if not only_on_top or mode in on_top:
-                mode.leave()
+                self.modes.remove(mode)
+                mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.resumed:
@@ -308,21 +307,11 @@ class Shared:
 
 
 class Replay(TorchFunctionMode):
-    """Hands the prefix's operations to the session; entered and left by hand, because it ends inside the model."""
+    """Hands the prefix's operations to the session, which enters and leaves it: it ends inside the model."""
 
     def __init__(self, session: TailSession) -> None:
         super().__init__()
         self.session = session
-        self.active = False
-
-    def enter(self) -> None:
-        self.active = True
-        super().__enter__()  # type: ignore[no-untyped-call]
-
-    def leave(self) -> None:
-        if self.active:
-            self.active = False
-            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.session.resumed or self.session.in_opaque:
@@ -336,16 +325,6 @@ class Below(TorchDispatchMode):
     def __init__(self, session: TailSession) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.session = session
-        self.active = False
-
-    def enter(self) -> None:
-        self.active = True
-        super().__enter__()  # type: ignore[no-untyped-call]
-
-    def leave(self) -> None:
-        if self.active:
-            self.active = False
-            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         session = self.session

@@ -124,10 +124,9 @@ class WrappedModel:
         return self._planner.made
 
     @property
-    def never_called(self) -> tuple[str, ...]:
-        """Walked modules that the latest plan did not see running: not used, or only through their parameters."""
-        called = self._planner.latest.called_paths()
-        return tuple(info.path for info in self._modules.values() if info.path not in called)
+    def modules(self) -> dict[nn.Module, hierarchy.ModuleInfo]:
+        """What it hooks, and what each is called; not to be changed."""
+        return self._modules
 
     def explain(self, cut: Cut, /, *args: Any, **kwargs: Any) -> Explanation:
         """What crosses at a cut on these inputs and why, and what the tail skips, enters and replays; print it.

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.commands.constraints import constraints_of
@@ -17,7 +18,7 @@ from edge_client.loaded import Loaded
 from edge_client.options import KeepAlive
 from edge_client.planning.gather import Gathered, Wanted, edge_profile, gather
 from edge_client.planning.objective import Constraints, Objective
-from edge_client.planning.partitioners import find_partitioner
+from edge_client.planning.partitioners import ByObjective, Partitioner, find_partitioner
 from edge_client.prober import LinkProber
 from edge_client.text import one_line
 from shared_hooks.errors import ServerUnavailable, SpecError
@@ -37,8 +38,6 @@ KEEP_ALIVE: Final = KeepAlive(every=5.0, timeout=20.0)
 """Patient, for a ping waits behind the bytes of a slow link; what is late is noticed by the requests themselves."""
 FIRST_CALL_SECONDS: Final = 5.0
 """For the server to be there at the start; without it everything runs here until it comes."""
-OWN_OBJECTIVE: Final = {"latency": "latency", "energy": "energy"}
-"""Partitioners that are nothing but an objective: the controller moves with care for them, too."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Choosing:
     wanted: Wanted
     objective: Objective
     constraints: Constraints
-    partitioner: str
+    partitioner: Partitioner
     partitioner_option: str | None
     log: str | None
     """A file for every decision."""
@@ -58,8 +57,9 @@ class Choosing:
 
 def choosing_of(options: argparse.Namespace) -> Choosing:
     """SpecError for words that cannot be used, before anything is loaded."""
-    name, objective = options.partitioner, Objective.parse(options.objective)
-    find_partitioner(name)
+    objective, partitioner = Objective.parse(options.objective), find_partitioner(options.partitioner)
+    if isinstance(partitioner, ByObjective):
+        objective = partitioner.own or objective
     return Choosing(
         Wanted(
             server=options.server,
@@ -68,9 +68,9 @@ def choosing_of(options: argparse.Namespace) -> Choosing:
             seconds=options.profile_seconds,
             codec=options.codec,
         ),
-        Objective.parse(OWN_OBJECTIVE[name]) if name in OWN_OBJECTIVE else objective,
+        objective,
         constraints_of(options),
-        name,
+        partitioner,
         options.partitioner_option,
         options.log_decisions,
         options.patience,
@@ -89,11 +89,12 @@ def auto_client(chooses: Choosing, client: EdgeClient, items: Sequence[InputItem
     with ExitStack() as stack:
         write = _writer(chooses.log, stack)
         gathered = _gather(loaded, wanted, chooses)
+        controller = _controller(chooses, gathered)
+        connect = None
         if isinstance(gathered, Gathered):
-            controller, connect = _controller(chooses, gathered), None
             client.open()
         else:
-            controller, connect = _controller(chooses, None, gathered), _connector(loaded, wanted, gathered)
+            connect = _connector(loaded, wanted, gathered)
         auto = AutoClient(
             client,
             controller,
@@ -150,21 +151,21 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
     return connect
 
 
-def _controller(chooses: Choosing, gathered: Gathered | None, edge: Profile | None = None) -> SplitController:
-    from edge_client.adaptive.partitioned import PartitionedController
+def _controller(chooses: Choosing, found: Gathered | Profile) -> SplitController:
     from edge_client.planning.controller import SplitController
 
-    name = chooses.partitioner
-    known: dict[str, Any] = {"objective": chooses.objective, "constraints": chooses.constraints}
-    profiles: tuple[Profile | Link | Load | None, ...]
-    if gathered is None:
-        profiles = (edge,)
-    else:
-        profiles = (gathered.edge, gathered.cloud, gathered.link, gathered.load)
-        known |= {"file": gathered.file, "file_crosses": gathered.file_crosses}
-    if name == "objective" or name in OWN_OBJECTIVE:
-        return SplitController(*profiles, **known)
-    return PartitionedController(find_partitioner(name), chooses.partitioner_option, *profiles, **known)
+    partitioner = chooses.partitioner
+    moves = isinstance(partitioner, ByObjective)  # the controller itself decides so, and moves with care
+    make = partial(
+        SplitController,
+        objective=chooses.objective,
+        constraints=chooses.constraints,
+        partitioner=None if moves else partitioner,
+        option=chooses.partitioner_option,
+    )
+    if not isinstance(found, Gathered):
+        return make(found)
+    return make(found.edge, found.cloud, found.link, found.load, file=found.file, file_crosses=found.file_crosses)
 
 
 def _fits(constraints: Constraints, edge: Profile) -> bool:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from edge_client.loaded import Loaded
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLayer
-from shared_hooks.hierarchy import near, walk
+from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLayer, near
+from shared_hooks.hierarchy import walk
 
 if TYPE_CHECKING:
     from edge_client.client import EdgeClient

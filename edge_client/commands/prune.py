@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from edge_client.model_choice import ModelChoice
+    from edge_client.pruning.report import Report, Smaller
     from edge_client.pruning.served import Way
     from edge_client.pruning.trial import Trial
     from shared_hooks.models import InputItem, ModelSpec
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 def main(options: argparse.Namespace) -> int:
     """Choose, judge, measure, write; exit status."""
     from edge_client.pruning import data, page
+    from edge_client.pruning.report import Report
+    from edge_client.pruning.served import serve
     from edge_client.pruning.trial import keeps_of, scorings_of, try_all
     from shared_hooks.models import pick_device
     from shared_hooks.selection.clusters import needs_scikit
@@ -78,30 +80,26 @@ def main(options: argparse.Namespace) -> int:
         )
     with ExitStack() as stack:
         into = folder or Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-prune-")))
-        report = _report(options.seeds, spec, layer, trial, len(chosen_by), len(judged_on))
-        ways = _write(options.structural, spec, model, layer, trial, calibration, samples, into, report)
-        if folder is not None:
-            report["files"] = [str(way.selection) for way in ways if way.selection is not None]
-        if options.serve:
-            from edge_client.pruning.served import serve
-
-            served = serve(spec, ways, _spread(judged_on, options.requests), choice)
-            report["served"] = [
-                {
-                    **{key: value for key, value in dataclasses.asdict(one).items() if key != "way"},
-                    "kind": one.way.kind,
-                    "keep": one.way.keep,
-                    "split": one.way.split,
-                }
-                for one in served
-            ]
+        ways, smaller = _write(options.structural, spec, model, layer, trial, calibration, samples, into)
+        served = serve(spec, ways, _spread(judged_on, options.requests), choice) if options.serve else []
+    report = Report(
+        model=printable(spec.model_id),
+        layer=layer,
+        trial=trial,
+        calibration_inputs=len(chosen_by),
+        inputs=len(judged_on),
+        random_seeds=options.seeds,
+        smaller=tuple(smaller),
+        served=tuple(served),
+        files=() if folder is None else tuple(str(way.selection) for way in ways if way.selection is not None),
+    )
     if folder is not None:
         (folder / "report.html").write_text(page.render(report), encoding="utf-8")
     if options.json:
-        write_json(report, options.json, options.stdout)
+        write_json(report.as_dict(), options.json, options.stdout)
     if options.json != "-":
         _print(report, folder, options.stdout)
-    return exits.OK if all(one["exact"] == one["requests"] for one in report["served"]) else exits.SOME_FAILED
+    return exits.OK if report.all_exact else exits.SOME_FAILED
 
 
 def _layer(choice: ModelChoice, split: str, data: str) -> tuple[str, ModelSpec]:
@@ -136,45 +134,6 @@ def _spread(items: Sequence[InputItem], count: int) -> list[InputItem]:
     return list(items[:: max(1, len(items) // count)][:count])
 
 
-def _report(seeds: int, spec: ModelSpec, layer: str, trial: Trial, chosen_by: int, judged_on: int) -> dict[str, Any]:
-    metric = "agreement" if trial.whole.accuracy is None else "accuracy"
-    keeps = sorted({row.keep for row in trial.rows})
-    chosen = {keep: trial.chosen(keep) for keep in keeps}
-    return {
-        "format": "isthmus-prune",
-        "version": 1,
-        "model": printable(spec.model_id),
-        "layer": layer,
-        "module": trial.module,
-        "split": f"{trial.module}.select",
-        "channels": trial.captured.channels,
-        "places": len(trial.captured.labels),
-        "calibration_inputs": chosen_by,
-        "inputs": judged_on,
-        "metric": metric,
-        "keeps": keeps,
-        "whole": dataclasses.asdict(trial.whole),
-        "random_seeds": seeds,
-        "rows": [
-            {
-                "scoring": row.scoring,
-                "seed": row.seed,
-                "keep": row.keep,
-                **dataclasses.asdict(row.judged),
-                "loss_points": 100 * (trial.whole.value - row.judged.value),
-                "calibration": None if row.calibration is None else dataclasses.asdict(row.calibration),
-                "channels": list(row.mask.keep),
-            }
-            for row in trial.rows
-        ],
-        "chosen": {str(keep): row.scoring for keep, row in chosen.items() if row is not None},
-        "unavailable": trial.unavailable,
-        "structural": [],
-        "served": [],
-        "files": [],
-    }
-
-
 def _write(
     structural: bool,
     spec: ModelSpec,
@@ -184,65 +143,62 @@ def _write(
     calibration: Sequence[Sample],
     samples: Sequence[Sample],
     into: Path,
-    report: dict[str, Any],
-) -> list[Way]:
-    """The chosen mask of every number of channels, and with --structural the smaller model; what there is to serve."""
+) -> tuple[list[Way], list[Smaller]]:
+    """Of every number of channels the chosen mask, and with --structural the smaller model: what there is to serve, and
+    how the smaller models are judged.
+    """
     from edge_client.pruning.data import answers, judge
+    from edge_client.pruning.report import Smaller
     from edge_client.pruning.served import Way
     from shared_hooks.selection import write_mask, write_pruned
     from shared_hooks.selection.prune import pruned
 
     whole = answers(spec, model, samples)
-    ways = [Way("whole", trial.captured.channels, layer, None)]
-    for keep in report["keeps"]:
+    ways, smaller = [Way("whole", trial.captured.channels, layer, None)], []
+    for keep in trial.keeps:
         row = trial.chosen(keep)
-        assert row is not None  # every number in the report has a row
+        assert row is not None  # every number that was tried has a row
         path = into / f"mask-{keep}.safetensors"
         write_mask(path, model, row.mask, layer)
         ways.append(Way("mask", keep, row.mask.split, path))
         if not structural:
             continue
-        smaller = pruned(model, layer, row.mask.keep, calibration)
+        cut_out = pruned(model, layer, row.mask.keep, calibration)
         path = into / f"pruned-{keep}.safetensors"
-        write_pruned(path, model, smaller, layer)
+        write_pruned(path, model, cut_out, layer)
         ways.append(Way("pruned", keep, layer, path))
-        judged = judge(answers(spec, smaller, samples), whole, samples)
-        report["structural"].append(
-            {
-                "keep": keep,
-                "scoring": row.scoring,
-                **dataclasses.asdict(judged),
-                "loss_points": 100 * (trial.whole.value - judged.value),
-                "parameters": sum(parameter.numel() for parameter in smaller.parameters()),
-                "parameters_whole": sum(parameter.numel() for parameter in model.parameters()),
-            }
-        )
-    return ways
+        judged = judge(answers(spec, cut_out, samples), whole, samples)
+        lost = trial.whole.value - judged.value
+        smaller.append(Smaller(keep, row.scoring, judged, lost, _parameters(cut_out), _parameters(model)))
+    return ways, smaller
 
 
-def _print(report: dict[str, Any], folder: Path | None, stdout: Any) -> None:
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _print(report: Report, folder: Path | None, stdout: Any) -> None:
     from edge_client.pruning.page import accuracy_table, served_table, structural_table
 
     def say(text: str) -> None:
         print(text, file=stdout)
 
-    metric, whole = report["metric"], report["whole"]
-    say(f"{report['model']}: {report['channels']} channels of {report['layer']}")
-    say(f"chosen by {report['calibration_inputs']} inputs, judged on {report['inputs']} others")
-    say(f"the whole model's {metric}: {100 * whole[metric]:.2f} %\n")
+    say(f"{report.model}: {report.channels} channels of {report.layer}")
+    say(f"chosen by {report.calibration_inputs} inputs, judged on {report.inputs} others")
+    say(f"the whole model's {report.metric}: {100 * report.trial.whole.value:.2f} %\n")
     headers, rows = accuracy_table(report)
-    say(f"{metric} in %, by channels kept (* = preferred by the calibration inputs)")
+    say(f"{report.metric} in %, by channels kept (* = preferred by the calibration inputs)")
     say(table(headers, rows, right=range(1, len(headers))))
-    for name, why in report["unavailable"].items():
+    for name, why in report.trial.unavailable.items():
         print(f"edge-client: {name} is not available: {one_line(why)}", file=sys.stderr)
-    if report["structural"]:
+    if report.smaller:
         say("\ncut out of the model")
         headers, rows = structural_table(report)
         say(table(headers, rows, right=(0, 2, 3, 4)))
-    if report["served"]:
+    if report.served:
         headers, rows = served_table(report)
         say("\nthrough a server on this machine")
         say(table(headers, rows, right=range(1, len(headers))))
     if folder is not None:
-        say(f"\nwritten to {folder}: report.html, {', '.join(Path(file).name for file in report['files'])}")
-        say(f"served by both sides with --selection FILE; cut a masked model at {report['split']}")
+        say(f"\nwritten to {folder}: report.html, {', '.join(Path(file).name for file in report.files)}")
+        say(f"served by both sides with --selection FILE; cut a masked model at {report.trial.split}")

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge_client.commands import exits
 from edge_client.commands.output import check_json_target, table, write_json
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edge_client.planning.objective import Objective
     from edge_client.sweep.feed import Feed
     from edge_client.sweep.journal import Journal
+    from edge_client.sweep.outcome import Summary
     from edge_client.sweep.settings import SweepOptions
     from edge_client.sweep.ways import Way
 
@@ -64,9 +65,9 @@ def main(options: argparse.Namespace) -> int:
                 ended, status = _measure(how, loaded, feeds, ways, journal, done, objective, stack)
             except KeyboardInterrupt:
                 ended, status = "interrupted", exits.INTERRUPTED
-        known, status = _finish(journal, ways, ended, status, objective)
-    if options.json and known is not None:
-        write_json({**known, "exit_status": status}, options.json, options.stdout)
+        found, status = _finish(journal, ways, ended, status, objective)
+    if options.json and found is not None:
+        write_json({**found.as_dict(), "exit_status": status}, options.json, options.stdout)
     return status
 
 
@@ -215,7 +216,7 @@ def _finish(
     ended: str | None,
     status: int,
     objective: Objective,
-) -> tuple[dict[str, Any] | None, int]:
+) -> tuple[Summary | None, int]:
     """Write tables, summary and page of what the journal holds, and tell; the summary, if any, and the exit status."""
     from edge_client.sweep.results import write
 
@@ -223,54 +224,52 @@ def _finish(
     if not done:
         _complain(f"nothing was measured{f': {ended}' if ended else ''}; the same command tries again")
         return None, status
-    known = write(journal, ways, ended, objective)
-    failed = sum(one["failed"] for one in known["ways"])
+    found = write(journal, ways, ended, objective)
+    failed = sum(way.failed for way in found.ways)
     if status == exits.OK and failed:
         status = exits.SOME_FAILED
-    _say(text(known))
+    _say(text(found))
     _say(f"report: {journal.folder / 'report.html'}")
     if ended is not None:
-        inputs = f"{done} of {len(known['settings']['inputs'])} inputs are measured"
+        inputs = f"{done} of {len(found.settings['inputs'])} inputs are measured"
         _complain(f"{ended}: {inputs}; the same command goes on where it stopped")
-    return known, status
+    return found, status
 
 
-def text(known: dict[str, Any]) -> str:
+def text(found: Summary) -> str:
     """The ways worth a line, the decision, and where the rest is."""
     from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 
-    decision = known["decision"]
-    measured, predicted = decision["measured"], decision["predicted"]
-    winner = measured["winner"] if measured else None
-    shown = {EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, winner, predicted["winner"] if predicted else None}
-    shown |= set(measured["ranking"][:3]) if measured else set()
+    decision = found.outcome
+    measured = decision.measured
+    best, foretold = measured.winner.name if measured else None, (decision.predicted or {}).get("winner")
+    shown = {EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, best, foretold}
+    shown |= {one.name for one in measured.ranking[:3]} if measured else set()
     rows = []
-    for way in known["ways"]:
-        if way["name"] not in shown or (way["mode"] == "local" and way["name"] != EDGE_ONLY):
+    for way in found.ways:
+        if way.name not in shown or (way.mode == "local" and way.name != EDGE_ONLY):
             continue
-        foretold, answered = way["predicted"], way["requests"] - way["failed"]
-        marks = [
-            word for word, who in (("best", measured), ("predicted", predicted)) if who and who["winner"] == way["name"]
-        ]
+        timed = way.timed
+        marks = [word for word, name in (("best", best), ("predicted", foretold)) if name == way.name]
         rows.append(
             [
-                printable(way["name"]),
-                "-" if way["latency_ns"] is None else milliseconds(way["latency_ns"]),
-                milliseconds(foretold["latency_ns"]) if foretold else "-",
-                "-" if way["bytes_up"] is None else size(round(way["bytes_up"])),
-                f"{way['exact']} of {answered}",
-                str(way["failed"] or ""),
+                printable(way.name),
+                "-" if timed is None else milliseconds(timed.latency_ns),
+                milliseconds(way.predicted.latency_ns) if way.predicted else "-",
+                "-" if timed is None else size(round(timed.bytes_up)),
+                f"{way.exact} of {way.answered}",
+                str(way.failed or ""),
                 ", ".join(marks),
             ]
         )
     headers = ["way", "ms", "predicted", "up", "exact", "failed", ""]
     lines = [table(headers, rows, right=(1, 2, 3, 4, 5)), ""]
-    if decision["median_error_percent"] is not None:
-        lines.append(f"predicted against measured: {decision['median_error_percent']:.1f} % off in the median")
-    answered = sum(way["requests"] - way["failed"] for way in known["ways"])
-    if (exact := sum(way["exact"] for way in known["ways"])) != answered:
+    if decision.median_error_percent is not None:
+        lines.append(f"predicted against measured: {decision.median_error_percent:.1f} % off in the median")
+    answered = sum(way.answered for way in found.ways)
+    if (exact := sum(way.exact for way in found.ways)) != answered:
         lines.append(f"{answered - exact} of {answered} answers are not bit for bit the whole model's")
-    for one in known["failures"][:5]:
+    for one in found.failures[:5]:
         lines.append(f"{one['count']} failed, the first at {one['cut']} with {one['input']}: {one['error']}")
     return "\n".join(printable(line) for part in lines for line in part.split("\n"))
 

@@ -16,6 +16,7 @@ from edge_client.planning.candidate import Candidate
 from edge_client.planning.link import Link
 from edge_client.planning.link_estimate import FLOOR, LinkEstimate
 from edge_client.planning.objective import Constraints, Objective, decide
+from edge_client.planning.partitioners import Partitioner, Situation
 from edge_client.planning.predict import Power, predict
 from edge_client.planning.tracker import Tracker
 from shared_hooks.errors import SpecError
@@ -76,6 +77,9 @@ class SplitController:
     Without a server at the start, leave ``cloud`` and ``link`` out: everything runs here until `server_found`.
     Per request: ``choice = choose(now)``, run it, then observe what is known of it. Raises SpecError for profiles of
     different models, an objective without numbers, and when no candidate satisfies the constraints.
+
+    With a ``partitioner``, it decides about every request, among every candidate that is predicted, without waiting for
+    a gain to last; ``option`` is its own word. Without a server there is nothing to decide.
     """
 
     def __init__(
@@ -92,12 +96,15 @@ class SplitController:
         power: Power | None = None,
         calibration: Calibration | None = None,
         steady: Steady | None = None,
+        partitioner: Partitioner | None = None,
+        option: str | None = None,
     ) -> None:
         self._all_edge = self._edge = edge
         self._objective = objective or Objective()
         self._constraints = constraints or Constraints()
         self._file, self._file_crosses, self._power, self._calibration = file, file_crosses, power, calibration
         self._steady = steady or Steady()
+        self._partitioner, self._option = partitioner, option
         self._edge_factor, self._server_factor = Tracker(1.0), Tracker(1.0)
         self._queue = Tracker(0.0, offset=1e5)
         self._cloud: Profile | None = None
@@ -128,6 +135,8 @@ class SplitController:
     def choose(self, now: int) -> Choice:
         """The candidate for the next request."""
         candidates = self._candidates()
+        if self._partitioner is not None and self._there:
+            return self._ask(self._partitioner, candidates)
         best, scores = self._decide(candidates)
         by_name = {one.name: one for one in candidates}
         held = self._held
@@ -153,6 +162,17 @@ class SplitController:
         self._fresh = False
         self._promised[pick.name] = pick.latency_ns
         return Choice(pick, moved, reason, self._numbers(pick, by_name.get(held or ""), held, best))
+
+    def _ask(self, partitioner: Partitioner, candidates: Sequence[Candidate]) -> Choice:
+        decision = partitioner.decide(
+            Situation(candidates, self._objective, self._constraints, self._edge, self._cloud, self._option)
+        )
+        pick, held = decision.winner, self._held
+        before = next((one for one in candidates if one.name == held), None)
+        self._held = pick.name
+        self._promised[pick.name] = pick.latency_ns
+        best = decision.ranking[0] if decision.ranking else pick
+        return Choice(pick, pick.name != held, decision.objective, self._numbers(pick, before, held, best))
 
     def refuse(self, name: str) -> None:
         """Never choose this candidate again: its answers were found wrong. Nothing for EDGE_ONLY."""
@@ -356,8 +376,8 @@ class SplitController:
         self._decide(self._candidates())
 
     def _narrow(self) -> None:
-        """Predict only those cuts that may be the best one some day."""
-        if self._predicted:
+        """Predict only those cuts that may be the best one some day; all of them for a partitioner, which may ask."""
+        if self._predicted and self._partitioner is None:
             kept = {one.layer_id for one in undominated([x for x in self._predicted if x.name not in self._refused])}
             self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.layer_id in kept))
 

@@ -94,7 +94,7 @@ class Constraints:
     def __post_init__(self) -> None:
         if (self.max_bytes_per_second is None) != (self.rate is None):
             raise SpecError("--max-bytes-per-second and --rate (requests per second) go together")
-        if self.min_accuracy is not None and not 0 <= self.min_accuracy <= 1:  # not so for NaN either
+        if self.min_accuracy is not None and not 0 <= self.min_accuracy <= 1:  # which rejects NaN, too
             raise SpecError(f"--min-accuracy {self.min_accuracy:g}: expected a share from 0 to 1")
 
     def violated(self, one: Candidate) -> _Violation | None:

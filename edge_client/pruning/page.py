@@ -6,10 +6,12 @@ Names of models, layers and labels reach it escaped; it runs no script.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import Any, Final
+from typing import Final
 
+from edge_client.pruning.report import Report
+from edge_client.pruning.served import Served
 from edge_client.text import milliseconds, size
 
 WIDTH: Final = 640
@@ -39,118 +41,116 @@ th:first-child, td:first-child { text-align: left; }
 """
 
 
-def render(report: Mapping[str, Any]) -> str:
+def render(report: Report) -> str:
     """The page of a report (docs/pruning.md), as HTML."""
-    what, whole = report["metric"], report["whole"]
     lines, seeds = _lines(report)
     parts = [
-        f"<h1>{escape(report['model'])}: channels of {escape(report['layer'])}</h1>",
-        f"<p>Chosen by {report['calibration_inputs']} inputs, judged on {report['inputs']} others. The whole model:"
-        f" {what} {100 * whole[what]:.2f} %.</p>",
+        f"<h1>{escape(report.model)}: channels of {escape(report.layer)}</h1>",
+        f"<p>Chosen by {report.calibration_inputs} inputs, judged on {report.inputs} others. The whole model:"
+        f" {report.metric} {100 * report.trial.whole.value:.2f} %.</p>",
         _section(
-            f"{what.capitalize()} against channels kept",
-            f"The control, {report['random_seeds']} random choices: their mean is the dashed line, each one a dot.",
+            f"{report.metric.capitalize()} against channels kept",
+            f"The control, {report.random_seeds} random choices: their mean is the dashed line, each one a dot.",
             _legend([name for name, _ in lines]) + _chart(lines, seeds, "channels kept", "%"),
             _table(*accuracy_table(report)),
         ),
     ]
-    if report["structural"]:
+    if report.smaller:
         text = "The preferred choice of each number, taken out of the model's layers."
         parts.append(_section("Cut out of the model", text, _table(*structural_table(report))))
-    served = report["served"]
+    served = report.served
     if served:
-        rows = [_served_row(one) for one in served]
-        for title, key, scale, unit in (
-            ("Bytes up, a request", "bytes_up", 1024, "KiB"),
-            ("Latency, a request (median)", "latency_ns", 1e6, "ms"),
+        for title, unit, costs in (
+            ("Bytes up, a request", "KiB", [one.bytes_up / 1024 for one in served]),
+            ("Latency, a request (median)", "ms", [one.latency_ns / 1e6 for one in served]),
         ):
-            kinds = dict.fromkeys(one["kind"] for one in served if one["kind"] != "whole")
-            whole_point = [(one["keep"], one[key] / scale) for one in served if one["kind"] == "whole"]
+            points = [(one.way.kind, (float(one.way.keep), cost)) for one, cost in zip(served, costs, strict=True)]
+            whole_point = [point for kind, point in points if kind == "whole"]
+            kinds = dict.fromkeys(kind for kind, _ in points if kind != "whole")
             drawn = [
-                (kind, sorted([(one["keep"], one[key] / scale) for one in served if one["kind"] == kind] + whole_point))
+                (kind, sorted([point for its_kind, point in points if its_kind == kind] + whole_point))
                 for kind in kinds
             ]
             text = "Measured through a server on this machine; the last point is the whole model at the same cut."
             parts.append(
                 _section(title, text, _legend(list(kinds)) + _chart(drawn, [], "channels kept", unit, zero=True), "")
             )
-        parts.append(_section("Served", "", "", _table(SERVED_HEADERS, rows)))
+        parts.append(_section("Served", "", "", _table(*served_table(report))))
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy"'
         f' content="{policy}"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(report['model'])}: channel selection</title><style>{STYLE}</style></head><body>"
+        f"<title>{escape(report.model)}: channel selection</title><style>{STYLE}</style></head><body>"
         f"{''.join(parts)}</body></html>\n"
     )
 
 
-def accuracy_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def accuracy_table(report: Report) -> tuple[list[str], list[list[str]]]:
     """(headers, rows) in percent: a row a scoring, a column a number of channels; random: mean (lowest to highest)."""
-    what, keeps = report["metric"], report["keeps"]
-    rows = []
-    for name in dict.fromkeys(row["scoring"] for row in report["rows"]):
+    trial, rows = report.trial, []
+    chosen = {keep: trial.chosen(keep) for keep in trial.keeps}
+    for name in dict.fromkeys(row.scoring for row in trial.rows):
         cells = [name]
-        for keep in keeps:
-            found = [100 * row[what] for row in report["rows"] if (row["scoring"], row["keep"]) == (name, keep)]
-            mark = " *" if report["chosen"].get(str(keep)) == name else ""
+        for keep, best in chosen.items():
+            found = [100 * row.judged.value for row in trial.rows if (row.scoring, row.keep) == (name, keep)]
+            mark = " *" if best is not None and best.scoring == name else ""
             if len(found) == 1:
                 cells.append(f"{found[0]:.2f}{mark}")
             else:
                 cells.append(f"{sum(found) / len(found):.2f} ({min(found):.2f} to {max(found):.2f}){mark}")
         rows.append(cells)
-    return ["scoring", *(f"{keep} of {report['channels']}" for keep in keeps)], rows
+    return ["scoring", *(f"{keep} of {report.channels}" for keep in chosen)], rows
 
 
-def structural_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def structural_table(report: Report) -> tuple[list[str], list[list[str]]]:
     """(headers, rows) of the smaller models."""
-    what = report["metric"]
     rows = [
         [
-            str(one["keep"]),
-            one["scoring"],
-            f"{100 * one[what]:.2f}",
-            f"{one['loss_points']:+.2f}",
-            f"{one['parameters']:,} of {one['parameters_whole']:,}",
+            str(one.keep),
+            one.scoring,
+            f"{100 * one.judged.value:.2f}",
+            f"{100 * one.lost:+.2f}",
+            f"{one.parameters:,} of {one.parameters_whole:,}",
         ]
-        for one in report["structural"]
+        for one in report.smaller
     ]
-    return ["channels", "scoring", f"{what} %", "points lost", "parameters"], rows
+    return ["channels", "scoring", f"{report.metric} %", "points lost", "parameters"], rows
 
 
 SERVED_HEADERS: Final = ["served", "channels", "frontier", "bytes up", "median ms", "quartiles ms", "exact", "right"]
 
 
-def _served_row(one: Mapping[str, Any]) -> list[str]:
-    low, high = one["quartiles_ns"]
+def _served_row(one: Served) -> list[str]:
+    low, high = one.quartiles_ns
     return [
-        one["kind"],
-        str(one["keep"]),
-        size(one["frontier_bytes"]),
-        size(one["bytes_up"]),
-        milliseconds(one["latency_ns"]),
+        one.way.kind,
+        str(one.way.keep),
+        size(one.frontier_bytes),
+        size(one.bytes_up),
+        milliseconds(one.latency_ns),
         f"{milliseconds(low)} to {milliseconds(high)}",
-        f"{one['exact']} of {one['requests']}",
-        "-" if one["right"] is None else f"{one['right']} of {one['requests']}",
+        f"{one.exact} of {one.requests}",
+        "-" if one.right is None else f"{one.right} of {one.requests}",
     ]
 
 
-def served_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def served_table(report: Report) -> tuple[list[str], list[list[str]]]:
     """(headers, rows) of what went through the service."""
-    return SERVED_HEADERS, [_served_row(one) for one in report["served"]]
+    return SERVED_HEADERS, [_served_row(one) for one in report.served]
 
 
-def _lines(report: Mapping[str, Any]) -> tuple[list[tuple[str, Points]], Points]:
+def _lines(report: Report) -> tuple[list[tuple[str, Points]], Points]:
     """Each scoring's line, random's mean last, in percent; the seeds of random as dots."""
-    what = report["metric"]
+    trial = report.trial
     lines: list[tuple[str, Points]] = []
     seeds: list[tuple[float, float]] = []
-    for name in dict.fromkeys(row["scoring"] for row in report["rows"]):
-        rows = [row for row in report["rows"] if row["scoring"] == name]
-        by_keep = {keep: [100 * row[what] for row in rows if row["keep"] == keep] for keep in report["keeps"]}
+    for name in dict.fromkeys(row.scoring for row in trial.rows):
+        rows = [row for row in trial.rows if row.scoring == name]
+        by_keep = {keep: [100 * row.judged.value for row in rows if row.keep == keep] for keep in trial.keeps}
         points = [(float(keep), sum(found) / len(found)) for keep, found in by_keep.items() if found]
-        lines.append((name, [*points, (float(report["channels"]), 100 * report["whole"][what])]))
+        lines.append((name, [*points, (float(report.channels), 100 * trial.whole.value)]))
         if name == "random":
-            seeds = [(float(row["keep"]), 100 * row[what]) for row in rows]
+            seeds = [(float(row.keep), 100 * row.judged.value) for row in rows]
     return lines, seeds
 
 

@@ -52,6 +52,21 @@ class Served:
     right: int | None
     requests: int
 
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "frontier_bytes": self.frontier_bytes,
+            "bytes_up": self.bytes_up,
+            "latency_ns": self.latency_ns,
+            "quartiles_ns": list(self.quartiles_ns),
+            "exact": self.exact,
+            "right": self.right,
+            "requests": self.requests,
+            "kind": self.way.kind,
+            "keep": self.way.keep,
+            "split": self.way.split,
+        }
+
 
 def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[InputItem], choice: ModelChoice) -> list[Served]:
     """One round after the other, each way once a round, so that a machine that warms up favours none.
@@ -104,13 +119,13 @@ def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[InputItem], choi
 def _served(way: Way, client: EdgeClient, answers: Sequence[Any], exact: int, right: int | None) -> Served:
     layer = next(layer for layer in client.wrapped.layers if way.split in (layer.name, str(layer.layer_id)))
     times = sorted(answer.measured_ns for answer in answers)
-    quarters = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
+    first, _, third = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
     return Served(
         way=way,
         frontier_bytes=layer.frontier_bytes or 0,
         bytes_up=int(statistics.median(answer.bytes_up for answer in answers)),
         latency_ns=statistics.median(times),
-        quartiles_ns=(quarters[0], quarters[2]),
+        quartiles_ns=(first, third),
         exact=exact,
         right=right,
         requests=len(answers),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -29,16 +29,26 @@ class Row:
     mask: Mask
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trial:
     """Everything that was tried."""
 
     captured: Captured
     module: str
     whole: Judged
-    rows: list[Row] = field(default_factory=list)
-    unavailable: dict[str, str] = field(default_factory=dict)
+    rows: tuple[Row, ...]
+    unavailable: Mapping[str, str]
     """Scorings that had nothing to go by, and why."""
+
+    @property
+    def split(self) -> str:
+        """Where a masked model is cut."""
+        return f"{self.module}.select"
+
+    @property
+    def keeps(self) -> list[int]:
+        """The numbers of channels that were tried, ascending."""
+        return sorted({row.keep for row in self.rows})
 
     def chosen(self, keep: int) -> Row | None:
         """The best on the calibration data, of equals the first tried; no random one, unless there is no other."""
@@ -85,7 +95,8 @@ def try_all(
     labelled = by_class(calibration, whole_calibration)
     module, dim = place_of(model, layer, labelled[0])
     captured = capture(model, layer, labelled if places is None else places)
-    trial = Trial(captured, module, judge(whole, whole, data))
+    rows: list[Row] = []
+    unavailable: dict[str, str] = {}
     numbers = keeps(captured.channels)
     _check_reached(model, Mask(module, dim, tuple(range(captured.channels)), (0.0,) * captured.channels), labelled[0])
     plans = [(name, seed) for name in scorings for seed in range(seeds if name == RANDOM else 1)]
@@ -94,7 +105,7 @@ def try_all(
         try:
             scores = score(name, captured, model, calibration[0], seed)
         except (CutRefused, InputMismatch) as error:
-            trial.unavailable[name] = str(error)
+            unavailable[name] = str(error)
             done += len(numbers)
             continue
         for keep in numbers:
@@ -107,10 +118,10 @@ def try_all(
                     own = judge(answers(spec, model, calibration), whole_calibration, calibration)
             finally:
                 unmasked(model)
-            trial.rows.append(Row(name, seed, keep, judged, own, mask))
+            rows.append(Row(name, seed, keep, judged, own, mask))
             done += 1
             on_step(done, len(plans) * len(numbers))
-    return trial
+    return Trial(captured, module, judge(whole, whole, data), tuple(rows), unavailable)
 
 
 def _check_reached(model: nn.Module, mask: Mask, sample: Sample) -> None:

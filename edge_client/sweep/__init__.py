@@ -13,6 +13,7 @@ runner.py    input by input, round by round
 foretell.py  what the plan says before anything is measured
 tables.py    CSV and Parquet
 summary.py   each way's numbers, the decision
+outcome.py   what was found, as types and as JSON
 results.py   all files, from the journal
 report.py    the page (page.html.j2, page.css, page.js)
 compare.py   two sweeps side by side, the noise taken into account

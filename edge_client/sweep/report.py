@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.modes import EDGE_ONLY
+from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
 from edge_client.sweep.observed import section
 from edge_client.sweep.summary import pareto
 from edge_client.text import size
@@ -23,7 +23,7 @@ Way = Mapping[str, Any]
 
 
 def render(known: Mapping[str, Any]) -> str:
-    """The page of a summary (`results.write`), as HTML."""
+    """The page of summary.json (`outcome.Summary.as_dict`), as HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -159,7 +159,7 @@ def _cards(ways: Sequence[Way], decision: Mapping[str, Any], winner: str | None)
         card(
             "Best as predicted", predicted, same or (f"{regret:.1f} % more than the best" if regret is not None else "")
         )
-    for name, title in (("edge-only", "Everything on the edge"), ("cloud-only", "Everything on the cloud")):
+    for name, title in ((EDGE_ONLY, "Everything on the edge"), (CLOUD_ONLY, "Everything on the cloud")):
         if by_name.get(name, {}).get("latency_ns") is not None and name != winner:
             factor = by_name[name]["latency_ns"] / by_name[winner]["latency_ns"]
             card(title, name, f"{factor:.2f} times the best")

@@ -7,19 +7,17 @@ import json
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from edge_client.planning.objective import Objective
 from edge_client.sweep import observed, report, summary, tables
 from edge_client.sweep.journal import Entry, Journal
+from edge_client.sweep.outcome import Summary
 from edge_client.sweep.settings import installed
 from edge_client.sweep.ways import Way
-from edge_client.text import finite
-
-FORMAT: Final = "isthmus sweep summary 1"
 
 
-def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: Objective) -> dict[str, Any]:
+def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: Objective) -> Summary:
     """All results of what the journal holds, each file whole or not at all; the summary. ``ended``: why inputs are
     missing.
     """
@@ -40,35 +38,34 @@ def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: O
     requests, rows = tables.frames(noted(), predicted)
     tables.write(journal.folder, requests, rows)
     measured = summary.ways_measured(requests, ways, predicted)
-    measured = [way for way in measured if way["requests"] or way["name"] not in contents.skipped]
-    known: dict[str, Any] = {
-        "format": FORMAT,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "settings": contents.settings,
-        "measured_inputs": [entry["input"] for entry in seen],
-        "repetitions": [entry["repetitions"] for entry in seen],
-        "ended": ended,
-        "skipped": contents.skipped,
-        "versions": {
+    measured = [way for way in measured if way.requests or way.name not in contents.skipped]
+    found = Summary(
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        settings=contents.settings,
+        measured_inputs=[entry["input"] for entry in seen],
+        repetitions=[entry["repetitions"] for entry in seen],
+        ended=ended,
+        skipped=contents.skipped,
+        versions={
             "python": platform.python_version(),
             **{name: installed(name) for name in ("isthmus", "torch", "grpcio", "numpy", "polars")},
         },
-        "ways": measured,
-        "layers": summary.layers_measured(rows),
-        "prediction": prediction,
-        "decision": summary.decision(measured, prediction, objective),
-        "failures": summary.failures(requests),
-        "readings": summary.readings(note for entry in seen for note in entry["notes"]),
-    }
+        ways=measured,
+        layers=summary.layers_measured(rows),
+        prediction=prediction,
+        outcome=summary.outcome(measured, prediction, objective),
+        failures=summary.failures(requests),
+        readings=summary.readings(note for entry in seen for note in entry["notes"]),
+        observed=watched,
+    )
     if watched:
-        known["observed"] = watched
         tables.whole_file(journal.folder / observed.FILE, lambda path: _write_lines(path, journal))
-    known = finite(known)
+    known = found.as_dict()
     text = json.dumps(known, indent=1, allow_nan=False)
     tables.whole_file(journal.folder / "summary.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
     page = report.render(known)
     tables.whole_file(journal.folder / "report.html", lambda path: path.write_text(page, encoding="utf-8"))
-    return known
+    return found
 
 
 def _write_lines(path: Path, journal: Journal) -> None:

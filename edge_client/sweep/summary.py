@@ -1,4 +1,4 @@
-"""Each way's numbers out of the tables, and the decision: all that the page shows, as JSON.
+"""Each way's numbers out of the tables, and the decision.
 
 A way's latency is the mean of its middle half: the requests between the first and the third quartile. As robust as a
 median, and the pieces of those same requests add up to it exactly.
@@ -10,10 +10,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge_client.modes import CLOUD_FILE, EDGE_ONLY
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.candidate import STAGES, Candidate
 from edge_client.planning.objective import Decision, Objective, decide
 from edge_client.sweep.columns import SEGMENTS, STAGE_SEGMENTS
+from edge_client.sweep.outcome import Foretold, MeasuredWay, Outcome, Timed
 from edge_client.sweep.ways import Way
 from shared_hooks.errors import SpecError
 from shared_hooks.reading import STATUSES, Reading
@@ -26,46 +27,48 @@ NO_FORWARD = Reading.estimated(0.0, "nothing of the model runs on the edge")
 """Of a file that is sent as it is."""
 
 
-def ways_measured(requests: pl.DataFrame, ways: Sequence[Way], predicted: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    """One dictionary per way, in the order of ``ways``; those without an answer have nulls."""
+def ways_measured(
+    requests: pl.DataFrame, ways: Sequence[Way], predicted: Mapping[str, Mapping[str, Any]]
+) -> list[MeasuredWay]:
+    """In the order of ``ways``. ``predicted``: name -> candidate, as the journal keeps it."""
     import polars as pl
 
     found = []
     for way in ways:
         part = requests.filter((pl.col("cut") == way.name) & (pl.col("mode") == way.mode))
         good = part.filter(pl.col("error").is_null()).sort("end_to_end_ns")
-        timed, metered = good.filter(~pl.col("layers")), good.filter(pl.col("layers"))
-        one: dict[str, Any] = {
-            "name": way.name,
-            "layer_id": way.layer_id,
-            "mode": way.mode,
-            "requests": part.height,
-            "failed": part.height - good.height,
-            "exact": int(good["exact"].sum() or 0),
-            "agreeing": None if good["top1_agrees"].null_count() == good.height else int(good["top1_agrees"].sum()),
-            "latency_ns": None,
-            "quartiles_ns": None,
-            "segments_ns": None,
-            "bytes_up": None,
-            "bytes_down": None,
-            "edge_energy": energy(metered, "edge").as_dict(),
-            "cloud_energy": energy(metered, "cloud").as_dict(),
-            "predicted": None,
-        }
-        if timed.height:
-            middle = timed.slice(timed.height // 4, timed.height - 2 * (timed.height // 4))
-            one["segments_ns"] = {
-                segment: sum(float(_mean(middle[f"{name}_ns"])) for name in names)
-                for segment, names in SEGMENTS.items()
-            }
-            one["latency_ns"] = sum(one["segments_ns"].values())
-            ordered = timed["end_to_end_ns"]
-            one["quartiles_ns"] = [ordered.quantile(share, "linear") for share in (0.25, 0.5, 0.75)]
-            one["bytes_up"], one["bytes_down"] = _mean(timed["bytes_up"]), _mean(timed["bytes_down"])
-        if way.networked or way.name == EDGE_ONLY:
-            one["predicted"] = _foretold(predicted.get(way.name), one["latency_ns"])
-        found.append(one)
+        metered, timed = good.filter(pl.col("layers")), _timed(good.filter(~pl.col("layers")))
+        said = predicted.get(way.name) if way.networked or way.name == EDGE_ONLY else None
+        found.append(
+            MeasuredWay(
+                name=way.name,
+                layer_id=way.layer_id,
+                mode=way.mode,
+                requests=part.height,
+                failed=part.height - good.height,
+                exact=int(good["exact"].sum() or 0),
+                agreeing=None if good["top1_agrees"].null_count() == good.height else int(good["top1_agrees"].sum()),
+                timed=timed,
+                edge_energy=energy(metered, "edge"),
+                cloud_energy=energy(metered, "cloud"),
+                predicted=None if said is None else _foretold(said, None if timed is None else timed.latency_ns),
+            )
+        )
     return found
+
+
+def _timed(good: pl.DataFrame) -> Timed | None:
+    """``good``: answered requests without layers, ordered by time."""
+    if not good.height:
+        return None
+    middle = good.slice(good.height // 4, good.height - 2 * (good.height // 4))
+    low, half, high = (float(good["end_to_end_ns"].quantile(share, "linear") or 0.0) for share in (0.25, 0.5, 0.75))
+    return Timed(
+        {segment: sum(_mean(middle[f"{name}_ns"]) for name in names) for segment, names in SEGMENTS.items()},
+        (low, half, high),
+        _mean(good["bytes_up"]),
+        _mean(good["bytes_down"]),
+    )
 
 
 def energy(good: pl.DataFrame, side: str) -> Reading:
@@ -89,7 +92,7 @@ def layers_measured(rows: pl.DataFrame) -> list[dict[str, Any]]:
     import polars as pl
 
     seen = rows.filter((pl.col("mode") == "networked") | (pl.col("cut") == EDGE_ONLY))
-    whole = pl.col("cut").is_in([EDGE_ONLY, "cloud-only", CLOUD_FILE])
+    whole = pl.col("cut").is_in([EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE])
     seen = seen.filter((pl.col("layer_type") != "outside") | whole)
     grouped = (
         seen.group_by("layer_id", "layer", "side", maintain_order=True)
@@ -127,37 +130,39 @@ def failures(requests: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def readings(notes: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-    """[column, status, note, count] of every input, added up: how the numbers of a column were come by."""
+    """[column, status, note, count] of every input, added up: how the numbers of a column were obtained."""
     total: dict[tuple[str, str, str], int] = {}
     for column, status, note, count in notes:
         total[column, status, note] = total.get((column, status, note), 0) + count
-    order = sorted(total.items(), key=lambda item: (item[0][0], STATUSES.index(item[0][1]), -item[1]))
-    return [{"column": key[0], "status": key[1], "note": key[2], "count": count} for key, count in order]
+    found = [
+        {"column": column, "status": status, "note": note, "count": count}
+        for (column, status, note), count in total.items()
+    ]
+    return sorted(found, key=lambda one: (one["column"], STATUSES.index(one["status"]), -one["count"]))
 
 
-def candidates_measured(ways: Sequence[Mapping[str, Any]], idle: Reading = UNKNOWN_IDLE) -> list[Candidate]:
+def candidates_measured(ways: Sequence[MeasuredWay], idle: Reading = UNKNOWN_IDLE) -> list[Candidate]:
     """What was measured, in the form of predictions, to be decided on alike. Local splits are no choice.
 
     ``idle``: watts of the edge while it waits, which count as they do in a prediction.
     """
     found = []
     for way in ways:
-        if way["latency_ns"] is None or (way["mode"] == "local" and way["name"] != EDGE_ONLY):
+        timed = way.timed
+        if timed is None or (way.mode == "local" and way.name != EDGE_ONLY):
             continue
-        stages = {stage: sum(way["segments_ns"][one] for one in STAGE_SEGMENTS[stage]) for stage in STAGES}
-        answered = way["requests"] - way["failed"]
+        stages = {stage: sum(timed.segments_ns[one] for one in STAGE_SEGMENTS[stage]) for stage in STAGES}
+        forward = NO_FORWARD if way.name == CLOUD_FILE else way.edge_energy
         found.append(
             Candidate(
-                way["name"],
-                way["layer_id"],
+                way.name,
+                way.layer_id,
                 stages,
-                bytes_up=round(way["bytes_up"]),
-                bytes_down=round(way["bytes_down"]),
-                edge_energy=_with_waiting(
-                    NO_FORWARD if way["name"] == CLOUD_FILE else Reading.from_dict(way["edge_energy"]), idle, stages
-                ),
+                bytes_up=round(timed.bytes_up),
+                bytes_down=round(timed.bytes_down),
+                edge_energy=_with_waiting(forward, idle, stages),
                 edge_memory=Reading.unavailable("not measured by a sweep"),
-                accuracy=None if way["agreeing"] is None else way["agreeing"] / answered,
+                accuracy=None if way.agreeing is None else way.agreeing / way.answered,
             )
         )
     return found
@@ -174,32 +179,28 @@ def _with_waiting(forward: Reading, idle: Reading, stages: Mapping[str, float]) 
     )
 
 
-def decision(
-    ways: Sequence[Mapping[str, Any]], prediction: Mapping[str, Any] | None, objective: Objective
-) -> dict[str, Any]:
-    """Who won as measured and as predicted, and what following the prediction would have cost."""
-    known: dict[str, Any] = {"objective": str(objective), "measured": None, "predicted": None, "why_not": None}
+def outcome(ways: Sequence[MeasuredWay], prediction: Mapping[str, Any] | None, objective: Objective) -> Outcome:
+    """Decided by ``objective`` on what was measured. ``prediction``: as the journal keeps it."""
     measured: Decision | None = None
+    why_not = None
     try:
         known_idle = prediction.get("idle_power") if prediction else None
         idle = Reading.from_dict(known_idle) if known_idle else UNKNOWN_IDLE
         measured = decide(candidates_measured(ways, idle), objective)
-        known["measured"] = measured.as_dict()
     except SpecError as error:
-        known["why_not"] = str(error)
-    if prediction is not None and prediction.get("decision"):
-        known["predicted"] = prediction["decision"]
-        chosen = prediction["decision"]["winner"]
-        if measured is not None and chosen in measured.scores:
-            best = measured.scores[measured.winner.name]
-            known["regret_percent"] = 100 * (measured.scores[chosen] / best - 1) if best else None
+        why_not = str(error)
     errors = [
-        abs(way["predicted"]["error_percent"])
+        abs(way.predicted.error_percent)
         for way in ways
-        if (way["predicted"] or {}).get("error_percent") is not None
+        if way.predicted is not None and way.predicted.error_percent is not None
     ]
-    known["median_error_percent"] = statistics.median(errors) if errors else None
-    return known
+    return Outcome(
+        str(objective),
+        measured,
+        (prediction["decision"] or None) if prediction is not None else None,
+        why_not,
+        statistics.median(errors) if errors else None,
+    )
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -212,18 +213,16 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def _foretold(candidate: Mapping[str, Any] | None, measured_ns: float | None) -> dict[str, Any] | None:
-    if candidate is None:
-        return None
+def _foretold(candidate: Mapping[str, Any], measured_ns: float | None) -> Foretold:
     latency = float(candidate["latency_ns"])
-    return {
-        "latency_ns": latency,
-        "stages_ns": candidate["stages_ns"],
-        "bytes_up": candidate["bytes_up"],
-        "bytes_down": candidate["bytes_down"],
-        "edge_energy": candidate["edge_energy"],
-        "error_percent": None if not measured_ns else 100 * (latency / measured_ns - 1),
-    }
+    return Foretold(
+        latency,
+        candidate["stages_ns"],
+        candidate["bytes_up"],
+        candidate["bytes_down"],
+        candidate["edge_energy"],
+        None if not measured_ns else 100 * (latency / measured_ns - 1),
+    )
 
 
 def _mean(values: pl.Series) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_client.modes import EDGE_ONLY
 from edge_client.sweep.columns import PREDICTED, REQUESTS, ROWS, Columns, Kind
 from edge_client.sweep.journal import Entry
 from shared_hooks.errors import SpecError
@@ -38,7 +39,7 @@ def frames(entries: Iterable[Entry], predicted: Mapping[str, Mapping[str, Any]])
     )
     requests = pl.concat(parts["requests"]).join(foretold, on="cut", how="left", maintain_order="left")
     # of a local split nothing was predicted: the network is not in it
-    local = (pl.col("mode") == "local") & (pl.col("cut") != "edge-only")
+    local = (pl.col("mode") == "local") & (pl.col("cut") != EDGE_ONLY)
     requests = requests.with_columns(
         pl.when(local).then(None).otherwise(pl.col(name)).alias(name) for name in PREDICTED
     )

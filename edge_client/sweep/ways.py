@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from shared_hooks.errors import CutRefused, SpecError, UnknownLayer
-from shared_hooks.hierarchy import near
+from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near
 
 if TYPE_CHECKING:
     from shared_hooks.plan import LayerInfo

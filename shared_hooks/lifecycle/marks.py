@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, TypeVar
 
-from shared_hooks.errors import SpecError
-from shared_hooks.hierarchy import near
+from shared_hooks.errors import SpecError, near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import Event
 from shared_hooks.lifecycle.stages import Stage

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
-from shared_hooks.errors import HookRefused, SpecError
-from shared_hooks.hierarchy import near
+from shared_hooks.errors import HookRefused, SpecError, near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import About, Event
 from shared_hooks.lifecycle.marks import Call, Function, Mark, calls_of, check_call, mark_of, name_of, priority_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from shared_hooks.errors import SpecError
-from shared_hooks.hierarchy import near
+from shared_hooks.errors import SpecError, near
 
 
 class Stage(Enum):

@@ -17,8 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 
-from shared_hooks.errors import InputMismatch
-from shared_hooks.models.table import did_you_mean
+from shared_hooks.errors import InputMismatch, near
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """What a model is called with: (args, kwargs)."""
@@ -92,7 +91,7 @@ def _paths(pattern: Path) -> list[Path]:
             raise InputMismatch(f'no input file matches "{pattern}"')
         return paths
     siblings = [path.name for path in pattern.parent.iterdir()] if pattern.parent.is_dir() else []
-    raise InputMismatch(f"no such input: {pattern}{did_you_mean(pattern.name, siblings)}")
+    raise InputMismatch(f"no such input: {pattern}.{near(pattern.name, siblings)}")
 
 
 def read_tensors(path: Path, keywords: frozenset[str] = frozenset()) -> Inputs:

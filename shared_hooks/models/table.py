@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import SpecError, near
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,12 +25,6 @@ _NAMES: dict[type, str] = {
     list: "an array",
     dict: "a table",
 }
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """'; did you mean "..."?' for the nearest known name, or ''."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def kind_of(value: object) -> str:
@@ -98,8 +92,8 @@ class Table:
         value = self.take(key, kind, expected)
         if value is None:
             # A key spelt wrongly is the usual reason, so the near name comes first.
-            near = difflib.get_close_matches(key, [left for left in self._left if left not in self._known], n=1)
-            hint = f' (there is "{near[0]}": a misspelling?)' if near else ""
+            found = difflib.get_close_matches(key, [left for left in self._left if left not in self._known], n=1)
+            hint = f' (there is "{found[0]}": a misspelling?)' if found else ""
             self.fail(key, f"missing; expected {expected or _NAMES[kind]}{hint}")
         return value
 
@@ -123,7 +117,7 @@ class Table:
             return default
         known = list(choices)
         if value not in known:
-            self.fail(key, f'"{value}" is not one of {", ".join(known)}{did_you_mean(value, known)}')
+            self.fail(key, f'"{value}" is not one of {", ".join(known)}.{near(value, known)}')
         return value
 
     def table(self, key: str) -> Table | None:
@@ -140,4 +134,4 @@ class Table:
         """Raise SpecError if a key is left that nobody took."""
         for key in self._left:
             where = f"in [{self.path}]" if self.path else "at the top"
-            self.fail(key, f"unknown key {where}{did_you_mean(key, self._known)}; known: {', '.join(self._known)}")
+            self.fail(key, f"unknown key {where}; known: {', '.join(self._known)}.{near(key, self._known)}")

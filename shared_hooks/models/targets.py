@@ -13,8 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from shared_hooks.errors import SpecError
-from shared_hooks.models.table import did_you_mean
+from shared_hooks.errors import SpecError, near
 
 _added: set[Path] = set()
 
@@ -48,8 +47,8 @@ def lookup(target: str, folder: Path, where: str) -> Any:
         try:
             value = getattr(value, attribute)
         except AttributeError:
-            near = did_you_mean(attribute, [name for name in dir(value) if not name.startswith("__")])
-            raise SpecError(f'{where}: "{module_name}" has no "{attribute_path}"{near}') from None
+            known = [name for name in dir(value) if not name.startswith("__")]
+            raise SpecError(f'{where}: "{module_name}" has no "{attribute_path}".{near(attribute, known)}') from None
     return value
 
 

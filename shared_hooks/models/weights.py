@@ -10,8 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from shared_hooks.errors import SpecError
-from shared_hooks.models.table import did_you_mean
+from shared_hooks.errors import SpecError, near
 
 
 def load_weights(model: nn.Module, files: Sequence[Path], where: str) -> None:
@@ -65,8 +64,8 @@ def _check_names(expected: dict[str, torch.Tensor], found: dict[str, torch.Tenso
         parts.append(f"{len(missing)} of the model's tensors missing ({_some(missing)})")
     if unexpected:
         parts.append(f"{len(unexpected)} tensors that the model does not have ({_some(unexpected)})")
-    near = did_you_mean(unexpected[0], expected) if unexpected else ""
-    raise SpecError(f"{where}: not the weights of this model: {' and '.join(parts)}{near}")
+    meant = f".{near(unexpected[0], expected)}" if unexpected else ""
+    raise SpecError(f"{where}: not the weights of this model: {' and '.join(parts)}{meant}")
 
 
 def _storage(tensor: torch.Tensor) -> object:

@@ -113,10 +113,10 @@ class AttentionCapture(Observer):
         module = call.module
         if isinstance(module, nn.MultiheadAttention):
             self._called().add(module)
-            self._note("nn.MultiheadAttention gives no weights unless asked", name)
+            self.note("nn.MultiheadAttention gives no weights unless asked", name)
             return self.summary(_of_multihead(module, call.args, call.kwargs), name, step, 0, RECOMPUTED)
         if isinstance(module, nn.TransformerEncoderLayer) and module.self_attn not in self._called():
-            self._note("the fused kernel of nn.TransformerEncoderLayer calls no attention", name)
+            self.note("the fused kernel of nn.TransformerEncoderLayer calls no attention", name)
             return self.summary(_of_encoder_layer(module, call.args, call.kwargs), name, step, 0, RECOMPUTED)
         return None
 
@@ -158,7 +158,8 @@ class AttentionCapture(Observer):
         found: set[nn.Module] = self._own.called
         return found
 
-    def _note(self, why: str, name: str) -> None:
+    def note(self, why: str, name: str) -> None:
+        """Tell once, with the first ``name`` it is so of, that a kernel's weights had to be computed again."""
         if not any(note.startswith(why) for note in self.notes):
             self.notes = (*self.notes, f"{why} (first: {name}): {RECOMPUTED}; the output stays the kernel's")
 
@@ -222,7 +223,7 @@ class _Inside(TorchFunctionMode):
         else:
             if not all(is_real(tensor) for tensor in (*args, *kwargs.values()) if isinstance(tensor, torch.Tensor)):
                 return
-            self.observer._note("scaled_dot_product_attention gives no weights", self.name)
+            self.observer.note("scaled_dot_product_attention gives no weights", self.name)
             weights, source = weights_of(*args, **kwargs), RECOMPUTED
         self.add(self.observer.summary(weights, self.name, self.step, self.count, source))
         self.count += 1

@@ -146,7 +146,7 @@ class Observer:
         if not isinstance(root, nn.Module):
             raise InputMismatch(f"attach takes a torch.nn.Module or a WrappedModel, not {type(model).__name__}")
         modules = self.default_targets(root) if self.targets is None else resolve(root, self.targets)
-        owner = None if wrapped is None else wrapped._modules
+        owner = None if wrapped is None else wrapped.modules
         return self._attachment(root, modules, owner, threading.get_ident() if this_thread else None)
 
     def _attachment(self, root: nn.Module, modules: dict[nn.Module, str], owner: Any, thread: int | None) -> Attachment:

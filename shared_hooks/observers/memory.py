@@ -13,7 +13,7 @@ import torch
 
 from shared_hooks.counters import sampler
 from shared_hooks.errors import InputMismatch
-from shared_hooks.measuring import CudaMemory
+from shared_hooks.measuring import Allocated, CudaMemory
 from shared_hooks.observers.base import Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.values import parts
@@ -117,18 +117,18 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _cuda(device: torch.device) -> tuple[int, int] | None:
+def _cuda(device: torch.device) -> Allocated | None:
     return CudaMemory(device)() if device.type == "cuda" else None
 
 
-def _on_cuda(before: tuple[int, int] | None, after: tuple[int, int]) -> tuple[Reading, Reading, Reading]:
-    held = Reading.measured(float(after[0]), CUDA)
+def _on_cuda(before: Allocated | None, after: Allocated) -> tuple[Reading, Reading, Reading]:
+    held = Reading.measured(float(after.held), CUDA)
     if before is None:
         return held, ELSEWHERE, ELSEWHERE
-    growth = Reading.measured(float(after[0] - before[0]), CUDA)
-    if after[1] > before[1]:
-        return held, growth, Reading.measured(float(after[1]), CUDA)
-    least = float(max(before[0], after[0]))
+    growth = Reading.measured(float(after.held - before.held), CUDA)
+    if after.peak > before.peak:
+        return held, growth, Reading.measured(float(after.peak), CUDA)
+    least = float(max(before.held, after.held))
     return held, growth, Reading.estimated(least, f"at least: held before or after; {CUDA} set no new peak")
 
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from shared_hooks.errors import BadFrame, IsthmusError, SpecError
-from shared_hooks.hierarchy import near
+from shared_hooks.errors import BadFrame, IsthmusError, SpecError, near
 from shared_hooks.observers.activation import ActivationStats
 from shared_hooks.observers.attention import AttentionCapture
 from shared_hooks.observers.base import Observer

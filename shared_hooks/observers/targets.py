@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from shared_hooks.errors import UnknownLayer
-from shared_hooks.hierarchy import ROOT, near, walk
+from shared_hooks.errors import UnknownLayer, near
+from shared_hooks.hierarchy import ROOT, walk
 from shared_hooks.observers import groups
 
 Target: TypeAlias = "str | re.Pattern[str] | type[nn.Module] | nn.Module"

@@ -94,7 +94,7 @@ def active(model: nn.Module | WrappedModel) -> tuple[str, ...]:
     """Names of the modules whose output attached transforms may change now, in this thread; none: cuts are exact."""
     if not _attached:  # asked for with every request
         return ()
-    owner = model._modules if isinstance(model, WrappedModel) else None
+    owner = model.modules if isinstance(model, WrappedModel) else None
     inside = set((model.model if isinstance(model, WrappedModel) else model).modules())
     found: dict[str, None] = {}
     for attachment in list(_attached):

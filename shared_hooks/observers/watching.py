@@ -240,7 +240,7 @@ def _touched(watcher: Watcher) -> list[nn.Module]:
 def register(watcher: Watcher) -> list[Shim]:
     """From now on ``watcher`` is shown the forwards of its modules; returns what `unregister` wants."""
     shims = []
-    with attach._lock:
+    with attach.lock:
         _registered.add(watcher)
         for module in _touched(watcher):
             shim = attach.attach(module)
@@ -256,7 +256,7 @@ def register(watcher: Watcher) -> list[Shim]:
 
 def unregister(watcher: Watcher, shims: list[Shim]) -> None:
     """Take away what `register` put there; the last one takes the shim along."""
-    with attach._lock:
+    with attach.lock:
         _registered.discard(watcher)
         for shim in shims:
             here = shim.watching

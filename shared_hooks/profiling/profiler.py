@@ -174,7 +174,7 @@ class _Profiler:
     def _inspect(self, plan: Plan) -> Inspection | None:
         """None where the model cannot be looked into: its own modes or scripts refuse."""
         try:
-            found = inspect(self.wrapped.model, self.wrapped._modules, *self.inputs.place(*self.inputs.fresh()))
+            found = inspect(self.wrapped.model, self.wrapped.modules, *self.inputs.place(*self.inputs.fresh()))
         except Exception:  # the whole model has just run without the ledger: what fails is the looking
             return None
         return found if len(found.layers) == len(plan.layers) else None

@@ -18,9 +18,9 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from shared_hooks.copies import copied
-from shared_hooks.errors import CutRefused, SpecError
+from shared_hooks.errors import CutRefused, SpecError, near
 from shared_hooks.fastpath import fast_path_off
-from shared_hooks.hierarchy import ROOT, near
+from shared_hooks.hierarchy import ROOT
 from shared_hooks.selection.capture import Sample, same_buffers
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

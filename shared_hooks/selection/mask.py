@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.errors import SpecError
-from shared_hooks.hierarchy import ROOT, near
+from shared_hooks.errors import SpecError, near
+from shared_hooks.hierarchy import ROOT
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shared_hooks.errors import CutRefused, InputMismatch, SpecError
-from shared_hooks.models.table import did_you_mean
+from shared_hooks.errors import CutRefused, InputMismatch, SpecError, near
 from shared_hooks.selection.capture import Captured, Sample
 from shared_hooks.selection.channels import CONVOLUTIONS, NORMS, trace
 from shared_hooks.selection.clusters import by_silhouette, needs_scikit
@@ -27,7 +26,7 @@ def score(name: str, captured: Captured, model: nn.Module, sample: Sample, seed:
     Raises SpecError for an unknown name, and InputMismatch or CutRefused where this scoring has nothing to go by.
     """
     if name not in SCORINGS:
-        raise SpecError(f'no scoring "{name}"; there is {", ".join(SCORINGS)}{did_you_mean(name, SCORINGS)}')
+        raise SpecError(f'no scoring "{name}"; there is {", ".join(SCORINGS)}.{near(name, SCORINGS)}')
     return SCORINGS[name](captured, model, sample, seed).to(torch.float64)
 
 

@@ -42,8 +42,8 @@ from tests.edge.test_client import built, image
 from tests.edge.test_processes import cloud
 from tests.experiments.relay import Relay
 from tests.ports import free_port
+from tests.waiting import PATIENCE, eventually
 
-PATIENCE = 30.0
 IMAGES = Path(__file__).parents[2] / "shared_hooks" / "models" / "digits" / "images"
 NOTHING = Reading.unavailable("a test")
 
@@ -102,13 +102,6 @@ def expected(make: Callable[[], torch.nn.Module] = small_models.Residual, *input
     with torch.no_grad():
         found: Tensor = built(make)(*(inputs or (image(),)))
     return found
-
-
-def eventually(claim: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not claim():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
 
 
 def kinds(one: AutoClient) -> list[str]:

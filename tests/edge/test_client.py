@@ -33,20 +33,12 @@ from shared_hooks.errors import (
 from tests.edge import fake_server as fake
 from tests.edge import small_models
 from tests.edge.fake_server import FakeServer
-
-PATIENCE = 60.0
+from tests.waiting import PATIENCE, eventually
 
 
 def built(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(7)
     return make().eval()
-
-
-def eventually(claim: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not claim():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
 
 
 def held(gates: dict[int, threading.Event]) -> Callable[[int], float]:
@@ -339,7 +331,7 @@ def test_a_request_whose_records_cannot_be_made_is_not_left_on_its_way(monkeypat
         monkeypatch.setattr(client.wrapped, "last_records", records)
         with pytest.raises(KeyboardInterrupt):
             client.infer(image())
-        assert client._connection is not None and not client._connection._waiting.requests
+        assert client._connection is not None and not client._connection._waiting
         assert client.requests._places.acquire(blocking=False)
 
 

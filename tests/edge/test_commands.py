@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.edge import fake_server as fake
 from tests.edge import small_models
 from tests.edge.fake_server import FakeServer
 from tests.ports import free_port
+from tests.waiting import eventually
 
 IMAGES = Path(__file__).parents[2] / "shared_hooks" / "models" / "digits" / "images"
 CUT = "stage2.0.conv1"
@@ -427,10 +427,7 @@ def spawn(*words: str, **environment: str) -> subprocess.Popen[str]:
 def test_ctrl_c_ends_promptly_and_cleanly(images: Path) -> None:
     with FakeServer(fake.deaf) as other:
         process = spawn("run", "--server", other.address, "--split", "0", "--input", str(images))
-        end = time.monotonic() + 60
-        while not other.seen.requests and time.monotonic() < end:
-            time.sleep(0.05)
-        assert other.seen.requests
+        eventually(lambda: other.seen.requests)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)  # half of what the request has
     assert process.returncode == 130

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,9 +36,9 @@ from shared_hooks.errors import (
 from tests.edge import fake_server as fake
 from tests.edge.fake_server import FakeServer
 from tests.ports import free_port
+from tests.waiting import PATIENCE, eventually
 
 MIB = 1 << 20
-PATIENCE = 60.0
 """Seconds after which a test gives up. What has to be over sooner is waited for, and compared with no clock."""
 
 
@@ -88,13 +88,6 @@ def send(connection: Connection, one: Exchange) -> bytes:
     return bytes(one.payload)
 
 
-def until(claim: Callable[[], bool]) -> bool:
-    end = time.monotonic() + PATIENCE
-    while not claim() and time.monotonic() < end:
-        time.sleep(0.01)
-    return claim()
-
-
 def keepers(address: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == f"edge-connection {address}"]
 
@@ -109,7 +102,7 @@ def test_payloads_come_back_whole_in_bounded_chunks_with_one_upload_of_the_cut()
         assert connection.state is State.READY
         assert server.seen.cuts == ["r"]
         assert max(server.seen.chunk_sizes) == MIB and sum(server.seen.chunk_sizes) == len(payload) + 5
-        assert until(lambda: server.seen.acknowledged == [1, 2, 3])
+        eventually(lambda: server.seen.acknowledged == [1, 2, 3])
         assert len(server.seen.hellos) == 1
     assert connection.state is State.CLOSED
 
@@ -159,9 +152,9 @@ def test_a_killed_server_that_comes_back_on_its_port_answers() -> None:
         waiting = [exchange(number, b"payload %d" % number) for number in range(1, 4)]
         for one in waiting:
             connection.submit(one)
-        assert until(lambda: len(first.seen.requests) == 3)
+        eventually(lambda: len(first.seen.requests) == 3)
         first.stop(0)
-        assert until(lambda: connection.state is State.BACKOFF)
+        eventually(lambda: connection.state is State.BACKOFF)
         with FakeServer(port=first.port):
             for number, one in enumerate(waiting, 1):
                 assert one.wait() and one.error is None
@@ -181,7 +174,7 @@ def test_a_server_that_goes_away_politely_finishes_what_it_has() -> None:
     with connected(first.address) as connection:
         one = exchange(1, b"one")
         connection.submit(one)
-        assert until(lambda: first.seen.requests == [1])
+        eventually(lambda: first.seen.requests == [1])
         stopped = first._server.stop(PATIENCE)
         stopping.set()
         assert one.wait() and one.error is None and one.sends == 1
@@ -205,7 +198,7 @@ def test_draining_sends_the_next_request_on_a_new_stream() -> None:
     with FakeServer(drain, fake.echo) as server, connected(server.address) as connection:
         one, two = exchange(1, b"one"), exchange(2, b"two")
         connection.submit(one)
-        assert until(lambda: connection._outbox is not None and connection._outbox._draining)
+        eventually(lambda: connection._outbox is not None and connection._outbox._draining)
         connection.submit(two)
         asked.set()
         assert one.wait() and bytes(one.payload) == b"one" and one.sends == 1
@@ -269,7 +262,7 @@ def test_a_server_that_starts_late_is_waited_for() -> None:
     with connected(f"127.0.0.1:{port}") as connection:
         one = exchange(1, b"late")
         connection.submit(one)
-        assert until(lambda: connection.counters.attempts > 1)
+        eventually(lambda: connection.counters.attempts > 1)
         with FakeServer(port=port):
             assert one.wait() and bytes(one.payload) == b"late"
 
@@ -287,12 +280,12 @@ def test_a_deadline_ends_the_wait_and_tells_the_server() -> None:
     with FakeServer(fake.deaf) as server, connected(server.address) as connection:
         one = exchange(5, b"x")
         connection.submit(one)
-        assert until(lambda: server.seen.requests == [5])
+        eventually(lambda: server.seen.requests == [5])
         one.until = time.monotonic()  # over now, when the server has it
         assert not one.wait()
         connection.cancel(one, DeadlineExceeded("too late"))
         assert isinstance(one.error, DeadlineExceeded)
-        assert until(lambda: server.seen.cancelled == [5])
+        eventually(lambda: server.seen.cancelled == [5])
         assert connection.state is State.READY
 
 
@@ -321,7 +314,7 @@ def test_repeated_answers_are_counted_and_dropped() -> None:
     with FakeServer(twice) as server, connected(server.address) as connection:
         for number in range(1, 5):
             assert send(connection, exchange(number, b"%d" % number)) == b"%d" % number
-        assert until(lambda: connection.counters.stray == 8)
+        eventually(lambda: connection.counters.stray == 8)
         assert connection.counters.streams == 1
 
 
@@ -401,7 +394,7 @@ def test_failures_come_back_by_name() -> None:
     with FakeServer(fake.fail("InputMismatch", "expected float32")) as server, connected(server.address) as connection:
         with pytest.raises(InputMismatch, match=f"expected float32 .reported by {server.address}"):
             send(connection, exchange(1, b"x"))
-        assert until(lambda: server.seen.acknowledged == [1])
+        eventually(lambda: server.seen.acknowledged == [1])
     with (
         FakeServer(fake.fail("KeyError", "what?")) as server,
         connected(server.address) as connection,
@@ -488,7 +481,7 @@ def test_a_slow_reader_is_not_fed_ahead(monkeypatch: pytest.MonkeyPatch) -> None
     with FakeServer(fake.unread) as server, connected(server.address) as connection:
         one = exchange(1, payload)
         connection.submit(one)
-        assert until(lambda: handed_out >= MIB)
+        eventually(lambda: handed_out >= MIB)
         time.sleep(0.5)  # time to be wrong in
         assert handed_out <= 8 * MIB
         connection.cancel(one, Cancelled("enough"))
@@ -502,10 +495,8 @@ def test_a_peer_that_stops_is_noticed_by_keep_alive() -> None:
             relay.freeze()
             one = exchange(2, b"after")
             connection.submit(one)
-            end = time.monotonic() + PATIENCE / 2  # without the options of `KeepAlive` it takes a minute
-            while connection.state is State.READY:
-                assert time.monotonic() < end, "nothing was noticed"
-                time.sleep(0.01)
+            # without the options of `KeepAlive` it takes a minute
+            eventually(lambda: connection.state is not State.READY, "nothing was noticed", PATIENCE / 2)
             relay.thaw()
             assert one.wait() and bytes(one.payload) == b"after"
 
@@ -515,7 +506,7 @@ def test_an_idle_connection_that_breaks_is_opened_again_for_the_next_request() -
     with connected(first.address) as connection:
         assert send(connection, exchange(1, b"one")) == b"one"
         first.stop(0)
-        assert until(lambda: connection.state is State.UNOPENED)
+        eventually(lambda: connection.state is State.UNOPENED)
         attempts = connection.counters.attempts
         time.sleep(0.3)
         assert connection.counters.attempts == attempts
@@ -527,14 +518,14 @@ def test_closing_ends_every_wait_before_its_time() -> None:
     with FakeServer(fake.deaf) as server, connected(server.address) as connection:
         one = exchange(1, b"x", seconds=100 * PATIENCE)
         connection.submit(one)
-        assert until(lambda: server.seen.requests == [1])
+        eventually(lambda: server.seen.requests == [1])
         connection.close()
         assert isinstance(one.error, Cancelled)
         with pytest.raises(Cancelled):
             send(connection, exchange(2, b"x"))
         with pytest.raises(Cancelled):
             connection.open(1.0)
-    assert until(lambda: not keepers(server.address))
+    eventually(lambda: not keepers(server.address))
 
 
 def test_closing_in_back_off_waits_for_no_attempt() -> None:
@@ -543,9 +534,10 @@ def test_closing_in_back_off_waits_for_no_attempt() -> None:
     connection = Connection(address, hello(), ConnectionOptions(patience=2000.0), never)
     one = exchange(1, b"x", seconds=2000.0)
     connection.submit(one)
-    assert until(lambda: connection.state is State.BACKOFF)
+    eventually(lambda: connection.state is State.BACKOFF)
     connection.close()
-    assert isinstance(one.error, Cancelled) and until(lambda: not keepers(address))
+    assert isinstance(one.error, Cancelled)
+    eventually(lambda: not keepers(address))
     assert connection.counters.attempts == 1
 
 

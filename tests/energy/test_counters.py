@@ -14,8 +14,7 @@ from shared_hooks.counters import Sampler, sampler
 from shared_hooks.energy import Gpu, Meters, MeterUnavailable, Scope
 from shared_hooks.reading import Reading
 from shared_hooks.series import Track
-
-PATIENCE = 30.0
+from tests.waiting import PATIENCE, eventually
 
 
 class FakeMeter:
@@ -43,14 +42,6 @@ class FakeLevel:
 
     def read(self) -> float:
         return 50.0
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait for something that another thread does."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -86,24 +77,24 @@ def test_a_forward_starts_it_and_finds_its_samples(made: list[Sampler]) -> None:
     one = sampling(made, FakeMeter())
     start = time.perf_counter_ns()
     one.touch()
-    until(has_energy(one))
+    eventually(has_energy(one))
     window = one.window(start)
     assert isinstance(window.energy, Track) and isinstance(window.resident, Track)
     assert window.energy.values == sorted(window.energy.values)
     assert min(window.resident.values) > 1 << 20
     assert window.gpu == Reading.unavailable("the model does not run on a GPU")
-    until(lambda: one.window(start).memory.times)  # type: ignore[union-attr]
-    until(lambda: one.window(start).cpu.times)  # type: ignore[union-attr]
+    eventually(lambda: one.window(start).memory.times)  # type: ignore[union-attr]
+    eventually(lambda: one.window(start).cpu.times)  # type: ignore[union-attr]
 
 
 def test_it_ends_without_forwards_and_starts_again(made: list[Sampler]) -> None:
     one = sampling(made, FakeMeter(), idle_s=0.0)
     one.touch()
-    until(lambda: not one.running)
+    eventually(lambda: not one.running)
     one._idle_s = 3600.0
     one.touch()
     assert one.running
-    until(has_energy(one))
+    eventually(has_energy(one))
 
 
 def test_stopping_waits_for_the_thread(made: list[Sampler]) -> None:
@@ -114,7 +105,7 @@ def test_stopping_waits_for_the_thread(made: list[Sampler]) -> None:
     one.stop()
     assert not thread.is_alive() and not one.running
     one.touch()
-    until(has_energy(one))
+    eventually(has_energy(one))
 
 
 def test_many_threads_start_one(made: list[Sampler]) -> None:
@@ -143,9 +134,9 @@ def test_a_meter_that_fails_is_said_to_have_failed(made: list[Sampler], failure:
     meter = FakeMeter()
     one = sampling(made, meter)
     one.touch()
-    until(has_energy(one))
+    eventually(has_energy(one))
     meter.failure = failure
-    until(lambda: one.window(0).energy == Reading.unavailable(text))
+    eventually(lambda: one.window(0).energy == Reading.unavailable(text))
     assert one.running and isinstance(one.window(0).resident, Track)
 
 
@@ -153,17 +144,17 @@ def test_a_thread_that_dies_is_replaced(made: list[Sampler], monkeypatch: pytest
     one = sampling(made, FakeMeter())
     monkeypatch.setattr(one, "_loop", lambda stop: None)
     one.touch()
-    until(lambda: not one.running)
+    eventually(lambda: not one.running)
     monkeypatch.undo()
     one.touch()
-    until(has_energy(one))
+    eventually(has_energy(one))
 
 
 def test_without_meters_the_reason_is_told(made: list[Sampler]) -> None:
     one = Sampler(lambda: Meters(missing=(("RAPL", "no permission"),)), period_s=0.001)
     made.append(one)
     one.touch()
-    until(lambda: one.window(0).energy == Reading.unavailable("no energy meter: RAPL: no permission"))
+    eventually(lambda: one.window(0).energy == Reading.unavailable("no energy meter: RAPL: no permission"))
 
 
 def test_a_search_that_breaks_is_told(made: list[Sampler]) -> None:
@@ -173,7 +164,7 @@ def test_a_search_that_breaks_is_told(made: list[Sampler]) -> None:
     one = Sampler(find, period_s=0.001)
     made.append(one)
     one.touch()
-    until(lambda: one.window(0).energy == Reading.unavailable("no energy meter: search: RuntimeError: driver"))
+    eventually(lambda: one.window(0).energy == Reading.unavailable("no energy meter: search: RuntimeError: driver"))
 
 
 def test_a_request_does_not_wait_for_a_slow_sensor(made: list[Sampler]) -> None:
@@ -191,7 +182,7 @@ def test_a_request_does_not_wait_for_a_slow_sensor(made: list[Sampler]) -> None:
     one.touch()
     assert one.window(0).energy == Reading.unavailable("sensors are still being looked for")
     gate.set()
-    until(has_energy(one))
+    eventually(has_energy(one))
 
 
 def test_a_gpu_has_its_own_sum(made: list[Sampler]) -> None:
@@ -199,7 +190,7 @@ def test_a_gpu_has_its_own_sum(made: list[Sampler]) -> None:
     one = sampling(made, package, card, utilisation=lambda gpu: FakeLevel())
     gpu = Gpu(0, "GPU-aa")
     one.touch(gpu)
-    until(has_energy(one, gpu))
+    eventually(has_energy(one, gpu))
     window = one.window(0, gpu)
     assert isinstance(window.gpu, Track) and window.gpu.values[0] == 50.0
     assert isinstance(window.energy, Track)
@@ -214,7 +205,7 @@ def test_a_gpu_that_is_not_seen_has_no_energy(made: list[Sampler]) -> None:
     one = sampling(made, FakeMeter(), utilisation=utilisation)
     gpu = Gpu(0, "GPU-aa")
     one.touch(gpu)
-    until(lambda: one.window(0, gpu).gpu == Reading.unavailable("NVML: Not Supported"))
+    eventually(lambda: one.window(0, gpu).gpu == Reading.unavailable("NVML: Not Supported"))
     assert one.window(0, gpu).energy == Reading.unavailable("no energy meter")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,8 +24,8 @@ from shared_hooks.lifecycle import About, Event, Lifecycle, Stage
 from shared_hooks.models import ModelSpec
 from shared_hooks.models.spec import spec_from_table
 from shared_hooks.models.table import Table
+from tests.waiting import eventually
 
-PATIENCE = 30.0
 EXAMPLE = {"args": [{"shape": [1, 3, 8, 8], "dtype": "float32", "low": 0, "high": 2}]}
 
 
@@ -78,13 +77,6 @@ def whole(*inputs: Tensor) -> Tensor:
     with torch.no_grad():
         found: Tensor = _model()(*(inputs or (image(),)))
     return found
-
-
-def eventually(claim: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not claim():
-        assert time.monotonic() < until, "it did not come true"
-        time.sleep(0.005)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from shared_hooks.lifecycle import Stage
 from tests.edge import fake_server as fake
 from tests.edge.fake_server import FakeServer
 from tests.edge.test_auto import Told
-from tests.lifecycle.service import PATIENCE, Residual, Spy, eventually, image, whole
+from tests.lifecycle.service import Residual, Spy, image, whole
+from tests.waiting import PATIENCE, eventually
 
 
 class Moving(Told):

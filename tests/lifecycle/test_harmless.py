@@ -15,19 +15,8 @@ from edge_client.options import ConnectionOptions
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import Cancelled, HookRefused, IsthmusError
 from shared_hooks.lifecycle import Event, Lifecycle, Stage
-from tests.lifecycle.service import (
-    PATIENCE,
-    Residual,
-    Service,
-    Spy,
-    eventually,
-    everywhere,
-    image,
-    keys,
-    service,
-    too_much,
-    whole,
-)
+from tests.lifecycle.service import Residual, Service, Spy, everywhere, image, keys, service, too_much, whole
+from tests.waiting import PATIENCE, eventually
 
 CUTS = ("input", "stem", "body", "relu", "edge-only")
 

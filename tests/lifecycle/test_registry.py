@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shared_hooks.errors import HookRefused, SpecError
 from shared_hooks.lifecycle import About, Event, Lifecycle, Priority, Stage, on
 from shared_hooks.lifecycle.listing import HEADERS, lines
-from tests.lifecycle.service import PATIENCE
+from tests.waiting import PATIENCE
 
 
 class Noting:

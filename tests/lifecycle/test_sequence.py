@@ -32,18 +32,8 @@ from shared_hooks.lifecycle import Event, Lifecycle, Stage, is_first, is_last
 from shared_hooks.models import find_inputs, load_spec
 from tests.edge import fake_server as fake
 from tests.edge.fake_server import FakeServer
-from tests.lifecycle.service import (
-    Residual,
-    Service,
-    Spy,
-    eventually,
-    everywhere,
-    image,
-    service,
-    spec_of,
-    too_much,
-    whole,
-)
+from tests.lifecycle.service import Residual, Service, Spy, everywhere, image, service, spec_of, too_much, whole
+from tests.waiting import eventually
 
 IMAGES = Path(__file__).parents[2] / "shared_hooks" / "models" / "digits" / "images"
 

@@ -15,8 +15,9 @@ from cloud_server.servicer import SplitServicer
 from shared_hooks.errors import BadFrame, Cancelled, ServerUnavailable
 from shared_hooks.lifecycle import Event, Stage
 from shared_hooks.lifecycle.log import Log
-from tests.lifecycle.service import PATIENCE, Spy, eventually
+from tests.lifecycle.service import Spy
 from tests.server.fakes import CoreClient, FakeEngine, chunk, header, make_crossing, upload
+from tests.waiting import PATIENCE, eventually
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_find_inputs(tmp_path: Path) -> None:
     assert [(item.name, item.truth) for item in find_inputs([tmp_path / "a.npy", f"{tmp_path}/*"])] == expected
     for pattern, message in {
         "*.jpg": "no input file matches",
-        "c.npy": r'no such input: .*c\.npy; did you mean "a\.npy"\?',
+        "c.npy": r"no such input: .*c\.npy\. Did you mean a\.npy",
     }.items():
         with pytest.raises(InputMismatch, match=message):
             find_inputs(tmp_path / pattern)

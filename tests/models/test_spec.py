@@ -91,7 +91,7 @@ def test_weights_are_strict(write_spec: Write, tmp_path: Path) -> None:
     assert torch.equal(spec.load_model().weight, good["weight"])
     for change, message in {
         "missing": r"1 of the model's tensors missing \(bias\)",
-        "more": r'1 tensors that the model does not have \(wieght\); did you mean "weight"',
+        "more": r"1 tensors that the model does not have \(wieght\)\. Did you mean weight",
         "shape": r"weight has shape \(3, 5\), the model's has \(3, 4\)",
         "dtype": r"weight is float64, the model's is float32",
     }.items():
@@ -150,15 +150,15 @@ def test_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("id = 3", r"id: expected a string, found an integer \(3\)"),
         ('id = "a b"\nfactory = "net:linear"', r'id: expected up to 128 letters.*found "a b"'),
         ('id = "m"\nfactory = "linear"', r'factory: expected "module:callable", found "linear"'),
-        (BASE + 'wieghts = "w.safetensors"', r'wieghts: unknown key at the top; did you mean "weights"\?'),
+        (BASE + 'wieghts = "w.safetensors"', r"wieghts: unknown key at the top; .*Did you mean weights"),
         (BASE + 'weights = "w.pt"', r"weights: expected a safetensors file.*can run code"),
-        (BASE + 'dtype = "flaot16"', r'dtype: "flaot16" is not one of .*did you mean "float16"\?'),
+        (BASE + 'dtype = "flaot16"', r'dtype: "flaot16" is not one of .*Did you mean .*float16'),
         (BASE + "labels = [1, 2]", r"labels: expected a list of strings"),
         (BASE + 'labels = "none.txt"', r"labels: .*none\.txt cannot be read: No such file"),
         (BASE + "[preprocess]\nsize = [0, 3]", r"preprocess\.size: expected an integer or \[height, width\]"),
         (BASE + "[preprocess]\nmean = [1, 2]", r"preprocess\.mean: expected 1 or 3 numbers for mode RGB, found 2"),
         (BASE + "[preprocess]\nstd = [0]", r"preprocess\.std: must not be 0"),
-        (BASE + "[preprocess]\nsiez = 3", r'preprocess\.siez: unknown key in \[preprocess\]; did you mean "size"\?'),
+        (BASE + "[preprocess]\nsiez = 3", r"preprocess\.siez: unknown key in \[preprocess\]; .*Did you mean size"),
         (BASE + "[preprocess]\nsize = 8\nshorter_side = 4", r"preprocess\.shorter_side: needs size"),
         (BASE + 'preprocess = "resize"', r'preprocess: expected a table or "module:callable", found "resize"'),
         (BASE + "[postprocess]\ntop_k = 0", r"postprocess\.top_k: expected an integer of at least 1"),
@@ -180,7 +180,7 @@ def test_mistakes_in_the_file(write_spec: Write, text: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("net:lineer", r'factory: "isthmus_net_\d+" has no "lineer"; did you mean "linear"\?'),
+        ("net:lineer", r'factory: "isthmus_net_\d+" has no "lineer"\. Did you mean .*linear'),
         ("net:number", r'factory: "isthmus_net_\d+:number" is int, not something to call'),
         ("net:broken", r'factory: "isthmus_net_\d+:broken" raised ValueError: no such luck'),
         ("net:model", r"is a model already; expected a function or a class"),
@@ -206,7 +206,7 @@ def test_two_folders_with_a_module_of_the_same_name(tmp_path: Path) -> None:
 
 
 def test_unknown_references(tmp_path: Path) -> None:
-    with pytest.raises(UnknownModel, match=r'no model "digit": .*did you mean "digits"\?'):
+    with pytest.raises(UnknownModel, match=r'no model "digit": .*Did you mean digits'):
         load_spec("digit")
     with pytest.raises(SpecError, match=rf"{re.escape(str(tmp_path))}/none\.toml: cannot be read: No such file"):
         load_spec(tmp_path / "none.toml")

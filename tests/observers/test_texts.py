@@ -165,7 +165,7 @@ def test_in_this_process_a_failing_tokenizer_costs_the_text_alone() -> None:
     ("tokenizer", "says"),
     [
         ("nowhere", 'expected "module:callable" or a folder that AutoTokenizer reads; no folder'),
-        ("tests.observers.test_texts:Leters", 'did you mean "Letters"'),
+        ("tests.observers.test_texts:Leters", "Did you mean Letters"),
         ("tests.observers.test_texts:broken", "raised RuntimeError: no vocabulary"),
         ("tests.observers.test_texts:nothing", "has no decode and no convert_ids_to_tokens"),
         (".", "reader.toml: tokenizer: "),  # no files of a tokenizer

@@ -11,7 +11,7 @@ from edge_client.planning.candidate import Candidate
 from edge_client.planning.explain import break_evens, crossing, explain, round_trip, uplink
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Objective, decide
-from edge_client.planning.partitioners.chosen import chosen
+from edge_client.planning.partitioners.partitioner import chosen
 from edge_client.planning.predict import predict
 from tests.planning.made import MS, Layer, profile
 

@@ -111,7 +111,7 @@ def test_a_server_with_other_weights_is_named(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--model", "digit"], 'did you mean "digits"'),
+        (["--model", "digit"], "Did you mean digits"),
         (["--json", "/proc/none/profile.json"], "cannot be written"),
         (["--side", "cloud"], "give --server"),
         (["--server", "nowhere"], "expected HOST:PORT"),

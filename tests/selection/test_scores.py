@@ -139,5 +139,5 @@ def test_best_and_unknown_names() -> None:
     for count in (0, 5):
         with pytest.raises(SpecError, match="the layer has 4 channels"):
             best(torch.zeros(4), count)
-    with pytest.raises(SpecError, match='no scoring "varience".*did you mean "variance"'):
+    with pytest.raises(SpecError, match='no scoring "varience".*Did you mean variance'):
         of("varience", made(torch.randn(4, 3), [None] * 4))

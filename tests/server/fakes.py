@@ -18,8 +18,7 @@ from shared_hooks import Crossing
 from shared_hooks.crossing import Slot
 from shared_hooks.errors import BadFrame
 from shared_hooks.views import View
-
-PATIENCE = 60.0  # seconds after which a test gives up
+from tests.waiting import PATIENCE
 
 
 def make_crossing(nbytes: int, name: str = "layer") -> Crossing:

@@ -16,7 +16,8 @@ from torch import nn
 from protos.chunks import cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, Parcel, WrappedModel
-from tests.server.fakes import PATIENCE, Client
+from tests.server.fakes import Client
+from tests.waiting import PATIENCE
 
 STARTUP = 120.0  # seconds; importing torch on a busy machine takes most of them
 HELD = "ISTHMUS_TEST_HELD"

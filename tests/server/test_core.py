@@ -13,18 +13,8 @@ from cloud_server.core import Core
 from cloud_server.limits import Limits
 from shared_hooks import errors
 from shared_hooks.lifecycle import Event, Stage
-from tests.server.fakes import (
-    PATIENCE,
-    CoreClient,
-    FakeEngine,
-    acknowledge,
-    cancel,
-    chunk,
-    header,
-    hello,
-    make_crossing,
-    upload,
-)
+from tests.server.fakes import CoreClient, FakeEngine, acknowledge, cancel, chunk, header, hello, make_crossing, upload
+from tests.waiting import PATIENCE
 
 SMALL = Limits(
     max_request_bytes=100_000,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -17,7 +16,8 @@ from cloud_server.limits import MIB, Limits
 from cloud_server.server import CloudServer
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks.errors import SpecError
-from tests.server.fakes import PATIENCE, FakeEngine, GrpcClient, chunk, header, hello, make_crossing, upload
+from tests.server.fakes import FakeEngine, GrpcClient, chunk, header, hello, make_crossing, upload
+from tests.waiting import PATIENCE, eventually
 
 SMALL = Limits(max_request_bytes=8 * MIB, max_message_bytes=2 * MIB, max_clients=4, max_in_flight=16, hello_seconds=600)
 
@@ -52,13 +52,6 @@ def still_serves(channel: grpc.Channel) -> None:
     assert bytes(client.answer(1).data) == b"doog"
     client.half_close()
     client.ended()
-
-
-def eventually(claim: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not claim():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.005)
 
 
 class TestAnswers:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -19,7 +19,8 @@ from cloud_server.load import QueueClock
 from cloud_server.server import CloudServer
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks.errors import CutRefused
-from tests.server.fakes import PATIENCE, FakeEngine, GrpcClient, hello
+from tests.server.fakes import FakeEngine, GrpcClient, hello
+from tests.waiting import PATIENCE, eventually
 
 LIMITS = Limits(
     max_request_bytes=4 * MIB,
@@ -73,13 +74,6 @@ def server(engine: ProfiledEngine) -> Iterator[CloudServer]:
 def channel(server: CloudServer) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
         yield channel
-
-
-def eventually(claim: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not claim():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.005)
 
 
 def probe(channel: grpc.Channel, *frames: split_pb2.ProbeFrame) -> list[split_pb2.ProbeReply]:

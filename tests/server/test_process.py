@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,8 +17,9 @@ import torch
 from cloud_server.cli import main
 from shared_hooks import WrappedModel
 from shared_hooks.models import load_spec
-from tests.server.fakes import PATIENCE, GrpcClient
+from tests.server.fakes import GrpcClient
 from tests.server.real import Process, Residual, ask, greet, value
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 RESIDUAL = (f"--model=residual={Residual.__module__}:Residual", "--example=2,8")
@@ -57,13 +57,6 @@ def test_serves_digits_with_nothing_given(start: Start) -> None:
     assert process.wait() == 0 and "drained" in process.log
 
 
-def wait_for(file: Path) -> None:
-    limit = time.monotonic() + PATIENCE
-    while not file.exists():
-        assert time.monotonic() < limit, f"no {file.name}"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(start: Start, edge: WrappedModel, number: int, tmp_path: Path) -> None:
     process = start(*RESIDUAL, held=tmp_path)
@@ -76,7 +69,7 @@ def test_a_signal_drains(start: Start, edge: WrappedModel, number: int, tmp_path
         ask(client, 2, early)  # waits in the queue
         ask(client, 9, early, payload_bytes=1)  # refused when it comes, and those before it have come, too
         assert client.answer(9).failed
-        wait_for(tmp_path / "entered")
+        eventually((tmp_path / "entered").exists)
         process.signal(number)
         client.other("draining")
         ask(client, 3, early)
@@ -99,7 +92,7 @@ def test_the_end_does_not_wait_forever(start: Start, edge: WrappedModel, how: st
         early = edge.forward(torch.full((2, 8), 14.0), end="second")
         for id in range(1, 20):
             ask(client, id, early)
-        wait_for(tmp_path / "entered")  # and never opened
+        eventually((tmp_path / "entered").exists)  # and never opened
         process.signal(signal.SIGTERM)
         if how == "second signal":
             client.other("draining")  # two signals at once would be one

@@ -13,6 +13,7 @@ from edge_client.planning.objective import Objective, decide
 from edge_client.sweep import summary, tables
 from edge_client.sweep.columns import REQUESTS, TIMES
 from edge_client.sweep.local import LocalAnswer
+from edge_client.sweep.outcome import MeasuredWay, Summary
 from edge_client.sweep.records import Records
 from edge_client.sweep.ways import Way, ways_of
 from edge_client.times import Times
@@ -122,7 +123,7 @@ def entry(
     }
 
 
-def prediction(measured: Sequence[dict[str, Any]], off: float = 1.05) -> dict[str, Any]:
+def prediction(measured: Sequence[MeasuredWay], off: float = 1.05) -> dict[str, Any]:
     """As of a plan that was ``off`` by a factor everywhere."""
     idle = Reading.measured(2.0, "a meter")
     said = [
@@ -165,7 +166,12 @@ def saw(name: str, module: str, picture: str = "") -> dict[str, Any]:
     return {"input": name, "way": module, "observations": {side: {"attention": found} for side in ("edge", "cloud")}}
 
 
-def known(
+def known(count: int = 6, **more: Any) -> dict[str, Any]:
+    """What `results.write` gives to the page, without files; ``more`` as of `found`."""
+    return found(count, **more).as_dict()
+
+
+def found(
     count: int = 6,
     *,
     name: str = "features.{}.conv",
@@ -176,8 +182,8 @@ def known(
     ended: str | None = None,
     observers: str | None = None,
     **more: Any,
-) -> dict[str, Any]:
-    """What `results.write` gives to the page, without files. ``observers``: saw a module of this name in all inputs."""
+) -> Summary:
+    """What `results.write` makes, without files. ``observers``: saw a module of this name in all inputs."""
     all_ways = ways(count, name)
     entries = [entry(index, all_ways, name=one, **more) for index, one in enumerate(inputs)]
     requests, rows = tables.frames(entries, {})
@@ -186,11 +192,9 @@ def known(
     requests, rows = tables.frames(entries, said)
     measured = summary.ways_measured(requests, all_ways, said)
     observed = [] if observers is None else [saw(one, observers) for one in inputs]
-    return {
-        **({"observed": observed} if observed else {}),
-        "format": "isthmus sweep summary 1",
-        "created": "2026-01-01T00:00:00+00:00",
-        "settings": {
+    return Summary(
+        created="2026-01-01T00:00:00+00:00",
+        settings={
             "model": model,
             "server": "started here",
             "repetitions": entries[0]["repetitions"],
@@ -198,15 +202,16 @@ def known(
             "inputs": [[one, ""] for one in inputs],
             **({"hooks": ["attention"]} if observed else {}),
         },
-        "measured_inputs": list(inputs),
-        "repetitions": [one["repetitions"] for one in entries],
-        "ended": ended,
-        "skipped": {},
-        "versions": {"torch": "2", "isthmus": None},
-        "ways": measured,
-        "layers": summary.layers_measured(rows),
-        "prediction": plan,
-        "decision": summary.decision(measured, plan, Objective.parse(objective)),
-        "failures": summary.failures(requests),
-        "readings": summary.readings(note for one in entries for note in one["notes"]),
-    }
+        measured_inputs=inputs,
+        repetitions=[one["repetitions"] for one in entries],
+        ended=ended,
+        skipped={},
+        versions={"torch": "2", "isthmus": None},
+        ways=measured,
+        layers=summary.layers_measured(rows),
+        prediction=plan,
+        outcome=summary.outcome(measured, plan, Objective.parse(objective)),
+        failures=summary.failures(requests),
+        readings=summary.readings(note for one in entries for note in one["notes"]),
+        observed=observed,
+    )

@@ -8,8 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from edge_client.local_server import local_server
 from edge_client.model_choice import ModelChoice
 from edge_client.sweep import extras
 from tests.ports import free_port
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
@@ -178,7 +178,7 @@ def test_other_settings_are_refused_by_name(server: str, images: Path, tmp_path:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--cuts", "stage1.0.conv9"], "did you mean|stage1.0.conv"),
+        (["--cuts", "stage1.0.conv9"], "Did you mean.*stage1.0.conv"),
         (["--objective", "beauty"], "objective 'beauty'"),
         (["--input", "/nowhere/x.png"], "--input: no such input"),
         (["--server", "nowhere"], "nowhere"),
@@ -225,18 +225,17 @@ def spawn(argv: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < until and process.poll() is None, "it ended, or nothing happened"
-        time.sleep(0.02)
-
-
 def inputs_in(out: Path) -> list[str]:
     """The finished lines of the journal that are inputs."""
     path = out / "journal.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [line for line in lines if line.startswith('{"index"') and line.endswith("\n")]
+
+
+def begun(out: Path, process: subprocess.Popen[str]) -> bool:
+    """Whether an input is in the journal; a process that ended by then has failed."""
+    assert process.poll() is None, "it ended before the first input was done"
+    return bool(inputs_in(out))
 
 
 @pytest.fixture
@@ -256,7 +255,7 @@ def test_an_interrupted_sweep_loses_at_most_one_input(
     argv = words(out, "--server", server, "--input", str(many), "--repetitions", "15")
     first = spawn(argv)
     try:
-        wait_for(lambda: len(inputs_in(out)) >= 1, first)
+        eventually(lambda: begun(out, first), seconds=PATIENCE)
         first.send_signal(number)
         _, err = first.communicate(timeout=PATIENCE)
     finally:
@@ -285,7 +284,7 @@ def test_a_lost_server_leaves_what_there_was_and_says_so(many: Path, tmp_path: P
         argv = words(out, "--server", address, "--input", str(many), "--repetitions", "15", "--patience", "5")
         process = spawn(argv)
         try:
-            wait_for(lambda: len(inputs_in(out)) >= 1, process)
+            eventually(lambda: begun(out, process), seconds=PATIENCE)
         except BaseException:
             process.kill()
             raise

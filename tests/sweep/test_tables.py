@@ -80,11 +80,11 @@ def test_pieces_of_a_way_add_up_and_lie_between_the_extremes() -> None:
         mine = requests.filter(~pl.col("layers"), (pl.col("cut") == way.name) & (pl.col("mode") == way.mode))[
             "end_to_end_ns"
         ]
-        assert found["latency_ns"] == pytest.approx(sum(found["segments_ns"].values()))
-        low, middle, high = found["quartiles_ns"]
+        assert found.timed is not None
+        low, middle, high = found.timed.quartiles_ns
         assert mine.min() <= low <= middle <= high <= mine.max()
-        assert low <= found["latency_ns"] <= high
-        assert (found["requests"], found["failed"], found["exact"], found["agreeing"]) == (10, 0, 10, 10)
+        assert low <= found.timed.latency_ns == sum(found.timed.segments_ns.values()) <= high
+        assert (found.requests, found.failed, found.exact, found.agreeing) == (10, 0, 10, 10)
 
 
 def test_a_way_that_always_failed_has_nothing_but_its_errors() -> None:
@@ -148,12 +148,12 @@ def test_all_files_are_written_and_the_summary_is_json(tmp_path: Path) -> None:
     names = {"journal.jsonl", "report.html", "summary.json"}
     names |= {f"{table}.{kind}" for table in ("rows", "requests") for kind in ("csv", "parquet")}
     assert {path.name for path in tmp_path.iterdir()} == names
-    assert json.loads((tmp_path / "summary.json").read_text()) == known
-    assert known["measured_inputs"] == ["image.png"] and known["ended"] == "interrupted"
+    assert json.loads((tmp_path / "summary.json").read_text()) == known.as_dict()
+    assert known.measured_inputs == ["image.png"] and known.ended == "interrupted"
 
 
 def test_a_file_that_is_sent_as_it_is_takes_the_edge_its_waiting() -> None:
-    measured = synthetic.known(2, energy=Reading.measured(0.5, "a meter"))["ways"]
+    measured = synthetic.found(2, energy=Reading.measured(0.5, "a meter")).ways
     idle = Reading.measured(2.0, "a meter")
     (file,) = [one for one in summary.candidates_measured(measured, idle) if one.name == "cloud-only-file"]
     waiting = sum(file.stages_ns[stage] for stage in ("network", "queue", "tail"))
@@ -161,3 +161,12 @@ def test_a_file_that_is_sent_as_it_is_takes_the_edge_its_waiting() -> None:
     assert file.edge_energy.value == pytest.approx(2.0 * waiting / 1e9)
     (file,) = [one for one in summary.candidates_measured(measured) if one.name == "cloud-only-file"]
     assert file.edge_energy.value is None and "idle power" in file.edge_energy.note
+
+
+def test_the_summary_is_as_it_was() -> None:
+    """``golden/summary.json`` is what an earlier version wrote of the same."""
+    golden = Path(__file__).parent / "golden" / "summary.json"
+    known = synthetic.known(
+        1, inputs=["a.png"], repetitions=4, failing="cloud-only-file", error="Boom: no", observers="stem"
+    )
+    assert known == json.loads(golden.read_text(encoding="utf-8"))

@@ -6,22 +6,20 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from edge_client.planning.partitioners.by_objective import ByObjective
-from edge_client.planning.partitioners.cycle import Cycle
-from edge_client.planning.partitioners.energy import Energy
-from edge_client.planning.partitioners.fixed import Fixed
-from edge_client.planning.partitioners.latency import Latency
+from edge_client.planning.objective import Decision as Decision
+from edge_client.planning.objective import Objective
+from edge_client.planning.partitioners.partitioner import ByObjective as ByObjective
+from edge_client.planning.partitioners.partitioner import Cycle, Fixed
+from edge_client.planning.partitioners.partitioner import Partitioner as Partitioner
+from edge_client.planning.partitioners.partitioner import Situation as Situation
 from edge_client.planning.partitioners.regression import Regression
-from edge_client.planning.partitioners.situation import Partitioner as Partitioner
-from edge_client.planning.partitioners.situation import Situation as Situation
-from shared_hooks.errors import SpecError
-from shared_hooks.hierarchy import near
+from shared_hooks.errors import SpecError, near
 
 GROUP: Final = "isthmus.partitioners"
 BUILT_IN: Final[Mapping[str, Callable[[], Partitioner]]] = {
     "objective": ByObjective,
-    "latency": Latency,
-    "energy": Energy,
+    "latency": lambda: ByObjective("the lowest predicted latency", Objective({"latency": 1.0})),
+    "energy": lambda: ByObjective("the lowest predicted energy on the edge", Objective({"energy": 1.0})),
     "cycle": Cycle,
     "fixed": Fixed,
     "regression": Regression,
@@ -30,7 +28,7 @@ BUILT_IN: Final[Mapping[str, Callable[[], Partitioner]]] = {
 
 def partitioners() -> dict[str, str]:
     """Name -> what it does, without loading what others have plugged in."""
-    known = {name: getattr(make, "about", "") for name, make in BUILT_IN.items()}
+    known = {name: make().about for name, make in BUILT_IN.items()}
     return {**{name: f"plugged in: {one.value}" for name, one in _plugged().items()}, **known}
 
 

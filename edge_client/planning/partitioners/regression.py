@@ -8,7 +8,7 @@ from dataclasses import replace
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.objective import Decision, decide
 from edge_client.planning.partitioners.layer_model import LayerModel
-from edge_client.planning.partitioners.situation import Situation
+from edge_client.planning.partitioners.partitioner import Situation
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile_file
 from shared_hooks.profiling.profile import INPUT_CUT, CutProfile, Profile, Side
