@@ -37,10 +37,6 @@ class Judge:
         """Whether Python has looked at values that hang on the inputs."""
         return bool(self.log.dynamic or self.log.escaped)
 
-    def findings(self) -> list[str]:
-        """Names of the changes that matter, now."""
-        return [change.name for change in self.changes()]
-
     def changes(self) -> list[Change]:
         """The changes that matter, now."""
         found = self.state.changes()

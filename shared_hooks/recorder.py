@@ -49,7 +49,7 @@ from shared_hooks.purity import is_safe, pure_modules
 from shared_hooks.python_state import PythonState
 from shared_hooks.repeats import Repeat, Repeats, only_assigns, only_views, run_unseen
 from shared_hooks.trace import NEVER, Call, Event, Op, Storage, Trace, Value
-from shared_hooks.trees import UnknownHolder, class_name, flatten, tensors_in
+from shared_hooks.trees import UnknownHolder, flatten, tensors_in
 from shared_hooks.views import View
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -546,7 +546,6 @@ class Recorder(KernelLog):
             self.input_structure,
             self.inputs,
             outputs,
-            class_name(type(output)),
             end,
             self.dynamic,
             self.foreign,

@@ -189,7 +189,6 @@ class Trace:
     input_structure: Structure
     inputs: list[Value]
     outputs: list[Value]
-    output_type: str
     end: int
     dynamic: list[int]
     foreign: int
