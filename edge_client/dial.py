@@ -6,18 +6,22 @@ Loads no torch, so that a health check (``deploy/health.py``) may begin every fe
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import grpc
-
-if TYPE_CHECKING:
-    from edge_client.options import KeepAlive
 
 RECEIVED_BYTES: Final = 64 << 20
 """One message at most; what is larger comes in chunks."""
 
 
-def dial(server: str, keep_alive: KeepAlive | None = None) -> grpc.Channel:
+class ChannelArguments(Protocol):
+    """What a channel is to be opened with besides (`KeepAlive`)."""
+
+    def options(self) -> list[tuple[str, int]]:
+        """gRPC's own names and values."""
+
+
+def dial(server: str, keep_alive: ChannelArguments | None = None) -> grpc.Channel:
     """A channel of its own to ``HOST:PORT``; nothing is sent yet. Without ``keep_alive`` no silent peer is noticed."""
     return grpc.insecure_channel(
         server,
