@@ -37,8 +37,8 @@ class Watch:
         threading.Thread(target=self._look, name="isthmus-overtime", daemon=True).start()
 
     def limited(self) -> AbstractContextManager[None]:
-        """Bounds what the block does in this thread. `Overtime` comes where `shared_hooks.interruption` lets it: in the
-        model's code, and never after it.
+        """Bounds what the block does in this thread. `Overtime` comes where the engine lets it
+        (`shared_hooks.interruption`): in the model's code, and never after it.
         """
         return bounded(_Time(self, self._seconds))
 
