@@ -412,7 +412,7 @@ class Rehearsal:
             self.digest.operation(name, results)
         taints, drew = list(self.ghosts.taints), self.ghosts.drew
         if self.ghosts.reshaped:
-            self.steps.append(Run(name, self.stack[-1].path))
+            self.steps.append(Run(name, self.stack[-1].path, below))
             return result
         # by now the tensors of a draw count as depending on the inputs, too
         sources = [self._source(place, leaf, tensor, arguments) for leaf, tensor in enumerate(results)]
@@ -422,7 +422,7 @@ class Rehearsal:
                 for source, tensor in zip(sources, results, strict=True)
             ]
         if results and all(source is None for source in sources) and not taints:
-            self.steps.append(Run(name, self.stack[-1].path))
+            self.steps.append(Run(name, self.stack[-1].path, below))
             return result
         if any(source is None for source in sources):
             raise self.refusal(f"{name} gives a value that does not depend on the inputs, among others")

@@ -233,6 +233,20 @@ class Trace:
         return found
 
     @cached_property
+    def unseen(self) -> list[Op]:
+        """The kernels that no torch function of the model's Python stands for, in order."""
+        return [item for _, _, item in self.placed if isinstance(item, Op) and item.hidden]
+
+    @cached_property
+    def unseen_on(self) -> dict[Storage, tuple[int, int, Value]]:
+        """The first of them with a result on each storage: its number among them, that of the result, the result."""
+        found: dict[Storage, tuple[int, int, Value]] = {}
+        for number, op in enumerate(self.unseen):
+            for leaf, value in enumerate(op.results):
+                found.setdefault(value.storage, (number, leaf, value))
+        return found
+
+    @cached_property
     def last_writes(self) -> dict[Storage, int]:
         """The seq at which each storage is written in place for the last time."""
         found: dict[Storage, int] = {}
