@@ -250,7 +250,8 @@ class WatchBelow(TorchDispatchMode):
         self.unseen = session.plan.trace.unseen
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # a kernel that is called is no operation of the model's
+            result = func(*args, **(kwargs or {}))
         session = self.session
         if session.stopped or session.in_opaque or session.in_operation:
             return result
