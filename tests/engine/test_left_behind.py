@@ -30,6 +30,40 @@ class LastByData(Base):
         return self.b(self.last if x.sum() > 0 else x)
 
 
+class NewList(Base):
+    """As RAFT's pyramid: a list that every run makes anew, and fills bit by bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.levels = [torch.zeros(1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.levels = [self.a(x)]
+        self.levels.append(self.levels[0] * 2)
+        return self.b(self.levels[0] + self.levels[1])
+
+
+class SameList(NewList):
+    """The old one is looked at before it goes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.levels
+        return super().forward(x) + before[0].sum()
+
+
+class KeptList(NewList):
+    """Another attribute holds on to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.levels
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer = super().forward(x) + self.first[-1].sum()
+        self.first.append(answer)
+        return answer
+
+
 class Shrinking(Base):
     def forward(self, x: Tensor) -> Tensor:
         self.b.weight.mul_(0.5)
@@ -48,6 +82,12 @@ def test_what_is_set_anew_is_no_state_but_for_a_path_that_reads_it_first() -> No
             found = cuts(model, rows)
         assert all(found) == (order[-1] == 2), order
         assert any(found) == (order[-1] == 2), order
+
+
+def test_a_list_made_anew_is_no_state_but_one_that_goes_on_is() -> None:
+    assert all(cuts(WrappedModel(NewList().eval()), 2))
+    assert not any(cuts(WrappedModel(SameList().eval()), 2))
+    assert not any(cuts(WrappedModel(KeptList().eval()), 2))
 
 
 def test_where_data_decides_nothing_is_proven() -> None:
