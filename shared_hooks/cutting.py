@@ -318,6 +318,8 @@ class _Cutter:
         for value in self._touched_by_tail():
             if value.storage in self.slot_of and "g" in value.flags:
                 raise CutRefused("a gradient is taken across the cut")
+            if value.chosen:
+                raise CutRefused("a part of the model's own memory that data has chosen is read after the cut")
 
     def _touched_by_tail(self) -> set[Value]:
         later = {value for op in self.trace.ops if op.seq > self.position for value in op.args}

@@ -59,7 +59,8 @@ class KernelLog(Ledger):
         bits = [bits_of(tensor) for tensor in inputs] if facts.foreign else []
         result = func(*args, **kwargs)
         outputs = [result] if type(result) is torch.Tensor else arguments_of((result,), {})
-        ghostly = False
+        chosen = self._takes_chosen(inputs)
+        ghostly = chosen
         for storage in handed:
             ghostly |= storage.tainted <= seq
         foreseen = self.foresight.question(func, args, kwargs, outputs) if ghostly else None
@@ -81,7 +82,7 @@ class KernelLog(Ledger):
             if rows is not None:
                 reads = [*rows, *(span for tensor, span in zip(inputs, spans, strict=True) if tensor is not args[0])]
         draws = before is not None and not torch.equal(before, _random_state(func, kwargs, result))
-        reads_tainted = False
+        reads_tainted = chosen and bool(reads)
         for storage, _ in reads:
             reads_tainted |= storage.tainted <= seq
         writes: list[Storage] = []
@@ -115,6 +116,19 @@ class KernelLog(Ledger):
             if func._schema.name == "aten::detach_":
                 writes.clear()  # it changes no data, and models detach their weights
         return result
+
+    def _takes_chosen(self, inputs: list[torch.Tensor]) -> bool:
+        """Whether an argument is a view that data has chosen: what is computed from it hangs on the inputs."""
+        if self.op is not None:
+            return self.op.takes_chosen
+        known = (self.value_by_id.get(id(tensor)) for tensor in inputs)
+        return any(entry is not None and entry[1].chosen for entry in known)
+
+    def note_chosen(self, op: Op) -> None:
+        """Results that are views of what hangs on no input, where data says of what: a row of a table, say."""
+        if op.takes_chosen or (op.dynamic and op.reads_tainted):
+            for value in op.results:
+                value.chosen |= value not in op.args and not value.hangs(self.seq)
 
     def _rows(self, func: Any, args: tuple[Any, ...]) -> list[Span] | None:
         """What of its first argument an indexing reads, where the index is a constant; None where that is not known."""
@@ -180,7 +194,8 @@ class KernelLog(Ledger):
         if self.in_opaque:
             return None
         op = Op(self.seq, str(func), [self.value_of(tensor) for tensor in inputs], hidden=True, end=self.seq)
-        op.args_tainted = any(value.storage.tainted <= op.seq for value in op.args)
+        op.args_tainted = any(value.hangs(op.seq) for value in op.args)
+        op.takes_chosen = any(value.chosen for value in op.args)
         for value in op.args:
             value.last_use = op.seq
         known = {id(tensor): value for tensor, value in zip(inputs, op.args, strict=True)}
@@ -188,6 +203,7 @@ class KernelLog(Ledger):
             op.structure, outputs = flatten(result, plain=True)
             op.results = [known.get(id(tensor)) or self.value_of(tensor, hidden=True) for tensor in outputs]
             op.kind = Kind.TENSOR if outputs else Kind.VALUE
+            self.note_chosen(op)
         except UnknownHolder as error:
             op.trouble = str(error)
         self.stack[-1].items.append(op)

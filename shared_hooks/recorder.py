@@ -273,7 +273,7 @@ class Recorder(KernelLog):
         call.args = [self.value_of(tensor) for tensor in tensors_in((args, kwargs))]
         for value in call.args:
             value.last_use = call.enter
-        call.args_tainted = any(value.storage.tainted <= self.seq for value in call.args)
+        call.args_tainted = any(value.hangs(self.seq) for value in call.args)
         parent.has_child = True
         parent.items.append(call)
         self._look()
@@ -345,7 +345,8 @@ class Recorder(KernelLog):
         if not only_form:
             op.literals = literals_of((args, kwargs))
         for value in arguments:
-            op.args_tainted |= value.storage.tainted <= op.seq
+            op.args_tainted |= value.hangs(op.seq)
+            op.takes_chosen |= value.chosen
         first_event = len(self.events)
         before = self.storage_of(tensors[0]) if name == "data.__set__" else None
         self._look()
@@ -435,6 +436,7 @@ class Recorder(KernelLog):
             if id(tensor) in known and not value.storage.opaque and value.view != View.of(tensor, value.storage.base):
                 value = self._reshaped(op, tensor)
             op.results.append(value)
+        self.note_chosen(op)
 
     def _reshaped(self, op: Op, tensor: torch.Tensor) -> Value:
         """The same object with another shape is another value from here on."""
@@ -448,7 +450,7 @@ class Recorder(KernelLog):
             self.muted = True
             self.events.append(Event(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
             self.muted = False
-        op.reads_tainted = any(
+        op.reads_tainted = op.takes_chosen or any(
             storage.tainted <= op.seq for event in self.events[first_event:] for storage, _ in event.reads
         )
         try:

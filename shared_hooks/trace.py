@@ -56,7 +56,7 @@ class Value:
     """One tensor object: a view of a storage. ``made`` is the seq at which it appeared, ``last_use`` of its last use.
 
     ``flags``: c = conjugated, n = negated view, g = autograd recorded how it was made. ``hidden``: no torch
-    function made it.
+    function made it. ``chosen``: a view of memory that hangs on no input, but which view it is does.
     """
 
     index: int
@@ -68,6 +68,11 @@ class Value:
     made_in: Call | None = None
     hidden: bool = False
     last_use: int = -1
+    chosen: bool = False
+
+    def hangs(self, seq: int) -> bool:
+        """Whether it depends on the inputs at that time."""
+        return self.chosen or self.storage.tainted <= seq
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,6 +99,7 @@ class Op:
 
     ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
     ``untold``: its result's form cannot be worked out without data; ``laid``: and so can the strides (see `is_untold`).
+    ``takes_chosen``: an argument is a ``chosen`` `Value`.
     """
 
     seq: int
@@ -114,6 +120,7 @@ class Op:
     reshapes: bool = False
     untold: bool = False
     laid: bool = True
+    takes_chosen: bool = False
     unasked: list[Callable[[], int]] = field(default_factory=list)
 
     @property

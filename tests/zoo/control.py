@@ -93,6 +93,32 @@ class ModuleChosenByArgmax(nn.Module):
         return torch.stack(rows) * scores.max()
 
 
+@zoo(vector)
+class WeightsChosenByATensor(Four):
+    """A tensor that Python never looks at says which weights are taken; what is made of them crosses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank = nn.Parameter(torch.randn(3, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x)
+        number = hidden.sum(-1).argmax() % 3
+        weight = self.bank[number].float().half()
+        hidden = self.b(hidden @ self.bank[number].float())
+        return self.d(self.c(hidden) @ weight.float())
+
+
+@zoo(vector, max_refused=0.5)
+class ChosenWeightsReadLate(WeightsChosenByATensor):
+    """The weights themselves would have to cross, as a part of the model's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x)
+        weight = self.bank[hidden.sum(-1).argmax() % 3].float()
+        return self.d(self.c(self.b(hidden)) @ weight)
+
+
 @zoo(positive, alternative=negative, branches=True)
 class LiteralsFromTensors(Four):
     """float(), int(), tolist(), format and torch.tensor() of a value that was read."""
