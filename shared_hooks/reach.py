@@ -161,7 +161,10 @@ class Reach:
             return
         self.functions[id(function)] = function
         self._fresh.append(function)
-        for name in names_in(function) - self.names:
+        names = names_in(function) - self.names
+        if function.__name__ == "__init__":
+            names -= {"__init__"}  # an object's ``super().__init__()`` is no call of a module's
+        for name in names:
             self.names.add(name)
             for waiting in self._waiting.pop(name, ()):
                 self.add(waiting)

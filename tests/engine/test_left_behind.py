@@ -64,6 +64,28 @@ class KeptList(NewList):
         return answer
 
 
+class Map:
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+
+class Larger(Map):
+    def __init__(self, values: Tensor) -> None:
+        super().__init__(values)
+
+
+class Maps(Base):
+    """As TAPAS: objects made in the forward call their base's ``__init__``, and Python reads data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = Larger(self.a(x))
+        return self.b(rows.values) * self.width if rows.values.sum() > -1000 else x
+
+
 class Shrinking(Base):
     def forward(self, x: Tensor) -> Tensor:
         self.b.weight.mul_(0.5)
@@ -88,6 +110,10 @@ def test_a_list_made_anew_is_no_state_but_one_that_goes_on_is() -> None:
     assert all(cuts(WrappedModel(NewList().eval()), 2))
     assert not any(cuts(WrappedModel(SameList().eval()), 2))
     assert not any(cuts(WrappedModel(KeptList().eval()), 2))
+
+
+def test_what_a_modules_init_sets_is_not_set_in_a_forward() -> None:
+    assert all(cuts(WrappedModel(Maps().eval()), 2))
 
 
 def test_where_data_decides_nothing_is_proven() -> None:

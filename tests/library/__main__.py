@@ -68,7 +68,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seconds-per-model", type=float, default=30.0)
+    parser.add_argument("--seconds-per-model", type=float, default=30.0, help="of processor time")
     parser.add_argument("--memory-gib", type=float, default=8.0, help="of address space, for one model")
     parser.add_argument("--report", action="store_true", help="only print what the file of results holds")
     given = parser.parse_args()

@@ -67,7 +67,7 @@ def _prepare(model_type: str, classes: tuple[str, ...], cache: bool) -> Prepared
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    deadline = time.monotonic() + TRYING_S
+    deadline = time.process_time() + TRYING_S
     try:
         default = CONFIG_MAPPING[model_type]()
     except Exception as error:
@@ -80,7 +80,7 @@ def _prepare(model_type: str, classes: tuple[str, ...], cache: bool) -> Prepared
         if cls is None:
             continue
         for factor in FACTORS:
-            if time.monotonic() > deadline:
+            if time.process_time() > deadline:
                 break
             try:
                 return _try(cls, default, factor, cache)
