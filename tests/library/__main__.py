@@ -16,6 +16,7 @@ import argparse
 import itertools
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -57,6 +58,15 @@ def chosen(names: list[str], only: str, models: int, seed: int) -> list[Subject]
     return [one for turn in itertools.zip_longest(*lists) for one in turn if one is not None]
 
 
+def engine() -> str:
+    """The commit of the engine that is judged; "" outside of a repository."""
+    here = Path(__file__).parent
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip()
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.library", description=__doc__.partition("\n")[0])
@@ -74,12 +84,13 @@ def main() -> int:
     given = parser.parse_args()
     journal = Journal(given.json)
     sample = Sample(given.cuts, given.seed, given.seconds_per_model)
+    commit = engine()
     todo = [] if given.report else chosen(given.families.split(","), given.only, given.models, given.seed)
     for number, subject in enumerate(todo):
         if subject.key in journal.records:
             continue
         own = replace(sample, cuts=0) if number % 10 == 9 else sample
-        record = look(subject, own, int(given.memory_gib * (1 << 30)))
+        record = look(subject, own, int(given.memory_gib * (1 << 30))) | {"engine": commit}
         journal.add(subject.key, record)
         told = dict(outcomes(record)) or record.get("why", "")[:150]
         print(f"{number + 1}/{len(todo)} {subject.key} {record['status']} {record['seconds']} s {told}", flush=True)

@@ -39,6 +39,7 @@ def summary(records: Records) -> dict[str, Any]:
             "all_exact": sum(set(outcomes(record)) == {"exact"} and record["status"] == "ran" for record in judged),
             "cuts": {name: cuts[name] for name in OUTCOMES},
             "layers": {"looked_at": looked, "refused": refused},
+            "engines": dict(Counter(record.get("engine", "") for record in judged)),
         }
     return families
 
