@@ -43,6 +43,17 @@ class KernelLog(Ledger):
         """What tells storages of the model's own apart for as long as it keeps them."""
         return {address for address, storage in self.storages.items() if storage in storages}
 
+    def not_written(self, addresses: set[int]) -> list[str]:
+        """Names of those among these storages of the model's own that this run has not written to."""
+        written = {storage for event in self.events for storage in event.writes}
+        storages = [self.storages.get(address) for address in addresses]
+        lost = {"memory that it no longer has" for storage in storages if storage is None}
+        return sorted(lost | {self.named(storage) for storage in storages if storage and storage not in written})
+
+    def named(self, storage: Storage) -> str:
+        """Where the model keeps a storage."""
+        return storage.name
+
     def reads_first(self, addresses: set[int]) -> bool:
         """Whether this run reads any of these storages before it overwrites them."""
         storages = [self.storages[address] for address in addresses if address in self.storages]

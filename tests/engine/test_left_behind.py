@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -86,6 +87,33 @@ class Maps(Base):
         return self.b(rows.values) * self.width if rows.values.sum() > -1000 else x
 
 
+class Rescaled(Base):
+    """As RWKV: the first forward changes weights, and notes that it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done = False
+
+    def change(self) -> None:
+        self.b.weight.div_(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.done:
+            self.change()
+            self.done = True
+        return self.b(self.a(x) + self.kept.sum())
+
+
+class FillsBuffer(Rescaled):
+    def change(self) -> None:
+        self.kept.copy_(torch.arange(16).view(2, 8))
+
+
+class OtherMemory(Rescaled):
+    def change(self) -> None:
+        self.b.weight.data = self.b.weight.data * 3
+
+
 class Shrinking(Base):
     def forward(self, x: Tensor) -> Tensor:
         self.b.weight.mul_(0.5)
@@ -125,3 +153,26 @@ def test_planning_leaves_weights_as_they_were() -> None:
     before = model.b.weight.clone()
     assert not any(cuts(WrappedModel(model), 2))
     assert torch.equal(model.b.weight, before)
+
+
+@pytest.mark.parametrize("kind", [Rescaled, FillsBuffer, OtherMemory])
+def test_a_note_of_what_the_first_forward_wrote_does_not_stay_alone(kind: type[Rescaled]) -> None:
+    def build() -> Rescaled:
+        torch.manual_seed(0)
+        return kind().eval()
+
+    x = torch.ones(2, 8)
+    with torch.no_grad():
+        expected = build()(x)
+    model = WrappedModel(build())
+    assert not any(cuts(model, 2))
+    assert "once" in model.layers[0].reason
+    assert torch.equal(model.forward(x), expected)
+    pair = [build(), build()]
+    with torch.no_grad():
+        for one in pair:
+            one(x)
+    edge, cloud = map(WrappedModel, pair)
+    assert all(cuts(edge, 2))
+    for cut in range(2):
+        assert torch.equal(cloud.tail(edge.head(cut, x)), expected)
