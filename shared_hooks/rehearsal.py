@@ -26,7 +26,7 @@ from shared_hooks.crossing import INPUTS, Crossing, Given, Mark, Place, TensorFo
 from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlaceholderRead, PlanMismatch, TooLarge
 from shared_hooks.ghosts import Budget, Ghosts, Unknown, form_of_tensor
 from shared_hooks.hierarchy import ModuleInfo, call_name
-from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
+from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of, unreflected
 from shared_hooks.path_digest import PathDigest
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
@@ -360,7 +360,7 @@ class Rehearsal:
             self.steps.append(ReadValue(name, number, frame.path))
             return unflatten(self.values[number], [], no_class)
         given = self.given.get(place)
-        if given is not None and given.name == name and (tainted or not arguments):
+        if given is not None and unreflected(given.name) == unreflected(name) and (tainted or not arguments):
             return self._given(given, arguments)
         self.inside = True
         self.ghosts.begin()

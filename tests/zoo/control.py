@@ -94,6 +94,17 @@ class ModuleChosenByArgmax(nn.Module):
 
 
 @zoo(vector)
+class ConstantsCompared(Four):
+    """A constant stands first: Python asks a placeholder first, and turns the comparison round."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = torch.arange(8.0)
+        hidden = self.a(x)
+        above = (level >= hidden) | (level < hidden.sum()) | (0.5 > hidden)
+        return self.c(self.b(hidden).masked_fill(above, 0.0))
+
+
+@zoo(vector)
 class WeightsChosenByATensor(Four):
     """A tensor that Python never looks at says which weights are taken; what is made of them crosses."""
 
