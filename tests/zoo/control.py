@@ -100,7 +100,7 @@ class ConstantsCompared(Four):
     def forward(self, x: Tensor) -> Tensor:
         level = torch.arange(8.0)
         hidden = self.a(x)
-        above = (level >= hidden) | (level < hidden.sum()) | (0.5 > hidden)
+        above = (level >= hidden) | (level < hidden.sum()) | (hidden < 0.5)
         return self.c(self.b(hidden).masked_fill(above, 0.0))
 
 
