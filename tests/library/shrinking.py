@@ -120,7 +120,8 @@ def _chosen(settings: Any) -> list[Any]:
 def _rotary(value: Any, factor: int, config: Any) -> Any:
     if isinstance(value, dict):
         if "mrope_section" in getattr(config, "ignore_keys_at_rope_validation", ()) and "rope_type" in value:
-            value = {"mrope_section": _sections(config), **value}  # else the model's own default, of full width
+            if (sections := _sections(config))[0]:  # else the model's own default, of full width
+                value = {"mrope_section": sections, **value}
         return {key: _rotary(item, factor, config) if key == "mrope_section" else item for key, item in value.items()}
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, int) for item in value):
         half = sum(value) // factor
@@ -130,13 +131,10 @@ def _rotary(value: Any, factor: int, config: Any) -> Any:
 
 
 def _sections(config: Any) -> list[int]:
-    """The rotary sections of time, height and width, at full size."""
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    half = (
-        int(
-            width
-            * (getattr(config, "partial_rotary_factor", None) or config.rope_parameters.get("partial_rotary_factor", 1))
-        )
-        // 2
-    )
+    """The rotary sections of time, height and width, at full size; none where a part does not say how wide it is."""
+    heads, width = getattr(config, "num_attention_heads", None), getattr(config, "head_dim", None)
+    if width is None and heads and getattr(config, "hidden_size", None):
+        width = config.hidden_size // heads
+    share = getattr(config, "partial_rotary_factor", None) or config.rope_parameters.get("partial_rotary_factor", 1)
+    half = int((width or 0) * share) // 2
     return [half - 2 * (half * 3 // 8), half * 3 // 8, half * 3 // 8]
