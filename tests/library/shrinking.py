@@ -30,14 +30,19 @@ NOT_LAYERS = re.compile(
 EXPERTS = re.compile(r"(num|n)_(local_|routed_)?experts$|moe_num_experts|num_experts$")
 
 
-def changes(config: Any, factor: int, ids: dict[int, int]) -> dict[str, Any]:
-    """What to tell the configuration's class so that it is small. ``ids``: special tokens, old to new."""
+def changes(config: Any, factor: int, ids: dict[int, int], *, mixed: bool) -> dict[str, Any]:
+    """What to tell the configuration's class so that it is small. ``ids``: special tokens, old to new; ``mixed``: keep
+    layers of different kinds where settings are given layer by layer, else what the class makes of fewer layers.
+    """
     found: dict[str, Any] = {}
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_dict"):
-            inner = changes(value, factor, ids)
+            inner = changes(value, factor, ids, mixed=mixed)
             found[name] = {**_told(value), **inner}
         elif not name.startswith("_"):
+            if mixed and isinstance(value, (list, tuple)) and len(value) == _layers_of(config) > MOST_LAYERS:
+                value = type(value)(_chosen(value))
+                found[name] = value
             new = _small(name, value, factor, ids, config)
             if new is not value and new != value:
                 found[name] = new
@@ -59,8 +64,6 @@ def _small(name: str, value: Any, factor: int, ids: dict[int, int], config: Any)
         return MISSING[name]
     if isinstance(value, bool) or value is None or isinstance(value, (str, float)):
         return value
-    if (layers := _layers_of(config)) > MOST_LAYERS and isinstance(value, (list, tuple)) and len(value) == layers:
-        value = type(value)(_chosen(value))
     if isinstance(value, dict) and value and all(isinstance(key, int) for key in value):
         return {key: item for key, item in value.items() if key < MOST_LAYERS}
     if re.search(r"(token_id|token_index|_id|token_ids|_token)$", name):
@@ -119,9 +122,9 @@ def _chosen(settings: Any) -> list[Any]:
 
 def _rotary(value: Any, factor: int, config: Any) -> Any:
     if isinstance(value, dict):
-        if "mrope_section" in getattr(config, "ignore_keys_at_rope_validation", ()) and "rope_type" in value:
-            if (sections := _sections(config))[0]:  # else the model's own default, of full width
-                value = {"mrope_section": sections, **value}
+        asks = "mrope_section" in getattr(config, "ignore_keys_at_rope_validation", ()) and "rope_type" in value
+        if asks and (sections := _sections(config))[0]:  # else the model's own default, of full width
+            value = {"mrope_section": sections, **value}
         return {key: _rotary(item, factor, config) if key == "mrope_section" else item for key, item in value.items()}
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, int) for item in value):
         half = sum(value) // factor
