@@ -3,6 +3,7 @@
     python -m tests.library                                   everything, some hours on one core
     python -m tests.library --families timm --models 20       a sample
     python -m tests.library --only swinv2 --cuts 0            all cuts of the models with that in their name
+    python -m tests.library --json FILE --report --summary OTHER    what docs/results keeps of it
     python -m tests.library --json FILE                       keeps the records there, and goes on where it was
 
 timm and torchvision (the release for the installed torch) are not dependencies of the project: `pip install --no-deps
@@ -13,7 +14,9 @@ Exit code 1 if an answer was wrong or an error is not one of the project's own.
 from __future__ import annotations
 
 import argparse
+import datetime
 import itertools
+import json
 import os
 import random
 import subprocess
@@ -26,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from tests.library.check import Sample
-from tests.library.report import causes, outcomes, summary, table
+from tests.library.report import causes, kept, outcomes, summary, table
 from tests.library.subject import Subject
 from tests.library.sweep import Journal, look
 
@@ -80,6 +83,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds-per-model", type=float, default=30.0, help="of processor time")
     parser.add_argument("--memory-gib", type=float, default=8.0, help="of address space, for one model")
+    parser.add_argument("--summary", type=Path, help="write counts and causes there, as in docs/results/library.json")
     parser.add_argument("--report", action="store_true", help="only print what the file of results holds")
     given = parser.parse_args()
     journal = Journal(given.json)
@@ -100,6 +104,9 @@ def main() -> int:
         print(f"\n{len(where)} x {cause}")
         for place in where[:4]:
             print(f"    {place}")
+    if given.summary is not None:
+        told = {"date": str(datetime.date.today()), **kept(journal.records)}
+        given.summary.write_text(json.dumps(told, indent=1) + "\n")
     bad = sum(facts["cuts"]["wrong"] + facts["cuts"]["error"] + facts["crash"] for facts in found.values())
     return 1 if bad else 0
 
