@@ -24,7 +24,7 @@ from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.measuring import Measurement
-from shared_hooks.operations import Kind, arguments_of, is_form, is_mapped, kind_of, name_of, unreflected
+from shared_hooks.operations import REFLECTED, Kind, arguments_of, is_form, is_mapped, kind_of, name_of
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
 from shared_hooks.recipe import (
@@ -200,7 +200,7 @@ class TailSession(Session):
     ) -> Any:
         step = self.next_step()
         # Python asks a subclass first, so that `constant < placeholder` arrives as `placeholder > constant`
-        matches = isinstance(step, _OPERATIONS) and unreflected(step.name) == unreflected(name)
+        matches = isinstance(step, _OPERATIONS) and step.name in (name, REFLECTED.get(name))
         matches = matches and not getattr(step, "below", False)
         if not any(map(self.placing.is_tainted, arguments)):
             if not (matches and isinstance(step, Answer) and step.draws):
