@@ -31,7 +31,8 @@ from shared_hooks.views import LiveSet, View
 
 @dataclass(frozen=True)
 class Capture:
-    """Where the head finds a tensor on the storage of one slot: an input, a module's result, or an operation's.
+    """Where the head finds a tensor on the storage of one slot: an input, a module's result, an operation's, or that of
+    a kernel that no operation stands for.
 
     ``view``: what the tensor is of its storage in the plan, so that the slot's origin can be found from the tensor.
     ``copy``: somebody else may write to it once the head is done (an input, a buffer of the model): take a copy.
@@ -48,7 +49,8 @@ class Capture:
 class Cutting:
     """What crosses, and captures (one a slot) and banked operations for the head.
 
-    ``position``: the seq of the cut; ``watched``: the head needs a function mode. ``storages``: what the slots hold.
+    ``position``: the seq of the cut; ``watched``: the head needs a function mode; ``below``: and a dispatch mode.
+    ``storages``: what the slots hold.
     """
 
     slots: tuple[Slot, ...]
@@ -61,6 +63,7 @@ class Cutting:
     banked: tuple[int, ...]
     position: int
     watched: bool
+    below: bool
     generators: tuple[str, ...]
     storages: tuple[Storage, ...]
 
@@ -111,6 +114,8 @@ def crossing_of(
 
 
 _NOWHERE = View((), (), 0)
+UNSEEN = None
+"""In place of a module's path: of a kernel that no operation stands for."""
 
 
 def _reshaped(trace: Trace, layer: Call) -> set[Storage]:
@@ -165,7 +170,8 @@ class _Cutter:
         )
         captures = tuple(self._capture(storage) for storage in self.frontier)
         dynamic = any(seq < self.position for seq in self.trace.dynamic)
-        watched = dynamic or bool(self.banked) or any(capture.kind == "op" for capture in captures)
+        below = any(capture.kind == "kernel" for capture in captures)
+        watched = dynamic or below or bool(self.banked) or any(capture.kind == "op" for capture in captures)
         return Cutting(
             slots,
             tuple(self.marks),
@@ -177,6 +183,7 @@ class _Cutter:
             tuple(self.banked),
             self.position,
             watched and self.layer is not None,
+            below and self.layer is not None,
             self._generators(),
             tuple(self.frontier),
         )
@@ -315,6 +322,8 @@ class _Cutter:
         for value in self._touched_by_tail():
             if value.storage in self.slot_of and "g" in value.flags:
                 raise CutRefused("a gradient is taken across the cut")
+            if value.chosen:
+                raise CutRefused("a part of the model's own memory that data has chosen is read after the cut")
 
     def _touched_by_tail(self) -> set[Value]:
         later = {value for op in self.trace.ops if op.seq > self.position for value in op.args}
@@ -338,4 +347,8 @@ class _Cutter:
         if first is not None and first[0].seq < self.position:
             op, leaf, value = first
             return Capture("op", self.trace.ordinals[op], leaf, value.view, copy)
+        unseen = self.trace.unseen_on.get(storage)
+        if unseen is not None and self.trace.unseen[unseen[0]].seq < self.position:
+            number, leaf, value = unseen
+            return Capture("kernel", (UNSEEN, number), leaf, value.view, copy)
         raise CutRefused("a value that crosses is made where torch functions are not seen")

@@ -7,16 +7,18 @@ and banks the values Python reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks import generators
 from shared_hooks.crossing import Crossing, Slot
-from shared_hooks.cutting import Capture, Cutting
+from shared_hooks.cutting import UNSEEN, Capture, Cutting
 from shared_hooks.dice import Dice
 from shared_hooks.early import EarlyOutput
 from shared_hooks.following import Follower
@@ -83,6 +85,7 @@ class HeadSession(Session):
         self.stopped = False
         self.states = generators.now(crossing.generators)
         self.in_opaque = 0
+        self.in_operation = False
         self.values: dict[int, Structure] = {}
         self.other_values = False
         self.found: dict[int, torch.Tensor] = {}
@@ -198,14 +201,19 @@ class Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         session = self.session
+        arguments = arguments_of(args, kwargs)
+        mapped = is_mapped(arguments)
+        before, session.in_operation = session.in_operation, not mapped
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            session.in_operation = before
         if session.stopped or session.in_opaque:
             return result
         name = name_of(func)
-        arguments = arguments_of(args, kwargs)
         kind = kind_of(name, bool(arguments), result)
-        if kind is Kind.FORM or is_mapped(arguments):
+        if kind is Kind.FORM or mapped:
             return result
         number = self.count
         self.count += 1
@@ -230,3 +238,39 @@ class Watch(TorchFunctionMode):
             self.session.values[number] = structure
         if structure is None or structure != self.ops[number].structure:
             self.session.other_values = True
+
+
+class WatchBelow(TorchDispatchMode):
+    """Counts the kernels of a head that no operation stands for, likewise."""
+
+    def __init__(self, session: HeadSession) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.session = session
+        self.count = 0
+        self.unseen = session.plan.trace.unseen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():  # a kernel that is called is no operation of the model's
+            result = func(*args, **(kwargs or {}))
+        session = self.session
+        if session.stopped or session.in_opaque or session.in_operation:
+            return result
+        number = self.count
+        self.count += 1
+        if number >= len(self.unseen) or self.unseen[number].name != str(func):
+            raise Diverged
+        wanted = session.wanted.get((UNSEEN, number))
+        if wanted:
+            session.capture(wanted, leaves_of(result))
+        return result
+
+
+@contextlib.contextmanager
+def watching(session: HeadSession) -> Iterator[None]:
+    """The modes that the head's cut needs."""
+    with contextlib.ExitStack() as modes:
+        if session.cutting.watched:
+            modes.enter_context(Watch(session))
+        if session.cutting.below:
+            modes.enter_context(WatchBelow(session))
+        yield

@@ -45,6 +45,17 @@ class KernelLog(Ledger):
         """What tells storages of the model's own apart for as long as it keeps them."""
         return {address for address, storage in self.storages.items() if storage in storages}
 
+    def not_written(self, addresses: set[int]) -> list[str]:
+        """Names of those among these storages of the model's own that this run has not written to."""
+        written = {storage for event in self.events for storage in event.writes}
+        storages = [self.storages.get(address) for address in addresses]
+        lost = {"memory that it no longer has" for storage in storages if storage is None}
+        return sorted(lost | {self.named(storage) for storage in storages if storage and storage not in written})
+
+    def named(self, storage: Storage) -> str:
+        """Where the model keeps a storage."""
+        return storage.name
+
     def reads_first(self, addresses: set[int]) -> bool:
         """Whether this run reads any of these storages before it overwrites them."""
         storages = [self.storages[address] for address in addresses if address in self.storages]
@@ -61,7 +72,8 @@ class KernelLog(Ledger):
         bits = [bits_of(tensor) for tensor in inputs] if facts.foreign else None
         result = func(*args, **kwargs) if kwargs else func(*args)
         outputs = [result] if type(result) is torch.Tensor else arguments_of((result,), {})
-        ghostly = False
+        chosen = self._takes_chosen(inputs)
+        ghostly = chosen
         for storage in handed:
             if storage.tainted <= seq:
                 ghostly = True
@@ -75,6 +87,7 @@ class KernelLog(Ledger):
             reads = self._reads(facts, args, inputs, spans, unread) if unread or facts.indexes else spans
         draws = before is not None and not torch.equal(before, _random_state(func, kwargs, result))
         reads_tainted = ghostly if reads is spans else any(storage.tainted <= seq for storage, _ in reads)
+        reads_tainted |= chosen and bool(reads)
         writes: list[Storage] = []
         overwrites: list[Span] = []
         if written:
@@ -133,6 +146,19 @@ class KernelLog(Ledger):
         if rows is not None:
             return [*rows, *(span for tensor, span in zip(inputs, spans, strict=True) if tensor is not args[0])]
         return [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
+
+    def _takes_chosen(self, inputs: list[torch.Tensor]) -> bool:
+        """Whether an argument is a view that data has chosen: what is computed from it hangs on the inputs."""
+        if self.op is not None:
+            return self.op.takes_chosen
+        known = (self.value_by_id.get(id(tensor)) for tensor in inputs)
+        return any(entry is not None and entry[1].chosen for entry in known)
+
+    def note_chosen(self, op: Op) -> None:
+        """Results that are views of what hangs on no input, where data says of what: a row of a table, say."""
+        if op.takes_chosen or (op.dynamic and op.reads_tainted):
+            for value in op.results:
+                value.chosen |= value not in op.args and not value.hangs(self.seq)
 
     def _rows(self, func: Any, args: tuple[Any, ...]) -> list[Span] | None:
         """What of its first argument an indexing reads, where the index is a constant; None where that is not known."""
@@ -197,12 +223,14 @@ class KernelLog(Ledger):
         if self.in_opaque:
             return None
         op = Op(self.seq, str(func), [self.value_of(tensor) for tensor in inputs], hidden=True, end=self.seq)
-        op.args_tainted = any(value.storage.tainted <= op.seq for value in op.args)
+        op.args_tainted = any(value.hangs(op.seq) for value in op.args)
+        op.takes_chosen = any(value.chosen for value in op.args)
         known = {id(tensor): value for tensor, value in zip(inputs, op.args, strict=True)}
         try:
             op.structure, outputs = flatten(result, plain=True)
             op.results = [known.get(id(tensor)) or self.value_of(tensor, hidden=True) for tensor in outputs]
             op.kind = Kind.TENSOR if outputs else Kind.VALUE
+            self.note_chosen(op)
         except UnknownHolder as error:
             op.trouble = str(error)
         self.stack[-1].items.append(op)

@@ -57,6 +57,11 @@ class MemoryKept(TorchDispatchMode):
             storage = tensor.untyped_storage()
             self._before[key] = storage, storage.clone()
 
+    def changed(self) -> set[int]:
+        """Where bytes are others than before, or a tensor is on other memory: addresses of the storages that were."""
+        found = {key for key, (now, before) in self._before.items() if not _same_bytes(now, before)}
+        return found | {key for tensor, _, key in self._was if _key(tensor) != key}
+
     def restore(self) -> None:
         """Bytes as they were, and every tensor on the memory that it had."""
         with torch.no_grad():
@@ -66,6 +71,11 @@ class MemoryKept(TorchDispatchMode):
             for tensor, alias, key in self._was:
                 if _key(tensor) != key:
                     tensor.data = alias
+
+
+def _same_bytes(one: torch.UntypedStorage, other: torch.UntypedStorage) -> bool:
+    flat = [torch.empty(0, dtype=torch.uint8, device=part.device).set_(part) for part in (one, other)]
+    return torch.equal(*flat)
 
 
 def _key(tensor: torch.Tensor) -> int | None:

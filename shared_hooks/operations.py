@@ -76,6 +76,11 @@ NOTHING, FORM, LAYOUT = 0, 1, 2
 REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
 
+def unreflected(name: str) -> str:
+    """One name for an operation and for what Python may call in its place."""
+    return min(name, REFLECTED.get(name, name))
+
+
 def is_foreign(func: Any) -> bool:
     """Whether a kernel is somebody else's, of which the schema alone is known."""
     return func.namespace not in _OWN

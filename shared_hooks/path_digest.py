@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
+from shared_hooks.operations import unreflected
+
 CALL = "(call)"
 
 
@@ -28,7 +30,7 @@ class PathDigest:
         self._operation(name, [f"{tuple(result.shape)}{result.dtype}" for result in results])
 
     def _operation(self, name: str, forms: list[str]) -> None:
-        self._digest.update(f"{name} {forms}\n".encode())
+        self._digest.update(f"{unreflected(name)} {forms}\n".encode())
 
     def item(self, item: tuple[Any, ...]) -> None:
         """One of `Trace.path_items`."""

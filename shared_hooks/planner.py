@@ -251,6 +251,7 @@ class _Trial:
         self._before = PythonState(model)
         self._memory = MemoryKept([*model.parameters(), *model.buffers(), *self._before.tensors()])
         self._keeps_what_it_built = False
+        self._rewritten: set[int] = set()
         self.changed: set[Spot] = set()
         """The attributes that the model changes by itself."""
         self.left = Left()
@@ -267,6 +268,7 @@ class _Trial:
             raise CutRefused(f"planning would move what cannot be put back: {told(self._before.unrepeatable)}")
         first = self._settled() if settle else None
         built = self._before.changes()
+        self._rewritten |= self._memory.changed() if built else set()
         state = PythonState(self._model) if built else self._before
         trace, second, judge = self._recorded(state, settle=settle)
         self.changed |= {change.spot for change in [*built, *judge.seen.values()] if change.spot is not None}
@@ -295,10 +297,16 @@ class _Trial:
         if not kept and any(Judge(self._before, judge.log).matters(change) for change in built):
             kept = self._built_from_inputs(left)
             self._keeps_what_it_built = True
+        once = judge.log.not_written(self._rewritten) if self._keeps_what_it_built else []
         if state.overflow:
             trace.unsteady = "the model keeps more Python objects than are looked at"
         elif kept:
             trace.unsteady = f"the model keeps state from one run to the next: {told(kept)}"
+        elif once:  # the note would stay, and what it is about be put back
+            trace.unsteady = (
+                f"only its first forward writes to {told(once)}, and it keeps a note of that: "
+                "run the model once, on both sides, before it is wrapped"
+            )
         elif settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
         self._keeps_what_it_built &= not trace.unsteady

@@ -37,11 +37,17 @@ Poison: type = type("Poison", (), dict.fromkeys(_LOOKS, _raise))
 
 
 def lasting_name(change: Change, places: Iterable[Place]) -> str:
-    """What a change is remembered by: a list counts as a whole."""
+    """What a change is remembered by: what is in a list counts as a whole, and is not the attribute that holds it."""
+    if change.is_attribute:
+        return change.name
     for place in places:
         if _is_series(place) and (change.name == place.name or change.name.startswith(place.name + "[")):
-            return place.name
+            return _content(place)
     return change.name
+
+
+def _content(series: Place) -> str:
+    return series.name + "[]"
 
 
 def spread(state: PythonState, names: set[str]) -> bool:
@@ -54,11 +60,11 @@ def spread(state: PythonState, names: set[str]) -> bool:
                     dict.__setitem__(place.owner, key, Poison())
                     left.discard(place.entry(key))
         elif _is_series(place):
-            if place.name in names:
+            if _content(place) in names:
                 poisons = [Poison() for _ in place.values]
                 place.owner.clear()
                 place.owner.extend(poisons)
-                left.discard(place.name)
+                left.discard(_content(place))
         elif isinstance(place.owner, type):
             for key in list(vars(place.owner)):
                 if place.name + key in names:

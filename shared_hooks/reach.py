@@ -10,15 +10,14 @@ import dis
 import functools
 import os
 import sys
-import sysconfig
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-_PURELIB = (sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep)
-_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+from shared_hooks.installed import is_installed
+
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _NOT_OURS = frozenset({"torch", "numpy", "builtins", "logging", *sys.stdlib_module_names}) - {"__main__"}
 
@@ -137,9 +136,7 @@ class Reach:
         """Whether code of this file is the model's own."""
         if file in self.files:
             return True
-        if file.startswith(_OWN):
-            return False
-        return not file.startswith(_PURELIB) and not file.startswith(_STANDARD) and "site-packages" not in file
+        return not file.startswith(_OWN) and not is_installed(file)
 
     def owns(self, kind: type) -> bool:
         """Whether a class is the model's own."""
@@ -164,7 +161,10 @@ class Reach:
             return
         self.functions[id(function)] = function
         self._fresh.append(function)
-        for name in names_in(function) - self.names:
+        names = names_in(function) - self.names
+        if function.__name__ == "__init__":
+            names -= {"__init__"}  # an object's ``super().__init__()`` is no call of a module's
+        for name in names:
             self.names.add(name)
             for waiting in self._waiting.pop(name, ()):
                 self.add(waiting)

@@ -108,10 +108,11 @@ class ReadValue:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An operation that needs the form of its arguments only, and is run."""
+    """An operation that needs the form of its arguments only, and is run. ``below``: as of an `Answer`."""
 
     name: str
     inside: str = ""
+    below: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,7 +283,7 @@ class Recorder(KernelLog):
         number = self.counts[info.path] = self.counts.get(info.path, 0) + 1
         call = Call(info.path, number, info.module_type, info.opaque, parent, self.tick())
         call.args = [self.value_of(tensor) for tensor in tensors_in((args, kwargs))]
-        call.args_tainted = any(value.storage.tainted <= self.seq for value in call.args)
+        call.args_tainted = any(value.hangs(self.seq) for value in call.args)
         parent.has_child = True
         parent.items.append(call)
         self._look()
@@ -358,12 +358,13 @@ class Recorder(KernelLog):
         if not only_form:
             op.literals = literals_of((args, kwargs))
         for value in arguments:
-            op.args_tainted |= value.storage.tainted <= op.seq
+            op.args_tainted |= value.hangs(op.seq)
+            op.takes_chosen |= value.chosen
         first_event, own = len(self.events), self.numbered
         before = self.storage_of(tensors[0]) if name == "data.__set__" else None
         self._look()
         self.fresh.clear()
-        unseen = self.repeats.may_be_unseen and not only_form
+        unseen = self.repeats.may_be_unseen and not (only_form or op.takes_chosen)
         viewing = unseen and only_views(name, func, args, tensors)
         assigning = unseen and only_assigns(name, func, args, op)
         again = unseen and not (viewing or assigning or self.closely or self.handed.known)
@@ -496,6 +497,7 @@ class Recorder(KernelLog):
             if id(tensor) in known and not value.storage.opaque and value.view != View.of(tensor, value.storage.base):
                 value = self._reshaped(op, tensor)
             op.results.append(value)
+        self.note_chosen(op)
         return results
 
     def _reshaped(self, op: Op, tensor: torch.Tensor) -> Value:
@@ -510,7 +512,7 @@ class Recorder(KernelLog):
             self.muted = True
             self.events.append(Event(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
             self.muted = False
-        op.reads_tainted = any(
+        op.reads_tainted = op.takes_chosen or any(
             storage.tainted <= op.seq for event in self.events[first_event:] for storage, _ in event.reads
         )
         try:

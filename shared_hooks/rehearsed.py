@@ -10,7 +10,7 @@ from shared_hooks.claims import Claims
 from shared_hooks.crossing import Given, Place
 from shared_hooks.ghosts import Ghosts, form_of_tensor
 from shared_hooks.notes import Notes
-from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
+from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of, unreflected
 from shared_hooks.placeholder import Placeholder
 from shared_hooks.placing import Placing
 from shared_hooks.recipe import Alias, Answer, Argument, Hole, Injected, ReadValue, Run, Source
@@ -47,7 +47,7 @@ class Operations:
             self.notes.steps.append(ReadValue(name, number, frame.path))
             return unflatten(self.values[number], [], no_class)
         given = self.claims.given.get(place)
-        if given is not None and given.name == name and (tainted or not arguments):
+        if given is not None and unreflected(given.name) == unreflected(name) and (tainted or not arguments):
             return self._given(given, arguments)
         self.inside = True
         self.ghosts.begin()
@@ -99,7 +99,7 @@ class Operations:
             self.notes.digest.operation(name, results)
         taints, drew = list(self.ghosts.taints), self.ghosts.drew
         if self.ghosts.reshaped:
-            self.notes.steps.append(Run(name, self.notes.frame.path))
+            self.notes.steps.append(Run(name, self.notes.frame.path, below))
             return result
         # by now the tensors of a draw count as depending on the inputs, too
         sources = [self.claims.source(place, leaf, tensor, arguments) for leaf, tensor in enumerate(results)]
@@ -109,7 +109,7 @@ class Operations:
                 for source, tensor in zip(sources, results, strict=True)
             ]
         if results and all(source is None for source in sources) and not taints:
-            self.notes.steps.append(Run(name, self.notes.frame.path))
+            self.notes.steps.append(Run(name, self.notes.frame.path, below))
             return result
         if any(source is None for source in sources):
             raise self.notes.refusal(f"{name} gives a value that does not depend on the inputs, among others")

@@ -206,8 +206,7 @@ class TailSession(Session):
         step = self.next_step()
         # Python asks a subclass first, so that `constant < placeholder` arrives as `placeholder > constant`
         matches = isinstance(step, _OPERATIONS) and step.name in (name, REFLECTED.get(name))
-        if isinstance(step, Answer) and step.below:
-            matches = False
+        matches = matches and not getattr(step, "below", False)
         if not any(map(self.placing.is_tainted, arguments)):
             if not (matches and isinstance(step, Answer) and step.draws):
                 return self.run_here(func, args, kwargs, arguments)
@@ -255,13 +254,19 @@ class TailSession(Session):
         self.inside = True
         try:
             with torch._C.DisableTorchFunction():
-                if not any(map(self.placing.is_tainted, arguments)):
-                    return self.run_here(func, args, kwargs, arguments)
                 step = self.next_step()
-                if not isinstance(step, Answer) or not step.below or step.name != str(func):
+                matches = isinstance(step, (Answer, Run)) and step.below and step.name == str(func)
+                if not any(map(self.placing.is_tainted, arguments)):
+                    if not (matches and isinstance(step, Answer) and step.draws):
+                        return self.run_here(func, args, kwargs, arguments)
+                elif not matches:
                     raise self.mismatch(f"{func} ran")
-                result = self.answer(step.structure, step.sources, arguments, fresh=True)
-                self.write(step, arguments)
+                if isinstance(step, Run):
+                    result = self.run_here(func, args, kwargs, arguments)
+                else:
+                    assert isinstance(step, Answer)
+                    result = self.answer(step.structure, step.sources, arguments, fresh=True)
+                    self.write(step, arguments)
         finally:
             self.inside = False
         self.advance()
@@ -297,7 +302,7 @@ class Shared:
     def __init__(self, recipe: Recipe) -> None:
         self.holes: dict[Hole, Placeholder] = {}
         self.ready: dict[int, Placeholder] = {}
-        self.has_below = any(isinstance(step, Answer) and step.below for step in recipe.steps)
+        self.has_below = any(isinstance(step, (Answer, Run)) and step.below for step in recipe.steps)
         self.has_taints = any(isinstance(step, Answer) and step.taints for step in recipe.steps)
 
     def forget(self) -> None:

@@ -56,7 +56,7 @@ class Value:
     """One tensor object: a view of a storage. ``made`` is the seq at which it appeared.
 
     ``flags``: c = conjugated, n = negated view, g = autograd recorded how it was made. ``hidden``: no torch
-    function made it.
+    function made it. ``chosen``: a view of memory that hangs on no input, but which view it is does.
     """
 
     index: int
@@ -67,6 +67,11 @@ class Value:
     made: int = -1
     made_in: Call | None = None
     hidden: bool = False
+    chosen: bool = False
+
+    def hangs(self, seq: int) -> bool:
+        """Whether it depends on the inputs at that time."""
+        return self.chosen or self.storage.tainted <= seq
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,6 +98,7 @@ class Op:
 
     ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
     ``untold``: its result's form cannot be worked out without data; ``laid``: and so can the strides (see `is_untold`).
+    ``takes_chosen``: an argument is a ``chosen`` `Value`.
     """
 
     seq: int
@@ -113,6 +119,7 @@ class Op:
     reshapes: bool = False
     untold: bool = False
     laid: bool = True
+    takes_chosen: bool = False
     unasked: list[Callable[[], int]] = field(default_factory=list)
 
     @property
@@ -228,6 +235,20 @@ class Trace:
         for op in self.ops:
             for leaf, value in enumerate(op.results):
                 found.setdefault(value.storage, (op, leaf, value))
+        return found
+
+    @cached_property
+    def unseen(self) -> list[Op]:
+        """The kernels that no torch function of the model's Python stands for, in order."""
+        return [item for _, _, item in self.placed if isinstance(item, Op) and item.hidden]
+
+    @cached_property
+    def unseen_on(self) -> dict[Storage, tuple[int, int, Value]]:
+        """The first of them with a result on each storage: its number among them, that of the result, the result."""
+        found: dict[Storage, tuple[int, int, Value]] = {}
+        for number, op in enumerate(self.unseen):
+            for leaf, value in enumerate(op.results):
+                found.setdefault(value.storage, (number, leaf, value))
         return found
 
     @cached_property

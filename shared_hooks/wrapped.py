@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +21,7 @@ from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMis
 from shared_hooks.explaining import explain
 from shared_hooks.explanation import Explanation
 from shared_hooks.fastpath import fast_path_off
-from shared_hooks.head import Attempt, Diverged, HeadSession, Watch
+from shared_hooks.head import Attempt, Diverged, HeadSession, watching
 from shared_hooks.interruption import interruptible
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
@@ -255,7 +255,7 @@ class WrappedModel:
         try:
             with self._turns.one(), torch.no_grad():
                 if crossing.layer_id >= 0:
-                    with _running(session), fast_path_off(), Watch(session) if cutting.watched else nullcontext():
+                    with _running(session), fast_path_off(), watching(session):
                         self._until_cut(session, args, kwargs)
                 self.lifecycle.emit(Stage.BEFORE_BANK, split=crossing.layer_name)
                 early = session.early()

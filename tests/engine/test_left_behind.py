@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +31,89 @@ class LastByData(Base):
         return self.b(self.last if x.sum() > 0 else x)
 
 
+class NewList(Base):
+    """As RAFT's pyramid: a list that every run makes anew, and fills bit by bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.levels = [torch.zeros(1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.levels = [self.a(x)]
+        self.levels.append(self.levels[0] * 2)
+        return self.b(self.levels[0] + self.levels[1])
+
+
+class SameList(NewList):
+    """The old one is looked at before it goes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.levels
+        return super().forward(x) + before[0].sum()
+
+
+class KeptList(NewList):
+    """Another attribute holds on to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.levels
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer = super().forward(x) + self.first[-1].sum()
+        self.first.append(answer)
+        return answer
+
+
+class Map:
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+
+class Larger(Map):
+    def __init__(self, values: Tensor) -> None:
+        super().__init__(values)
+
+
+class Maps(Base):
+    """As TAPAS: objects made in the forward call their base's ``__init__``, and Python reads data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = Larger(self.a(x))
+        return self.b(rows.values) * self.width if rows.values.sum() > -1000 else x
+
+
+class Rescaled(Base):
+    """As RWKV: the first forward changes weights, and notes that it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done = False
+
+    def change(self) -> None:
+        self.b.weight.div_(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.done:
+            self.change()
+            self.done = True
+        return self.b(self.a(x) + self.kept.sum())
+
+
+class FillsBuffer(Rescaled):
+    def change(self) -> None:
+        self.kept.copy_(torch.arange(16).view(2, 8))
+
+
+class OtherMemory(Rescaled):
+    def change(self) -> None:
+        self.b.weight.data = self.b.weight.data * 3
+
+
 class Shrinking(Base):
     def forward(self, x: Tensor) -> Tensor:
         self.b.weight.mul_(0.5)
@@ -50,6 +134,16 @@ def test_what_is_set_anew_is_no_state_but_for_a_path_that_reads_it_first() -> No
         assert any(found) == (order[-1] == 2), order
 
 
+def test_a_list_made_anew_is_no_state_but_one_that_goes_on_is() -> None:
+    assert all(cuts(WrappedModel(NewList().eval()), 2))
+    assert not any(cuts(WrappedModel(SameList().eval()), 2))
+    assert not any(cuts(WrappedModel(KeptList().eval()), 2))
+
+
+def test_what_a_modules_init_sets_is_not_set_in_a_forward() -> None:
+    assert all(cuts(WrappedModel(Maps().eval()), 2))
+
+
 def test_where_data_decides_nothing_is_proven() -> None:
     assert not any(cuts(WrappedModel(LastByData().eval()), 2))
 
@@ -59,3 +153,26 @@ def test_planning_leaves_weights_as_they_were() -> None:
     before = model.b.weight.clone()
     assert not any(cuts(WrappedModel(model), 2))
     assert torch.equal(model.b.weight, before)
+
+
+@pytest.mark.parametrize("kind", [Rescaled, FillsBuffer, OtherMemory])
+def test_a_note_of_what_the_first_forward_wrote_does_not_stay_alone(kind: type[Rescaled]) -> None:
+    def build() -> Rescaled:
+        torch.manual_seed(0)
+        return kind().eval()
+
+    x = torch.ones(2, 8)
+    with torch.no_grad():
+        expected = build()(x)
+    model = WrappedModel(build())
+    assert not any(cuts(model, 2))
+    assert "once" in model.layers[0].reason
+    assert torch.equal(model.forward(x), expected)
+    pair = [build(), build()]
+    with torch.no_grad():
+        for one in pair:
+            one(x)
+    edge, cloud = map(WrappedModel, pair)
+    assert all(cuts(edge, 2))
+    for cut in range(2):
+        assert torch.equal(cloud.tail(edge.head(cut, x)), expected)

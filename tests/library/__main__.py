@@ -3,6 +3,7 @@
     python -m tests.library                                   everything, some hours on one core
     python -m tests.library --families timm --models 20       a sample
     python -m tests.library --only swinv2 --cuts 0            all cuts of the models with that in their name
+    python -m tests.library --json FILE --report --summary OTHER    what docs/results keeps of it
     python -m tests.library --json FILE                       keeps the records there, and goes on where it was
 
 timm and torchvision (the release for the installed torch) are not dependencies of the project: `pip install --no-deps
@@ -13,9 +14,12 @@ Exit code 1 if an answer was wrong or an error is not one of the project's own.
 from __future__ import annotations
 
 import argparse
+import datetime
 import itertools
+import json
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from tests.library.check import Sample
-from tests.library.report import causes, outcomes, summary, table
+from tests.library.report import causes, kept, outcomes, summary, table
 from tests.library.subject import Subject
 from tests.library.sweep import Journal, look
 
@@ -57,6 +61,15 @@ def chosen(names: list[str], only: str, models: int, seed: int) -> list[Subject]
     return [one for turn in itertools.zip_longest(*lists) for one in turn if one is not None]
 
 
+def engine() -> str:
+    """The commit of the engine that is judged; "" outside of a repository."""
+    here = Path(__file__).parent
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip()
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.library", description=__doc__.partition("\n")[0])
@@ -68,18 +81,20 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seconds-per-model", type=float, default=30.0)
+    parser.add_argument("--seconds-per-model", type=float, default=30.0, help="of processor time")
     parser.add_argument("--memory-gib", type=float, default=8.0, help="of address space, for one model")
+    parser.add_argument("--summary", type=Path, help="write counts and causes there, as in docs/results/library.json")
     parser.add_argument("--report", action="store_true", help="only print what the file of results holds")
     given = parser.parse_args()
     journal = Journal(given.json)
     sample = Sample(given.cuts, given.seed, given.seconds_per_model)
+    commit = engine()
     todo = [] if given.report else chosen(given.families.split(","), given.only, given.models, given.seed)
     for number, subject in enumerate(todo):
         if subject.key in journal.records:
             continue
         own = replace(sample, cuts=0) if number % 10 == 9 else sample
-        record = look(subject, own, int(given.memory_gib * (1 << 30)))
+        record = look(subject, own, int(given.memory_gib * (1 << 30))) | {"engine": commit}
         journal.add(subject.key, record)
         told = dict(outcomes(record)) or record.get("why", "")[:150]
         print(f"{number + 1}/{len(todo)} {subject.key} {record['status']} {record['seconds']} s {told}", flush=True)
@@ -89,6 +104,9 @@ def main() -> int:
         print(f"\n{len(where)} x {cause}")
         for place in where[:4]:
             print(f"    {place}")
+    if given.summary is not None:
+        told = {"date": str(datetime.date.today()), **kept(journal.records)}
+        given.summary.write_text(json.dumps(told, indent=1) + "\n")
     bad = sum(facts["cuts"]["wrong"] + facts["cuts"]["error"] + facts["crash"] for facts in found.values())
     return 1 if bad else 0
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ PRELOADED = (
     "ClvpModel",
 )
 FACTORS = (16, 8, 4, 2, 1)
-MOST_PARAMETERS = 25_000_000
+MOST_PARAMETERS = 30_000_000
 TRYING_S = 8.0
 HEADS = """CAUSAL_LM MASKED_LM SEQ_TO_SEQ_CAUSAL_LM SPEECH_SEQ_2_SEQ IMAGE_TEXT_TO_TEXT IMAGE_CLASSIFICATION
 SEQUENCE_CLASSIFICATION TOKEN_CLASSIFICATION QUESTION_ANSWERING OBJECT_DETECTION SEMANTIC_SEGMENTATION
@@ -63,11 +65,20 @@ def subjects(*, cache: bool) -> Iterator[Subject]:
         yield Subject(family, model_type, functools.partial(_prepare, model_type, order, cache))
 
 
+@dataclass(frozen=True)
+class Small:
+    """How a configuration is made small: see `shrinking.changes`. ``cache``: as configured, else without."""
+
+    factor: int
+    mixed: bool
+    cache: bool
+
+
 def _prepare(model_type: str, classes: tuple[str, ...], cache: bool) -> Prepared:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    deadline = time.monotonic() + TRYING_S
+    deadline = time.process_time() + TRYING_S
     try:
         default = CONFIG_MAPPING[model_type]()
     except Exception as error:
@@ -79,11 +90,11 @@ def _prepare(model_type: str, classes: tuple[str, ...], cache: bool) -> Prepared
         cls = getattr(transformers, name, None)
         if cls is None:
             continue
-        for factor in FACTORS:
-            if time.monotonic() > deadline:
+        for factor, mixed in itertools.product(FACTORS, (True, False)):
+            if time.process_time() > deadline:
                 break
             try:
-                return _try(cls, default, factor, cache)
+                return _try(cls, default, Small(factor, mixed, cache))
             except Exception as error:
                 troubles.append(f"{name}/{factor}: {short(error, 160)}")
     raise NotUsable(" | ".join(troubles[:3]) or "no class")
@@ -94,8 +105,8 @@ def _caches(config: Any) -> bool:
     return any(getattr(one, "use_cache", False) for one in parts)
 
 
-def _try(cls: Any, default: Any, factor: int, cache: bool) -> Prepared:
-    config = _config(default, factor, cache)
+def _try(cls: Any, default: Any, small: Small) -> Prepared:
+    config = _config(default, small)
     with contextlib.suppress(Exception), torch.device("meta"):
         count = sum(p.numel() for p in cls(config).parameters())
         if count > MOST_PARAMETERS:
@@ -104,7 +115,7 @@ def _try(cls: Any, default: Any, factor: int, cache: bool) -> Prepared:
         raise NotUsable(f"{count} parameters")
 
     def make() -> nn.Module:
-        built: nn.Module = cls(_config(default, factor, cache))
+        built: nn.Module = cls(_config(default, small))
         return built.float()
 
     build = equal_builds(make)
@@ -118,7 +129,7 @@ def _try(cls: Any, default: Any, factor: int, cache: bool) -> Prepared:
         except Exception as error:
             troubles.append(f"{label}: {short(error, 120)}")
         else:
-            label = f"{cls.__name__}, {label}, 1/{factor}"
+            label = f"{cls.__name__}, {label}, 1/{small.factor}"
             return Prepared(label, model, build, functools.partial(_call, way))
     raise NotUsable("; ".join(troubles[:2]))
 
@@ -127,10 +138,10 @@ def _call(way: Make, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (), way(torch.Generator().manual_seed(seed))
 
 
-def _config(default: Any, factor: int, cache: bool) -> Any:
-    config = type(default)(**changes(default, factor, {}))
+def _config(default: Any, small: Small) -> Any:
+    config = type(default)(**changes(default, small.factor, {}, mixed=small.mixed))
     for part in [config, *(one for one in vars(config).values() if hasattr(one, "to_dict"))]:
-        if not cache and getattr(part, "use_cache", False):
+        if not small.cache and getattr(part, "use_cache", False):
             part.use_cache = False
         if getattr(part, "pad_token_id", 0) is None:
             part.pad_token_id = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,17 +12,26 @@ from torch import Tensor, nn
 
 Make = Callable[[torch.Generator], dict[str, Any]]
 LENGTH = 7
+GRID = (1, 4, 4)
+"""Of a picture that comes as patches: frames, rows, columns."""
 
 
 def ways(model: nn.Module) -> Iterator[tuple[str, Make]]:
     """Pairs of a name and a maker of keyword arguments; which of them a model takes is found by trying."""
     facts = _Facts(model)
     names, main = facts.names, getattr(model, "main_input_name", "input_ids")
-    if "input_ids" in names and "pixel_values" in names:
+    if "input_ids" in names and "pixel_values" in names and "image_grid_thw" not in names:
         count = facts.image_tokens()
         if count:
             yield "text with picture tokens", facts.maker("pixel_values", "input_ids", image_tokens=count)
         yield "text and picture", facts.maker("input_ids", "attention_mask", "pixel_values")
+    if "image_grid_thw" in names:
+        yield (
+            "text with patches",
+            facts.maker("pixel_values", "input_ids", "image_grid_thw", image_tokens=facts.merged()),
+        )
+    if "grid_thw" in names:
+        yield "patches", facts.maker("hidden_states", "pixel_values", "grid_thw")
     if "input_ids" in names and "input_features" in names:
         yield "text and audio", facts.maker("input_ids", "attention_mask", "input_features")
     if main == "input_ids" or "input_ids" in names:
@@ -89,9 +99,7 @@ class _Facts:
         """How many tokens stand for one picture; 0 if that is not to be found out."""
         try:
             with torch.no_grad():
-                found = self._model.get_image_features(
-                    self._value("pixel_values", torch.Generator(), 1, 0), **self._grid()
-                )
+                found = self._model.get_image_features(self._value("pixel_values", torch.Generator(), 1, 0))
         except Exception:
             return 0
         found = getattr(found, "pooler_output", found)
@@ -102,8 +110,23 @@ class _Facts:
         has_token = any(hasattr(self.config, name) for name in ("image_token_id", "image_token_index"))
         return found.numel() // found.shape[-1] if has_token else 0
 
-    def _grid(self) -> dict[str, Any]:
-        return {}
+    def merged(self) -> int:
+        """How many tokens stand for a picture of `GRID` patches."""
+        merge = self._number("spatial_merge_size", self._number("merge_size", 1), *self._vision())
+        return math.prod(GRID) // merge**2
+
+    def _vision(self) -> list[Any]:
+        return [getattr(self.config, "vision_config", self.config)]
+
+    def _patches(self) -> tuple[int, int]:
+        """The shape of the patches of one picture."""
+        vision = self._vision()
+        channels = self._number(
+            "in_channels", self._number("in_chans", self._number("num_channels", 3, *vision), *vision), *vision
+        )
+        return math.prod(GRID), channels * self._number("temporal_patch_size", 1, *vision) * self._number(
+            "patch_size", 16, *vision
+        ) ** 2
 
     def _value(self, name: str, generator: torch.Generator, rows: int, layout: int) -> Any:
         def normal(*shape: int) -> Tensor:
@@ -112,6 +135,10 @@ class _Facts:
         def ints(*shape: int) -> Tensor:
             return torch.randint(5, max(6, self.vocabulary), shape, generator=generator)
 
+        if name in ("image_grid_thw", "grid_thw"):
+            return torch.tensor([GRID])
+        if name in ("pixel_values", "hidden_states") and {"image_grid_thw", "grid_thw"} & self.names:
+            return normal(*self._patches())
         if name == "input_ids":
             drawn = ints(rows, LENGTH)
             if isinstance(self.eos, int) and 0 <= self.eos < 256:

@@ -36,9 +36,12 @@ def summary(records: Records) -> dict[str, Any]:
             "timeout": sum(record["status"] == "timeout" for record in mine),
             "crash": sum(record["status"] == "crash" for record in mine),
             "judged": len(judged),
+            "with_cuts": sum(bool(record["cuts"]) for record in judged),
+            "cut_short": sum(bool(record.get("out_of_time")) for record in judged),
             "all_exact": sum(set(outcomes(record)) == {"exact"} and record["status"] == "ran" for record in judged),
             "cuts": {name: cuts[name] for name in OUTCOMES},
             "layers": {"looked_at": looked, "refused": refused},
+            "engines": dict(Counter(record.get("engine", "") for record in judged)),
         }
     return families
 
@@ -68,6 +71,16 @@ def _general(text: str) -> str:
     text = re.sub(r"after layer \d+ \([^()]*\)", "after a layer", text)
     text = re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?", "N", text)
     return re.sub(r"(N, )+N", "N..", text)[:220]
+
+
+def kept(records: Records) -> dict[str, Any]:
+    """What is worth keeping of a sweep: counts, the models of each cause, and why layers are refused."""
+    reasons: Counter[str] = Counter()
+    for record in records.values():
+        if counted(record):
+            reasons.update(record.get("refused_layers", {}).get("reasons", {}))
+    found = {cause: [place.partition(" [")[0] for place in where] for cause, where in causes(records).items()}
+    return {"families": summary(records), "not_exact": found, "refused_layers": dict(reasons.most_common())}
 
 
 def table(families: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@ import re
 from typing import Any
 
 VOCABULARY = 256
+MOST_LAYERS = 2
+MISSING = {"prediction_length": 8, "vocab_size": VOCABULARY}  # what some classes have no default for
 WIDTH = re.compile(
     r"hidden|dim|width|channels|embd|d_model|d_kv|d_ff|ffn|inner|intermediate|rank|filters|units|latent"
     r"|n_embed|_size$|stem|planes|features$|^d_"
@@ -28,14 +30,19 @@ NOT_LAYERS = re.compile(
 EXPERTS = re.compile(r"(num|n)_(local_|routed_)?experts$|moe_num_experts|num_experts$")
 
 
-def changes(config: Any, factor: int, ids: dict[int, int]) -> dict[str, Any]:
-    """What to tell the configuration's class so that it is small. ``ids``: special tokens, old to new."""
+def changes(config: Any, factor: int, ids: dict[int, int], *, mixed: bool) -> dict[str, Any]:
+    """What to tell the configuration's class so that it is small. ``ids``: special tokens, old to new; ``mixed``: keep
+    layers of different kinds where settings are given layer by layer, else what the class makes of fewer layers.
+    """
     found: dict[str, Any] = {}
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_dict"):
-            inner = changes(value, factor, ids)
+            inner = changes(value, factor, ids, mixed=mixed)
             found[name] = {**_told(value), **inner}
         elif not name.startswith("_"):
+            if mixed and isinstance(value, (list, tuple)) and len(value) == _layers_of(config) > MOST_LAYERS:
+                value = type(value)(_chosen(value))
+                found[name] = value
             new = _small(name, value, factor, ids, config)
             if new is not value and new != value:
                 found[name] = new
@@ -53,12 +60,16 @@ def _told(config: Any) -> dict[str, Any]:
 
 
 def _small(name: str, value: Any, factor: int, ids: dict[int, int], config: Any) -> Any:
+    if value is None and name in MISSING:
+        return MISSING[name]
     if isinstance(value, bool) or value is None or isinstance(value, (str, float)):
         return value
+    if isinstance(value, dict) and value and all(isinstance(key, int) for key in value):
+        return {key: item for key, item in value.items() if key < MOST_LAYERS}
     if re.search(r"(token_id|token_index|_id|token_ids|_token)$", name):
         return _each(value, lambda one: ids.setdefault(one, VOCABULARY - 1 - len(ids)) if one >= 200 else one)
     if name.endswith("mrope_section") or name == "rope_parameters":
-        return _rotary(value, factor)
+        return _rotary(value, factor, config)
     if isinstance(value, int):
         if "vocab" in name and "type" not in name and value > VOCABULARY:
             return VOCABULARY
@@ -77,7 +88,7 @@ def _small(name: str, value: Any, factor: int, ids: dict[int, int], config: Any)
     if name.endswith(("image_size", "img_size")) or name == "crop_size":
         return _each(value, lambda one: _picture(one, config))
     if name == "depths" or (LAYERS.search(name) and not NOT_LAYERS.search(name)):
-        return _each(value, lambda one: min(one, 2))
+        return _each(value, lambda one: min(one, MOST_LAYERS))
     if WIDTH.search(name) and not NOT_WIDTH.search(name):
         return _each(value, lambda one: one // factor if one >= 16 else one)
     return value
@@ -98,11 +109,35 @@ def _picture(size: int, config: Any) -> int:
     return 4 * patch if isinstance(patch, int) and 8 <= patch <= 32 else 64
 
 
-def _rotary(value: Any, factor: int) -> Any:
+def _layers_of(config: Any) -> int:
+    """How many layers a part has; 0 if it does not say."""
+    found = (getattr(config, name, None) for name in ("num_hidden_layers", "num_layers", "n_layer", "depth"))
+    return next((number for number in found if isinstance(number, int)), 0)
+
+
+def _chosen(settings: Any) -> list[Any]:
+    """Of settings layer by layer the first, and the first that is another."""
+    return [settings[0], next((one for one in settings if one != settings[0]), settings[0])]
+
+
+def _rotary(value: Any, factor: int, config: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _rotary(item, factor) if key in ("mrope_section",) else item for key, item in value.items()}
+        asks = "mrope_section" in getattr(config, "ignore_keys_at_rope_validation", ()) and "rope_type" in value
+        if asks and (sections := _sections(config))[0]:  # else the model's own default, of full width
+            value = {"mrope_section": sections, **value}
+        return {key: _rotary(item, factor, config) if key == "mrope_section" else item for key, item in value.items()}
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, int) for item in value):
         half = sum(value) // factor
         rest = [item * half // sum(value) for item in value[1:]]
         return [half - sum(rest), *rest]
     return value
+
+
+def _sections(config: Any) -> list[int]:
+    """The rotary sections of time, height and width, at full size; none where a part does not say how wide it is."""
+    heads, width = getattr(config, "num_attention_heads", None), getattr(config, "head_dim", None)
+    if width is None and heads and getattr(config, "hidden_size", None):
+        width = config.hidden_size // heads
+    share = getattr(config, "partial_rotary_factor", None) or config.rope_parameters.get("partial_rotary_factor", 1)
+    half = int((width or 0) * share) // 2
+    return [half - 2 * (half * 3 // 8), half * 3 // 8, half * 3 // 8]

@@ -93,6 +93,43 @@ class ModuleChosenByArgmax(nn.Module):
         return torch.stack(rows) * scores.max()
 
 
+@zoo(vector)
+class ConstantsCompared(Four):
+    """A constant stands first: Python asks a placeholder first, and turns the comparison round."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = torch.arange(8.0)
+        hidden = self.a(x)
+        above = (level >= hidden) | (level < hidden.sum()) | (hidden < 0.5)
+        return self.c(self.b(hidden).masked_fill(above, 0.0))
+
+
+@zoo(vector)
+class WeightsChosenByATensor(Four):
+    """A tensor that Python never looks at says which weights are taken; what is made of them crosses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank = nn.Parameter(torch.randn(3, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x)
+        number = hidden.sum(-1).argmax() % 3
+        weight = self.bank[number].float().half()
+        hidden = self.b(hidden @ self.bank[number].float())
+        return self.d(self.c(hidden) @ weight.float())
+
+
+@zoo(vector, max_refused=0.5)
+class ChosenWeightsReadLate(WeightsChosenByATensor):
+    """The weights themselves would have to cross, as a part of the model's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x)
+        weight = self.bank[hidden.sum(-1).argmax() % 3].float()
+        return self.d(self.c(self.b(hidden)) @ weight)
+
+
 @zoo(positive, alternative=negative, branches=True)
 class LiteralsFromTensors(Four):
     """float(), int(), tolist(), format and torch.tensor() of a value that was read."""

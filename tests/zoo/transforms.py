@@ -111,6 +111,25 @@ class Vmapped(nn.Module):
 
 
 @zoo(vector)
+class MappedMask(nn.Module):
+    """A mask that vmap makes of the inputs, as transformers does: read late, and no module's result before that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def allowed(row: Tensor, place: Tensor) -> Tensor:
+            result = row.new_ones((), dtype=torch.bool)  # of the form alone
+            return result & (row[place] > 0)
+
+        mapped = torch.func.vmap(torch.func.vmap(allowed, in_dims=(None, 0)), in_dims=(0, None))
+        mask = mapped(x, torch.arange(8).unsqueeze(-1))[..., 0]
+        hidden = self.b(torch.tanh(self.a(x)))
+        return self.c(hidden.masked_fill(mask, 0.0))
+
+
+@zoo(vector)
 class FunctionalCall(nn.Module):
     """torch.func.functional_call with parameters scaled by a constant."""
 
