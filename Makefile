@@ -50,19 +50,19 @@ lint: $(DEV)
 	$(PY) -m protos.generate --check
 
 bench: $(DEV)
-	$(PY) -m tests.benchmarks $(BENCH_FLAGS)
+	$(PY) -m studies.benchmarks $(BENCH_FLAGS)
 
 fuzz: $(DEV)
-	$(PY) -m tests.fuzz $(FUZZ_FLAGS)
+	$(PY) -m studies.fuzz $(FUZZ_FLAGS)
 
 attacks: $(DEV)
-	$(PY) -m tests.attacks $(ATTACK_FLAGS)
+	$(PY) -m studies.attacks $(ATTACK_FLAGS)
 
 experiments: $(DEV)
-	$(PY) -m tests.experiments all $(EXPERIMENT_FLAGS)
+	$(PY) -m studies.experiments all $(EXPERIMENT_FLAGS)
 
 library: $(DEV)
-	$(PY) -m tests.library $(LIBRARY_FLAGS)
+	$(PY) -m studies.library $(LIBRARY_FLAGS)
 
 protos: $(DEV)
 	$(PY) -m protos.generate

@@ -1,10 +1,12 @@
 """The cloud process of Isthmus: takes what crosses a cut, runs the tail of the model, answers with its output.
 
-core, books           the life of streams and requests, no transport
-hub, outlet           what a stream asks of the server, and what a request asks of its stream
-session, uploads      one stream: frames in, frames out
-probe, profiles, load  what a link carries, where a model's time goes here, how busy it is
-engine, served_model  the tail of a model, and the torch implementation of it
-servicer, server      the core behind gRPC, with health and reflection
-config, cli           what is served and how: TOML file and command line
+core        the server without its transport: frames in, frames out
+streams     one client's stream; the link probed
+requests    requests on their way, and how each ends
+models      the tail of a model; its profile
+work        threads that compute
+wire        frames that answer no request
+transport   gRPC, with health and reflection
+limits      every bound in one place
+config, options, cli   what is served and how: TOML file and command line
 """

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 from cloud_server.config import ServerConfig
 from cloud_server.core import Core
+from cloud_server.models import ServedModel
 from cloud_server.options import configure, parser
-from cloud_server.served_model import ServedModel
-from cloud_server.server import CloudServer
+from cloud_server.transport import CloudServer
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
 from shared_hooks.lifecycle.listing import is_default, lines

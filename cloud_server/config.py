@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Any
 
 from cloud_server.limits import Limits
+from shared_hooks.config import Table, kind_of
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.lifecycle.loading import load
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.spec import spec_from_table
-from shared_hooks.models.table import Table, kind_of
 from shared_hooks.observers import named
 
 _OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes"}

@@ -12,23 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from cloud_server import replies
-from cloud_server.answers import Answer
-from cloud_server.books import Books
-from cloud_server.crossings import CrossingCache
-from cloud_server.engine import Engine, Identity
 from cloud_server.limits import Limits
-from cloud_server.load import QueueClock
-from cloud_server.overtime import Overtime, Watch
-from cloud_server.probe import Probe
-from cloud_server.profiles import Profiles
-from cloud_server.request import Request
-from cloud_server.session import Session
-from cloud_server.workers import Workers
+from cloud_server.models import Engine, Identity, Profiles
+from cloud_server.requests import Answer, Books, Request, replies
+from cloud_server.streams import CrossingCache, Probe, Session
+from cloud_server.work import Overtime, QueueClock, Watch, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.recipe_book import paid_by
+from shared_hooks.tail import paid_by
 
 SWEEP_SECONDS = 1.0
 

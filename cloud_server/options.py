@@ -9,9 +9,9 @@ from pathlib import Path
 
 from cloud_server.config import DEFAULT_LISTEN, ModelEntry, ServerConfig, read_config
 from cloud_server.limits import Limits
+from shared_hooks.config import looks_like_target
 from shared_hooks.errors import SpecError
 from shared_hooks.models import ModelSpec, Table, load_spec, spec_from_table
-from shared_hooks.models.targets import looks_like_target
 
 
 def parser() -> argparse.ArgumentParser:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from cloud_server.engine import Identity
 from cloud_server.limits import Limits
+from cloud_server.models import Identity
 from protos import PROTOCOL_VERSION
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2

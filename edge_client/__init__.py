@@ -1,45 +1,23 @@
 """The edge side: run a model up to a cut, stream what crosses it to a cloud server, get the model's own output.
 
-client.py       `EdgeClient`: infer, infer_many
-many.py         many inputs, several under way, answers in order
-requests.py     head, request, answer; or everything here
-half.py         the model's half on this side
-answer.py       `Answer`, `Failure`
-call.py         `Call`: what a model is called with
-modes.py        ways to run without a cut: edge-only, cloud-only, cloud-only-file
-load.py         how busy a server says that it is
-times.py        where the time of a request went
-connection.py   the standing connection, broken and mended
-state.py        `State`: its life
-witness.py      `Witness`: answers computed whole here, too
-comparison.py   how far two outputs are apart
-moment.py       what a forward may change, as it is at one moment
-model_choice.py `ModelChoice`: which model, on what device; made once, handed on
-old_keywords.py what `EdgeClient` took before
-options.py      its limits; `KeepAlive`
-verdict.py      what the end of a stream means
-probing.py      what the link carries; the server's profile
-prober.py       rounds of bytes on a stream of their own
-local_server.py a cloud server of one's own on loopback
-orphans.py      children of a process that is killed
-waiting.py      who waits for a stream or an answer
-dial.py         the one place that opens a channel
-stream.py       one gRPC stream
-inbox.py        what comes on it
-outbox.py       what a stream has still to send; back-pressure
-exchange.py     one request and its answer
-backoff.py      delays between attempts
-loaded.py       a model with an input to plan on
-progress.py     how far it is, on standard error
-observation_table.py  what observers found, as tables
-text.py         numbers as text; text from elsewhere, made fit to be shown
-wire.py         protobuf messages <-> frontiers
-measured.py     layer metrics out of a reply
-adaptive/       `AutoClient`: the cut chosen anew for every request
-planning/       which cut is best, from profiles and the link
-sweep/          every cut for real: tables, a page
-pruning/        channel selection, judged
-commands/       edge-client layers | verify | run | watch | hooks | profile | plan | sweep | compare | hierarchy | prune
+client      `EdgeClient`: infer, infer_many
+answer      `Answer`, `Failure`
+call        what a model is called with
+modes       ways to run without a cut
+load        how busy a server says that it is
+model_choice  which model, on what device
+dial        the one place that opens a channel
+request     one request: head, transport, answer; or everything here
+transport   the standing connection
+witness     answers computed whole here, too
+survey      what a plan is made from: link, server's profile, our own
+planning    which cut is best, from numbers alone
+adaptive    `AutoClient`: the cut chosen anew for every request
+sweep       every cut for real: tables, a page
+pruning     channel selection, judged
+process     a server of one's own on loopback
+screen      text, progress, tables
+commands    the command line
 """
 
 from __future__ import annotations
@@ -52,9 +30,7 @@ if TYPE_CHECKING:
     from edge_client.call import Call
     from edge_client.client import CONNECTION_ERRORS, EdgeClient
     from edge_client.model_choice import ModelChoice
-    from edge_client.options import ConnectionOptions, KeepAlive
-    from edge_client.state import State
-    from edge_client.times import Times
+    from edge_client.transport import ConnectionOptions, KeepAlive, State, Times
     from edge_client.witness import Witness
 
 _HOME = {
@@ -65,10 +41,10 @@ _HOME = {
     "ConnectionOptions": "options",
     "EdgeClient": "client",
     "Failure": "answer",
-    "KeepAlive": "options",
+    "KeepAlive": "transport.options",
     "ModelChoice": "model_choice",
-    "State": "state",
-    "Times": "times",
+    "State": "transport.state",
+    "Times": "transport.times",
     "Witness": "witness",
 }
 

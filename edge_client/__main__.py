@@ -12,7 +12,7 @@ from io import TextIOWrapper
 
 from edge_client.commands import exits
 from edge_client.commands.arguments import make_parser
-from edge_client.text import one_line
+from edge_client.screen.text import one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:

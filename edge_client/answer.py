@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_client.load import Load
-from edge_client.times import Times
+from edge_client.transport import Times
 from edge_client.witness import Witness
 from shared_hooks import LayerMetrics
 from shared_hooks.metrics import ForwardMetrics

@@ -14,17 +14,22 @@ from torch import nn
 
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
-from edge_client.connection import Connection
 from edge_client.dial import check_address
-from edge_client.half import Cut, EdgeHalf
-from edge_client.many import Place, in_order
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import EDGE_ONLY
-from edge_client.old_keywords import OldKeywords, taken_over
-from edge_client.options import ConnectionOptions, check_seconds
-from edge_client.requests import Done, Requests, Running, work_of
-from edge_client.state import Counters, State
-from edge_client.times import Stamps, now_ns
+from edge_client.request import (
+    Cut,
+    Done,
+    EdgeHalf,
+    OldKeywords,
+    Place,
+    Requests,
+    Running,
+    in_order,
+    taken_over,
+    work_of,
+)
+from edge_client.transport import Connection, ConnectionOptions, Counters, Stamps, State, check_seconds, now_ns
 from edge_client.witness import check_share
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel

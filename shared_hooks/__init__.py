@@ -7,19 +7,43 @@ data = early.to_bytes()  # the values that cross, and the description of the cut
 output = other.tail(EarlyOutput.from_bytes(data))  # or forward(early); it works out by itself what its tail does
 
 print(wrapped.explain("layer3.0.conv1", x))  # what crosses and why, and what the tail does
+
+What stands in this folder is what a `WrappedModel` does; the packages are in the order in which they may import
+each other, the later the earlier:
+
+errors      every error raised on purpose
+tensors     values and memory
+config      what users write
+modules     the model as it stands
+codecs      how a tensor's bytes travel
+crossing    what crosses a cut, as both sides see it
+state       Python state, compared and put back
+metrics     what a forward took
+lifecycle   stages, and hooks of anybody's at them
+selection   channels scored, masked, cut out
+models      specs, weights, inputs; the shipped model
+forward     one forward: layers, operations, settings
+purity      modules that provably write no state
+recording   one forward recorded
+planning    from a recording to cuts
+head        a forward that stops early
+tail        a forward that starts late
+mapping     the module tree joined with what ran; ONNX files
+explanation, explaining   one cut told
+verification, report      every cut against the whole model
+wrapped     `WrappedModel`
+observers   looks at modules on either side
+profiling   layers and cuts measured
 """
 
 from shared_hooks import errors
-from shared_hooks.crossing import Crossing
-from shared_hooks.early import EarlyOutput
+from shared_hooks.crossing import Crossing, EarlyOutput, Parcel
 from shared_hooks.explanation import Explanation
+from shared_hooks.forward import HookExitException
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics, TensorShape
-from shared_hooks.parcel import Parcel
-from shared_hooks.plan import LayerInfo, Plan
-from shared_hooks.recipe import Recipe
-from shared_hooks.recipe_book import RehearsalLimits
+from shared_hooks.planning import LayerInfo, Plan
 from shared_hooks.report import Report
-from shared_hooks.session import HookExitException
+from shared_hooks.tail import Recipe, RehearsalLimits
 from shared_hooks.wrapped import WrappedModel
 
 __all__ = [

@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from shared_hooks.crossing import Crossing, Place, Slot
-from shared_hooks.cutting import Capture, Cutting
 from shared_hooks.explanation import Explanation, Sent, Told
-from shared_hooks.hierarchy import ROOT, call_name
-from shared_hooks.plan import Plan
-from shared_hooks.recipe import Answer, Enter, ReadValue, Recipe, Run, Skip
-from shared_hooks.trace import Call, Event, Op, Storage, Trace
-from shared_hooks.trees import Structure, dtype_name, no_class, unflatten
-from shared_hooks.views import LiveSet
+from shared_hooks.modules import ROOT, call_name
+from shared_hooks.planning import Capture, Cutting, Plan
+from shared_hooks.recording import Call, Event, Op, Storage, Trace
+from shared_hooks.tail import Answer, Enter, ReadValue, Recipe, Run, Skip
+from shared_hooks.tensors import LiveSet, Structure, dtype_name, no_class, unflatten
 
 _LONGEST = 60
 

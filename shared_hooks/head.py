@@ -16,20 +16,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks import generators
-from shared_hooks.crossing import Crossing, Slot
-from shared_hooks.cutting import UNSEEN, Capture, Cutting
-from shared_hooks.dice import Dice
-from shared_hooks.early import EarlyOutput
-from shared_hooks.following import Follower
-from shared_hooks.hierarchy import ModuleInfo
-from shared_hooks.measuring import Measurement
-from shared_hooks.operations import Kind, arguments_of, is_mapped, kind_of, name_of
-from shared_hooks.parcel import ALIGN
-from shared_hooks.plan import Plan
-from shared_hooks.session import Frame, HookExitException, Session
-from shared_hooks.trace import Trace
-from shared_hooks.trees import Structure, UnknownHolder, flatten, leaves_of
+from shared_hooks.crossing import ALIGN, Crossing, EarlyOutput, Slot, generators
+from shared_hooks.forward import Frame, HookExitException, Kind, Session, arguments_of, is_mapped, kind_of, name_of
+from shared_hooks.metrics import Measurement
+from shared_hooks.modules import ModuleInfo
+from shared_hooks.planning import UNSEEN, Capture, Cutting, Follower, Plan
+from shared_hooks.recording import Trace
+from shared_hooks.state import Dice
+from shared_hooks.tensors import Structure, UnknownHolder, flatten, leaves_of
 
 
 class Diverged(BaseException):

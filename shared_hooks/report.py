@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shared_hooks.plan import LayerInfo
+from shared_hooks.planning import LayerInfo
 
 
 @dataclass(frozen=True)

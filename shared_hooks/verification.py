@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.compare import identical
-from shared_hooks.copies import Buffers, copied
-from shared_hooks.early import EarlyOutput
-from shared_hooks.plan import INPUT, Cut, LayerInfo, Plan
+from shared_hooks.crossing import EarlyOutput
+from shared_hooks.forward import run_plain
+from shared_hooks.planning import INPUT, Cut, LayerInfo, Plan
 from shared_hooks.report import Report
-from shared_hooks.session import run_plain
+from shared_hooks.tensors import Buffers, copied, identical
 
 Forward = Callable[..., Any]
 

@@ -12,31 +12,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks import agreement, attach, context, generators, hierarchy
-from shared_hooks.counters import sampler
-from shared_hooks.crossing import Crossing
-from shared_hooks.cutting import Cutting
-from shared_hooks.early import EarlyOutput
+from shared_hooks.crossing import Crossing, EarlyOutput, generators
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMismatch, UnknownLayer
 from shared_hooks.explaining import explain
 from shared_hooks.explanation import Explanation
-from shared_hooks.fastpath import fast_path_off
+from shared_hooks.forward import HookExitException, Session, check_real, context, interruptible
 from shared_hooks.head import Attempt, Diverged, HeadSession, watching
-from shared_hooks.interruption import interruptible
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
-from shared_hooks.measuring import Measurement, gpu_of
-from shared_hooks.metrics import ForwardMetrics, LayerMetrics
-from shared_hooks.placeholder import check_real
-from shared_hooks.plan import Cut, LayerInfo, Plan
-from shared_hooks.planner import Planner
-from shared_hooks.python_state import PythonState
-from shared_hooks.recipe_book import RecipeBook, RehearsalLimits
+from shared_hooks.metrics import ForwardMetrics, LayerMetrics, Measurement, gpu_of
+from shared_hooks.metrics.sampler import sampler
+from shared_hooks.modules import agreement, attach, fast_path_off, hierarchy
+from shared_hooks.planning import Cut, Cutting, LayerInfo, Plan, Planner
+from shared_hooks.purity import Turns
 from shared_hooks.report import Report
-from shared_hooks.session import HookExitException, Session
-from shared_hooks.tail import TailSession
-from shared_hooks.trees import classes_of, flatten, tensors_in
-from shared_hooks.turns import Turns
+from shared_hooks.state import PythonState
+from shared_hooks.tail import RecipeBook, RehearsalLimits, TailSession
+from shared_hooks.tensors import classes_of, flatten, tensors_in
 from shared_hooks.verification import verify
 
 

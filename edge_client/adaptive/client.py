@@ -17,20 +17,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
 
+from edge_client.adaptive.controller import Choice, SplitController
 from edge_client.adaptive.decisions import Decisions
 from edge_client.adaptive.hedge import Hedge, expected_ns, is_late
 from edge_client.adaptive.watch import Connect, Watch
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
-from edge_client.exchange import Exchange
-from edge_client.many import Place, in_order
 from edge_client.model_choice import Inputs
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from edge_client.planning.controller import Choice, SplitController
-from edge_client.requests import Done, Running
-from edge_client.state import State
-from edge_client.times import Stamps, now_ns
+from edge_client.request import Done, Place, Running, in_order
+from edge_client.transport import Exchange, Stamps, State, now_ns
 from shared_hooks.errors import CutRefused, RemoteError, SpecError
 from shared_hooks.lifecycle import Stage
 

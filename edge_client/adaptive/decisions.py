@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from edge_client.planning.controller import Choice
+from edge_client.adaptive.controller import Choice
 
 log = logging.getLogger("edge_client.adaptive")
 

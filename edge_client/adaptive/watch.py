@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.decisions import Decisions
 from edge_client.client import EdgeClient
 from edge_client.load import Load
-from edge_client.planning.controller import SplitController
 from edge_client.planning.link import Curve, Link
-from edge_client.prober import LinkProber
-from edge_client.state import State
-from edge_client.times import now_ns
+from edge_client.survey.prober import LinkProber
+from edge_client.transport import State, now_ns
 from shared_hooks.errors import Cancelled, IsthmusError, ServerUnavailable
 from shared_hooks.profiling.profile import Profile
 

@@ -10,29 +10,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from edge_client.adaptive import AutoClient
+from edge_client.adaptive.controller import SplitController
+from edge_client.adaptive.watch import Check, Connect
+from edge_client.client import EdgeClient
 from edge_client.commands.constraints import constraints_of
 from edge_client.commands.loading import first_readable
-from edge_client.loaded import Loaded
-from edge_client.options import KeepAlive
-from edge_client.planning.gather import Gathered, Wanted, edge_profile, gather
+from edge_client.load import Load
+from edge_client.planning.link import Link
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.partitioners import ByObjective, Partitioner, find_partitioner
-from edge_client.prober import LinkProber
-from edge_client.text import one_line
+from edge_client.planning.predict import predict
+from edge_client.screen.text import one_line
+from edge_client.survey.gather import Gathered, Wanted, edge_profile, gather, probe_sizes
+from edge_client.survey.loaded import Loaded
+from edge_client.survey.prober import LinkProber
+from edge_client.survey.probing import fetch_profile, probe
+from edge_client.transport import KeepAlive
 from shared_hooks.errors import ServerUnavailable, SpecError
+from shared_hooks.models import InputItem
 from shared_hooks.models.example import to_device
-
-if TYPE_CHECKING:
-    from edge_client.adaptive import AutoClient
-    from edge_client.adaptive.watch import Check, Connect
-    from edge_client.client import EdgeClient
-    from edge_client.load import Load
-    from edge_client.planning.controller import SplitController
-    from edge_client.planning.link import Link
-    from shared_hooks.models import InputItem
-    from shared_hooks.profiling.profile import Profile
+from shared_hooks.profiling import profile_file
+from shared_hooks.profiling.profile import Profile
 
 KEEP_ALIVE: Final = KeepAlive(every=5.0, timeout=20.0)
 """Patient, for a ping waits behind the bytes of a slow link; what is late is noticed by the requests themselves."""
@@ -81,7 +82,6 @@ def choosing_of(options: argparse.Namespace) -> Choosing:
 @contextmanager
 def auto_client(chooses: Choosing, client: EdgeClient, items: Sequence[InputItem]) -> Iterator[AutoClient]:
     """A client that chooses; ``client`` is prepared. Ends what it started, not the client."""
-    from edge_client.adaptive import AutoClient
 
     assert client.spec is not None
     item = first_readable(client.spec, items)
@@ -131,9 +131,6 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
     """What the watch does when the server is there for the first time."""
 
     def connect(check: Check) -> tuple[Profile, Link, Load]:
-        from edge_client.planning.gather import probe_sizes
-        from edge_client.probing import fetch_profile, probe
-        from shared_hooks.profiling import profile_file
 
         def on_progress(done: int, total: int, what: str) -> None:
             check()
@@ -152,7 +149,6 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
 
 
 def _controller(chooses: Choosing, found: Gathered | Profile) -> SplitController:
-    from edge_client.planning.controller import SplitController
 
     partitioner = chooses.partitioner
     moves = isinstance(partitioner, ByObjective)  # the controller itself decides so, and moves with care
@@ -170,7 +166,6 @@ def _controller(chooses: Choosing, found: Gathered | Profile) -> SplitController
 
 def _fits(constraints: Constraints, edge: Profile) -> bool:
     """Whether the whole model may run here."""
-    from edge_client.planning.predict import predict
 
     alone = predict(edge, None, None)[0]
     return constraints.violated(alone) is None

@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_client.commands import exits
 from edge_client.commands.output import check_json_target, table, write_json
+from edge_client.screen.text import milliseconds, one_line, printable
 from edge_client.sweep import extras
-from edge_client.text import milliseconds, one_line, printable
-
-if TYPE_CHECKING:
-    from edge_client.sweep.compare import Compared
+from edge_client.sweep.compare import SUM, Compared, as_dict, compare, read
 
 
 def main(options: argparse.Namespace) -> int:
     """Print what differs (and JSON); the exit status is 0 whatever it is."""
     extras.check("polars")
     check_json_target(options.json)
-    from edge_client.sweep.compare import as_dict, compare, read
 
     a, b = read(options.a), read(options.b)
     compared = compare(a, b)
@@ -34,7 +31,6 @@ def main(options: argparse.Namespace) -> int:
 
 def text(known: dict[str, Any], compared: Sequence[Compared], stages: bool) -> str:
     """The table, what else differs, and how sure all this is."""
-    from edge_client.sweep.compare import SUM
 
     lines = [f"A  {printable(known['a'])}", f"B  {printable(known['b'])}"]
     lines += [f"differs: {one_line(line)}" for line in known["differences"]]

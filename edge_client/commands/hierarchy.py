@@ -8,21 +8,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_client.commands import exits
 from edge_client.commands.hierarchy_tree import coverage_text, print_tree
 from edge_client.commands.loading import choice_of, cut_of, load
 from edge_client.commands.output import check_json_target, write_json
-from edge_client.loaded import Loaded
-from edge_client.text import one_line, size
+from edge_client.screen.text import one_line, size
+from edge_client.survey.loaded import Loaded
 from shared_hooks.errors import CutRefused, SpecError
-from shared_hooks.mapping import HierarchyMap, coverage_of, map_of
+from shared_hooks.mapping import HierarchyMap, coverage_of, map_of, onnx_check, onnx_tags
 from shared_hooks.mapping.map_file import to_json, write_graphml
-
-if TYPE_CHECKING:
-    from shared_hooks.mapping.onnx_check import Check
-    from shared_hooks.plan import LayerInfo, Plan
+from shared_hooks.mapping.onnx_check import Check
+from shared_hooks.mapping.onnx_export import export
+from shared_hooks.mapping.onnx_halves import halve, tags_of_half
+from shared_hooks.mapping.onnx_needs import check
+from shared_hooks.planning import LayerInfo, Plan
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,6 @@ class OnnxFiles:
             raise SpecError("--onnx, --head-onnx and --tail-onnx must be different files")
         if not self.paths:
             return
-        from shared_hooks.mapping.onnx_needs import check
 
         check()
         for path in self.paths:
@@ -104,9 +104,6 @@ def _cut(split: str, loaded: Loaded) -> LayerInfo:
 
 
 def _write_onnx(onnx: OnnxFiles, loaded: Loaded, plan: Plan, known: HierarchyMap, layer: LayerInfo | None) -> Written:
-    from shared_hooks.mapping import onnx_check, onnx_tags
-    from shared_hooks.mapping.onnx_export import export
-    from shared_hooks.mapping.onnx_halves import halve, tags_of_half
 
     model = loaded.wrapped.model
     made = export(model, plan, loaded.args, loaded.kwargs)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from edge_client.text import printable
+from edge_client.screen.text import printable
 from shared_hooks.mapping import Coverage, HierarchyMap, ModuleEntry
 
 WIDE = 1000

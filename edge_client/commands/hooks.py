@@ -17,7 +17,7 @@ from edge_client.commands.loading import choice_of, cut_for, find
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import EDGE_ONLY
-from edge_client.text import one_line, printable
+from edge_client.screen.text import one_line, printable
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.listing import lines

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from edge_client.commands.output import table
-from edge_client.text import milliseconds, printable, size
-
-if TYPE_CHECKING:
-    from shared_hooks import ForwardMetrics, LayerMetrics
-    from shared_hooks.reading import Reading
+from edge_client.screen.text import milliseconds, printable, size
+from shared_hooks import ForwardMetrics, LayerMetrics
+from shared_hooks.metrics import Reading
 
 
 def layer_table(records: Iterable[Sequence[LayerMetrics]], forwards: Iterable[ForwardMetrics | None] = ()) -> str:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_client.commands import exits
 from edge_client.commands.loading import choice_of, cut_of, load
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.loaded import Loaded
-from edge_client.text import printable, size
+from edge_client.screen.text import printable, size
+from edge_client.survey.loaded import Loaded
+from shared_hooks import LayerInfo
 from shared_hooks.errors import CutRefused
-
-if TYPE_CHECKING:
-    from shared_hooks import LayerInfo
 
 NARROWEST = 40
 

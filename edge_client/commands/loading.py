@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from edge_client.loaded import Loaded
+from edge_client.client import EdgeClient
+from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.survey.loaded import Loaded
+from shared_hooks import WrappedModel
+from shared_hooks.config import resolve
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLayer, near
-from shared_hooks.hierarchy import walk
-
-if TYPE_CHECKING:
-    from edge_client.client import EdgeClient
-    from edge_client.model_choice import ModelChoice
-    from shared_hooks import WrappedModel
-    from shared_hooks.models import InputItem, ModelSpec
+from shared_hooks.models import InputItem, ModelSpec, find_inputs
+from shared_hooks.models.example import to_device
+from shared_hooks.modules import walk
 
 
 def choice_of(options: argparse.Namespace) -> ModelChoice:
     """What --model, --weights, --selection, --depth, --device and --threads say."""
-    from edge_client.model_choice import ModelChoice
 
     return ModelChoice(
         options.model,
@@ -34,9 +32,6 @@ def choice_of(options: argparse.Namespace) -> ModelChoice:
 
 def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
     """The model, planned on its example, or on the first of ``inputs`` (--input) where they are given."""
-    from shared_hooks import WrappedModel
-    from shared_hooks.models.example import to_device
-    from shared_hooks.models.targets import resolve
 
     spec, device = choice.spec(), choice.set_up()
     call = spec.preprocess(find(inputs)[0]) if inputs else spec.example(device)
@@ -50,7 +45,6 @@ def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
 
 def find(patterns: Sequence[str]) -> list[InputItem]:
     """The files of --input; SpecError for one that is not there."""
-    from shared_hooks.models import find_inputs
 
     try:
         return find_inputs(patterns)
@@ -75,7 +69,6 @@ def cut_for(client: EdgeClient, split: str, items: Sequence[InputItem]) -> int |
 
     Raises UnknownLayer, CutRefused. Words that are no cut, such as "edge-only", are returned as they are.
     """
-    from shared_hooks.models.example import to_device
 
     if split in (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE):
         return split

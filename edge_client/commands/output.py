@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from edge_client.text import finite
+from edge_client.screen.text import finite
 from shared_hooks.errors import SpecError
 
 

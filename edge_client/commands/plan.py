@@ -7,32 +7,28 @@ import math
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edge_client.commands import exits
+from edge_client.commands import exits, units
+from edge_client.commands.constraints import constraints_of
 from edge_client.commands.loading import choice_of, find, load
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.dial import check_address
-from edge_client.text import one_line, printable, size
+from edge_client.planning.candidate import Candidate
+from edge_client.planning.explain import break_evens, explain
+from edge_client.planning.link import Curve, Link
+from edge_client.planning.objective import Constraints, Decision, Objective
+from edge_client.planning.partitioners import Situation, find_partitioner, partitioners
+from edge_client.planning.predict import Power
+from edge_client.screen.text import one_line, printable, size
+from edge_client.survey.gather import Gathered, Wanted, gather
 from shared_hooks.errors import SpecError
-
-if TYPE_CHECKING:
-    from edge_client.planning.candidate import Candidate
-    from edge_client.planning.gather import Gathered, Wanted
-    from edge_client.planning.link import Link
-    from edge_client.planning.objective import Constraints, Decision, Objective
-    from edge_client.planning.predict import Power
 
 NAME_WIDTH = 26
 
 
 def main(options: argparse.Namespace) -> int:
     """Gather, predict, decide, print; exit status."""
-    from edge_client.commands.constraints import constraints_of
-    from edge_client.planning.explain import break_evens, explain
-    from edge_client.planning.gather import gather
-    from edge_client.planning.objective import Objective
-    from edge_client.planning.partitioners import Situation, find_partitioner, partitioners
 
     if options.list_partitioners:
         print("\n".join(f"{name}: {about}" for name, about in partitioners().items()), file=options.stdout)
@@ -70,7 +66,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _wanted(options: argparse.Namespace) -> Wanted:
-    from edge_client.planning.gather import Wanted
 
     if options.server:
         check_address(options.server)
@@ -89,8 +84,6 @@ def _wanted(options: argparse.Namespace) -> Wanted:
 
 def told_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Link | None:
     """The link of --uplink, --downlink and --rtt; None where none is given. Raises SpecError for half of one."""
-    from edge_client.planning import units
-    from edge_client.planning.link import Curve, Link
 
     if uplink is None and downlink is None and rtt is None:
         return None
@@ -104,7 +97,6 @@ def told_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Link
 
 def _judged_by(decision: Decision, objective: Objective) -> Objective:
     """A partitioner may have gone by another objective than the one that was asked for."""
-    from edge_client.planning.objective import Objective
 
     try:
         return objective if decision.objective == str(objective) else Objective.parse(decision.objective)
@@ -113,7 +105,6 @@ def _judged_by(decision: Decision, objective: Objective) -> Objective:
 
 
 def _power(options: argparse.Namespace) -> Power | None:
-    from edge_client.planning.predict import Power
 
     if options.power_active is None and options.power_idle is None:
         return None

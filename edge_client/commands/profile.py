@@ -7,22 +7,24 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from edge_client.client import CONNECTION_ERRORS
 from edge_client.commands import exits
 from edge_client.commands.loading import choice_of, find
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.dial import check_address
-from edge_client.progress import progress
-from edge_client.text import milliseconds, one_line, printable, size
+from edge_client.model_choice import ModelChoice
+from edge_client.screen.progress import progress
+from edge_client.screen.text import milliseconds, one_line, printable, size
+from edge_client.survey.probing import fetch_profile
+from shared_hooks import WrappedModel
 from shared_hooks.errors import SpecError
-
-if TYPE_CHECKING:
-    from edge_client.model_choice import ModelChoice
-    from shared_hooks.models import InputItem, ModelSpec
-    from shared_hooks.profiling.profile import LayerProfile, Profile
-    from shared_hooks.profiling.profiler import ProfileOptions
-    from shared_hooks.profiling.quartiles import Quartiles
+from shared_hooks.models import InputItem, ModelSpec
+from shared_hooks.models.example import to_device
+from shared_hooks.profiling.profile import LayerProfile, Profile
+from shared_hooks.profiling.profile_file import check, from_json, to_json
+from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
+from shared_hooks.profiling.quartiles import Quartiles
 
 SLOWEST = 5
 """So many cuts are shown; the JSON has all."""
@@ -32,9 +34,6 @@ FILES_PER_KIND = 3
 
 def main(options: argparse.Namespace) -> int:
     """Measure, print tables, write JSON; status 3 where the server's profile could not be had."""
-    from edge_client.client import CONNECTION_ERRORS
-    from shared_hooks.profiling.profile_file import check, from_json, to_json
-    from shared_hooks.profiling.profiler import ProfileOptions
 
     side = options.side or ("both" if options.server else "edge")
     if side != "edge" and not options.server:
@@ -72,9 +71,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _edge(choice: ModelChoice, spec: ModelSpec, items: Sequence[InputItem], how: ProfileOptions, show: bool) -> Profile:
-    from shared_hooks import WrappedModel
-    from shared_hooks.models.example import to_device
-    from shared_hooks.profiling.profiler import profile_edge
 
     device = choice.set_up()
     # The example where there is one: it is what the server measures, too.
@@ -99,7 +95,6 @@ def _edge(choice: ModelChoice, spec: ModelSpec, items: Sequence[InputItem], how:
 
 
 def _fetch(server: str, spec: ModelSpec, how: ProfileOptions, show: bool) -> object:
-    from edge_client.probing import fetch_profile
 
     with progress("server's profile", None, show) as advance:
         return fetch_profile(

@@ -13,31 +13,28 @@ from typing import TYPE_CHECKING, Any
 from edge_client.commands import exits
 from edge_client.commands.loading import choice_of, cut_of, load
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.progress import progress
-from edge_client.text import one_line, printable
+from edge_client.model_choice import ModelChoice
+from edge_client.pruning import data, page
+from edge_client.pruning.data import answers, find, judge
+from edge_client.pruning.page import accuracy_table, served_table, structural_table
+from edge_client.pruning.report import Report, Smaller
+from edge_client.pruning.served import Way, serve
+from edge_client.pruning.trial import Trial, keeps_of, scorings_of, try_all
+from edge_client.screen.progress import progress
+from edge_client.screen.text import one_line, printable
 from shared_hooks.errors import CutRefused, SpecError
+from shared_hooks.models import InputItem, ModelSpec, pick_device
+from shared_hooks.selection import Sample, write_mask, write_pruned
+from shared_hooks.selection.clusters import needs_scikit
+from shared_hooks.selection.places import read_boxes
+from shared_hooks.selection.prune import pruned, space_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from edge_client.model_choice import ModelChoice
-    from edge_client.pruning.report import Report, Smaller
-    from edge_client.pruning.served import Way
-    from edge_client.pruning.trial import Trial
-    from shared_hooks.models import InputItem, ModelSpec
-    from shared_hooks.selection import Sample
-
 
 def main(options: argparse.Namespace) -> int:
     """Choose, judge, measure, write; exit status."""
-    from edge_client.pruning import data, page
-    from edge_client.pruning.report import Report
-    from edge_client.pruning.served import serve
-    from edge_client.pruning.trial import keeps_of, scorings_of, try_all
-    from shared_hooks.models import pick_device
-    from shared_hooks.selection.clusters import needs_scikit
-    from shared_hooks.selection.places import read_boxes
-    from shared_hooks.selection.prune import pruned, space_of
 
     check_json_target(options.json)
     scorings = scorings_of(options.scores)
@@ -104,7 +101,6 @@ def main(options: argparse.Namespace) -> int:
 
 def _layer(choice: ModelChoice, split: str, data: str) -> tuple[str, ModelSpec]:
     """The layer's name, and the spec. Planned on the first of ``data`` where the spec has no example."""
-    from edge_client.pruning.data import find
 
     given = None if choice.spec().example() is not None else [str(find(data, "--data")[0].path)]
     loaded = load(choice, given)
@@ -147,11 +143,6 @@ def _write(
     """Of every number of channels the chosen mask, and with --structural the smaller model: what there is to serve, and
     how the smaller models are judged.
     """
-    from edge_client.pruning.data import answers, judge
-    from edge_client.pruning.report import Smaller
-    from edge_client.pruning.served import Way
-    from shared_hooks.selection import write_mask, write_pruned
-    from shared_hooks.selection.prune import pruned
 
     whole = answers(spec, model, samples)
     ways, smaller = [Way("whole", trial.captured.channels, layer, None)], []
@@ -178,7 +169,6 @@ def _parameters(model: nn.Module) -> int:
 
 
 def _print(report: Report, folder: Path | None, stdout: Any) -> None:
-    from edge_client.pruning.page import accuracy_table, served_table, structural_table
 
     def say(text: str) -> None:
         print(text, file=stdout)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_client.answer import Answer
 from edge_client.commands import witnesses
 from edge_client.commands.layer_table import layer_table
 from edge_client.commands.output import table
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
-from edge_client.observation_table import tables
-from edge_client.text import milliseconds, printable, size
-from edge_client.times import Times
-
-if TYPE_CHECKING:
-    from shared_hooks.models import InputItem, Prediction
+from edge_client.screen.observation_table import tables
+from edge_client.screen.text import milliseconds, printable, size
+from edge_client.transport import Times
+from shared_hooks.models import InputItem, Prediction
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from edge_client.adaptive import AutoClient
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import auto, exits, witnesses
@@ -18,17 +19,12 @@ from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.report import Outcome, Report
 from edge_client.dial import check_address
 from edge_client.modes import EDGE_ONLY
-from edge_client.options import ConnectionOptions, KeepAlive
-from edge_client.progress import progress
-from edge_client.text import one_line, printable
-from edge_client.times import now_ns
+from edge_client.screen.progress import progress
+from edge_client.screen.text import one_line, printable
+from edge_client.transport import ConnectionOptions, KeepAlive, now_ns
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle.listing import is_default, lines
-
-if TYPE_CHECKING:
-    from edge_client.adaptive import AutoClient
-    from shared_hooks.models import InputItem, ModelSpec
-
+from shared_hooks.models import InputItem, ModelSpec
 
 AUTO: Final = "auto"
 

@@ -6,37 +6,39 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
+from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import exits
+from edge_client.commands.loading import choice_of, first_readable, load
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.progress import progress
+from edge_client.dial import check_address
+from edge_client.model_choice import ModelChoice
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.planning.objective import Objective
+from edge_client.process.local_server import local_server
+from edge_client.screen.progress import progress
+from edge_client.screen.text import milliseconds, one_line, printable, size
+from edge_client.survey.gather import Wanted, gather
+from edge_client.survey.loaded import Loaded
 from edge_client.sweep import extras
-from edge_client.text import milliseconds, one_line, printable, size
+from edge_client.sweep.feed import Feed, feeds_of
+from edge_client.sweep.foretell import foretell
+from edge_client.sweep.journal import Journal, open_journal
+from edge_client.sweep.measure import Meter
+from edge_client.sweep.outcome import Summary
+from edge_client.sweep.results import write
+from edge_client.sweep.runner import Run
+from edge_client.sweep.settings import SweepOptions, settings_of
+from edge_client.sweep.ways import Way, choose, ways_of
+from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import HookRefused, IsthmusError
-
-if TYPE_CHECKING:
-    from edge_client.loaded import Loaded
-    from edge_client.model_choice import ModelChoice
-    from edge_client.planning.objective import Objective
-    from edge_client.sweep.feed import Feed
-    from edge_client.sweep.journal import Journal
-    from edge_client.sweep.outcome import Summary
-    from edge_client.sweep.settings import SweepOptions
-    from edge_client.sweep.ways import Way
+from shared_hooks.observers import named
 
 
 def main(options: argparse.Namespace) -> int:
     """Measure what is not measured yet, write the results; exit status."""
     extras.check()
     check_json_target(options.json)
-    from edge_client.commands.loading import choice_of
-    from edge_client.dial import check_address
-    from edge_client.planning.objective import Objective
-    from edge_client.sweep.feed import feeds_of
-    from edge_client.sweep.journal import open_journal
-    from edge_client.sweep.settings import settings_of
-    from edge_client.sweep.ways import choose, ways_of
 
     if options.server:
         check_address(options.server)
@@ -72,8 +74,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _how(options: argparse.Namespace) -> SweepOptions:
-    from edge_client.sweep.settings import SweepOptions
-    from shared_hooks.observers import named
 
     return SweepOptions(
         server=options.server,
@@ -96,7 +96,6 @@ def _how(options: argparse.Namespace) -> SweepOptions:
 
 def _load(choice: ModelChoice, feeds: Sequence[Feed]) -> Loaded:
     """Planned on the spec's example; without one, on the first input that can be."""
-    from edge_client.commands.loading import load
 
     if choice.spec().example() is not None:
         return load(choice)
@@ -122,10 +121,6 @@ def _measure(
     stack: ExitStack,
 ) -> tuple[str | None, int]:
     """Why it ended early (None: it did not), and the exit status."""
-    from edge_client.client import CONNECTION_ERRORS, EdgeClient
-    from edge_client.options import ConnectionOptions
-    from edge_client.sweep.measure import Meter
-    from edge_client.sweep.runner import Run
 
     server = _server(how, loaded, feeds, journal, objective, stack)
     loaded.wrapped.detach()
@@ -179,10 +174,6 @@ def _server(
     """The server's address; one of our own is started where none is given. Before that, what the plan says: into the
     journal, unless it is there. A sweep without a prediction is a sweep still.
     """
-    from edge_client.commands.loading import first_readable
-    from edge_client.local_server import local_server
-    from edge_client.planning.gather import Wanted, gather
-    from edge_client.sweep.foretell import foretell
 
     if how.predict and journal.read().prediction is None:
         files = [feed.item for feed in feeds if feed.item is not None]
@@ -218,7 +209,6 @@ def _finish(
     objective: Objective,
 ) -> tuple[Summary | None, int]:
     """Write tables, summary and page of what the journal holds, and tell; the summary, if any, and the exit status."""
-    from edge_client.sweep.results import write
 
     done = len(journal.read().done)
     if not done:
@@ -238,7 +228,6 @@ def _finish(
 
 def text(found: Summary) -> str:
     """The ways worth a line, the decision, and where the rest is."""
-    from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 
     decision = found.outcome
     measured = decision.measured

@@ -7,7 +7,7 @@ import argparse
 from edge_client.commands import exits
 from edge_client.commands.loading import choice_of, load
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.progress import progress
+from edge_client.screen.progress import progress
 
 
 def main(options: argparse.Namespace) -> int:

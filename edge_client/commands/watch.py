@@ -20,8 +20,8 @@ from edge_client.commands import exits
 from edge_client.commands.hooks import configured
 from edge_client.commands.loading import choice_of, cut_for, find
 from edge_client.dial import check_address
-from edge_client.observation_table import ObservationTable, tables
-from edge_client.text import one_line, printable
+from edge_client.screen.observation_table import ObservationTable, tables
+from edge_client.screen.text import one_line, printable
 from shared_hooks.errors import SpecError
 from shared_hooks.observers import named
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from edge_client.answer import Answer
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
-from edge_client.text import milliseconds, one_line, printable
+from edge_client.screen.text import milliseconds, one_line, printable
 from shared_hooks.errors import SpecError
 
-if TYPE_CHECKING:
-    from edge_client.answer import Answer
-
-LOGGER: Final = "edge_client.witness"
+LOGGER: Final = "edge_client.witness.witness"
 
 
 def check(share: float, split: str, log_level: str | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from shared_hooks.reading import Reading
+from shared_hooks.metrics import Reading
 
 STAGES: Final = ("prepare", "edge", "encode", "network", "queue", "tail", "finish")
 """Where a request's time goes, as a plan predicts it and a sweep measures it. prepare: reading and preprocessing the

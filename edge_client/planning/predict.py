@@ -18,8 +18,8 @@ from edge_client.planning.calibration import Calibration
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.link import Link
 from shared_hooks.errors import SpecError
+from shared_hooks.metrics import Reading
 from shared_hooks.profiling.profile import INPUT_CUT, CutProfile, FileInput, Profile
-from shared_hooks.reading import Reading
 
 
 @dataclass(frozen=True)

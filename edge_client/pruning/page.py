@@ -12,7 +12,7 @@ from typing import Final
 
 from edge_client.pruning.report import Report
 from edge_client.pruning.served import Served
-from edge_client.text import milliseconds, size
+from edge_client.screen.text import milliseconds, size
 
 WIDTH: Final = 640
 HEIGHT: Final = 300

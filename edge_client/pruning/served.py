@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from edge_client.client import EdgeClient
-from edge_client.local_server import local_server
 from edge_client.model_choice import ModelChoice
+from edge_client.process.local_server import local_server
 from shared_hooks.models import InputItem, ModelSpec
 from shared_hooks.models.example import to_device
 from shared_hooks.selection.capture import Sample, run

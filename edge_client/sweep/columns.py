@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Final, Literal
 
 from edge_client.planning.candidate import STAGES
-from edge_client.times import Times
+from edge_client.transport import Times
 
 Kind = Literal["text", "integer", "number", "flag"]
 Columns = dict[str, Kind]

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import xxhash
 
 from edge_client.call import Call
-from edge_client.text import printable
-from shared_hooks.copies import copied
+from edge_client.screen.text import printable
 from shared_hooks.errors import InputMismatch, SpecError
-from shared_hooks.models import BUILT_IN, find_inputs
-
-if TYPE_CHECKING:
-    from shared_hooks.models import InputItem, ModelSpec
+from shared_hooks.models import BUILT_IN, InputItem, ModelSpec, find_inputs
+from shared_hooks.tensors import copied
 
 HANDFUL: Final = 5
 """Of the images that come with a model, as many, spread over all."""

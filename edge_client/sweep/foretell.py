@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_client.planning.explain import break_evens, explain
 from edge_client.planning.objective import Objective, decide
+from edge_client.survey.gather import Gathered
 from shared_hooks.errors import SpecError
-
-if TYPE_CHECKING:
-    from edge_client.planning.gather import Gathered
 
 
 def foretell(gathered: Gathered, objective: Objective) -> dict[str, Any]:

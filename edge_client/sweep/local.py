@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from edge_client.times import Times, now_ns
-from shared_hooks import EarlyOutput
-
-if TYPE_CHECKING:
-    from shared_hooks import WrappedModel
-    from shared_hooks.metrics import ForwardMetrics, LayerMetrics
+from edge_client.transport import Times, now_ns
+from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 
 
 @dataclass(frozen=True, slots=True)

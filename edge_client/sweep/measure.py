@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_client.answer import Answer, Failure
+from edge_client.client import EdgeClient
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.sweep.feed import Feed
 from edge_client.sweep.local import LocalAnswer, split_here
 from edge_client.sweep.records import Records
 from edge_client.sweep.ways import Way
-from edge_client.times import now_ns
-from shared_hooks.compare import identical
+from edge_client.transport import now_ns
 from shared_hooks.errors import Disagreement, InputMismatch
+from shared_hooks.forward import run_plain
+from shared_hooks.models import ModelSpec, Prediction
 from shared_hooks.models.example import to_device
-from shared_hooks.session import run_plain
-from shared_hooks.trees import flatten
-
-if TYPE_CHECKING:
-    from edge_client.client import EdgeClient
-    from shared_hooks.models import ModelSpec, Prediction
+from shared_hooks.tensors import flatten, identical
 
 Labels = tuple[str, ...] | None
 """The best label of each row; None for an output without class scores."""

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from edge_client.answer import Answer
 from edge_client.modes import CLOUD_ONLY
-from edge_client.observation_table import tables
+from edge_client.screen.observation_table import tables
+from edge_client.screen.text import finite, one_line
 from edge_client.sweep.journal import Entry
 from edge_client.sweep.ways import Way
-from edge_client.text import finite, one_line
 from shared_hooks.observers import named
 from shared_hooks.observers.thumbnails import is_thumbnail
-
-if TYPE_CHECKING:
-    from edge_client.answer import Answer
 
 FILE: Final = "observations.jsonl"
 KEPT_BYTES: Final = 128 * 2**10

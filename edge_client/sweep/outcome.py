@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from edge_client.planning.objective import Decision
+from edge_client.screen.text import finite
 from edge_client.sweep.ways import Mode
-from edge_client.text import finite
-from shared_hooks.reading import Reading
+from shared_hooks.metrics import Reading
 
 FORMAT: Final = "isthmus sweep summary 1"
 

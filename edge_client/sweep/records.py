@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from edge_client.sweep.columns import LAYER_READINGS, OUTSIDE, REQUESTS, ROWS, status_of
 from edge_client.sweep.ways import Way
-from edge_client.times import Times
-
-if TYPE_CHECKING:
-    from shared_hooks.metrics import ForwardMetrics, LayerMetrics
+from edge_client.transport import Times
+from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 
 Table = dict[str, list[Any]]
 

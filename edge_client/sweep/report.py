@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
+from edge_client.screen.text import size
 from edge_client.sweep.observed import section
 from edge_client.sweep.summary import pareto
-from edge_client.text import size
 
 HERE: Final = Path(__file__).parent
 Way = Mapping[str, Any]

@@ -10,13 +10,13 @@ from typing import Any
 from edge_client.answer import Answer
 from edge_client.client import CONNECTION_ERRORS
 from edge_client.modes import CLOUD_FILE
+from edge_client.screen.text import one_line
 from edge_client.sweep.feed import Feed
 from edge_client.sweep.journal import Journal
 from edge_client.sweep.measure import Meter, Whole
 from edge_client.sweep.observed import Observed, kept, way_of
 from edge_client.sweep.records import Records
 from edge_client.sweep.ways import Way, rotated
-from edge_client.text import one_line
 from shared_hooks.errors import HookRefused
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from edge_client.survey.loaded import Loaded
+from edge_client.sweep.feed import Feed
+from edge_client.sweep.ways import Way
 from shared_hooks.profiling.machine import describe
-
-if TYPE_CHECKING:
-    from edge_client.loaded import Loaded
-    from edge_client.sweep.feed import Feed
-    from edge_client.sweep.ways import Way
 
 Settings = dict[str, Any]
 """JSON-able: what is measured (model, weights, machine, versions), on what (inputs, ways), how (repetitions, codec)."""

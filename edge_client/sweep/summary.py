@@ -17,7 +17,7 @@ from edge_client.sweep.columns import SEGMENTS, STAGE_SEGMENTS
 from edge_client.sweep.outcome import Foretold, MeasuredWay, Outcome, Timed
 from edge_client.sweep.ways import Way
 from shared_hooks.errors import SpecError
-from shared_hooks.reading import STATUSES, Reading
+from shared_hooks.metrics import STATUSES, Reading
 
 if TYPE_CHECKING:
     import polars as pl

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near
-
-if TYPE_CHECKING:
-    from shared_hooks.plan import LayerInfo
+from shared_hooks.planning import LayerInfo
 
 Mode = Literal["networked", "local"]
 WHOLE: Final = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE)

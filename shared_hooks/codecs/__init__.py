@@ -1,7 +1,11 @@
 """How a tensor's bytes travel: one small interface (`Codec`), one file a codec, and this list.
 
-To add a codec, write a file with a `Codec` of it and name it in `CODECS`. Command lines, profiles, parcels and the
-tests that send hostile bytes take them from here. Both sides must have it: a side that has not refuses it by name.
+codec      the interface
+raw, lz4   the codecs
+
+To add a codec, write a file with a `Codec` of it and name it in `CODECS`. Command lines, profiles, parcels and
+the tests that send hostile bytes take them from here. Both sides must have it: a side that has not refuses it
+by name.
 """
 
 from shared_hooks.codecs.codec import Codec

@@ -1,12 +1,13 @@
 """The life of the two processes as stages, at which anybody's own steps can be mounted without editing ours.
 
-stages.py      `Stage`: where hooks can be mounted, and what an event of it tells
-events.py      `Event`, and `About` a request
-registry.py    `Lifecycle`: registers, removes, lists, and dispatches
-marks.py       `on`: a function marked as a hook; what an object's methods listen to
-conditions.py  `every_n_requests`, `every_n_seconds`, `is_first`, `is_last`
-log.py         the default hook: what happens, in the log
-loading.py     hooks from a TOML table by dotted name, and from entry points
+stages      `Stage`: where hooks can be mounted, and what an event of it tells
+events      `Event`, and `About` a request
+registry    `Lifecycle`: registers, removes, lists, and dispatches
+marks       `on`: a function marked as a hook; what an object's methods listen to
+conditions  `every_n_requests`, `every_n_seconds`, `is_first`, `is_last`
+log         the default hook: what happens, in the log
+listing     the hooks as lines of text
+loading     hooks from a TOML table by dotted name, and from entry points
 """
 
 from shared_hooks.lifecycle.conditions import every_n_requests as every_n_requests

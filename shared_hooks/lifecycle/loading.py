@@ -18,11 +18,10 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final
 
+from shared_hooks.config import Table, kind_of, lookup
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle.log import Log
 from shared_hooks.lifecycle.registry import Lifecycle
-from shared_hooks.models.table import Table, kind_of
-from shared_hooks.models.targets import lookup
 
 GROUP: Final = "isthmus.hooks"
 LOGGERS: Final = {"edge": "edge_client", "cloud": "cloud_server"}

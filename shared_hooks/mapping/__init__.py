@@ -1,7 +1,15 @@
 """The hierarchy map: what a model is made of, what of it ran, and where each node of its ONNX file comes from.
 
-`map_of` joins the static module tree with the calls and operations of one plan; `coverage_of` says what is only in the
-one, only in the other, or in both. The modules named ``onnx_*`` need ``pip install "isthmus[onnx]"``, the others not.
+joined       the static module tree with the calls and operations of one plan: `map_of`
+coverage     what is only in the one, only in the other, or in both: `coverage_of`
+tags         where a module stands, in the names of classes
+map_file     the map as JSON and GraphML
+onnx_needs   the extra "onnx", or one clear line
+onnx_flat    a model with tensors in and tensors out
+onnx_export  ... as a graph whose nodes know where they come from
+onnx_tags    tags on its nodes
+onnx_halves  head and tail as graphs of their own
+onnx_check   what was written is read again
 """
 
 from __future__ import annotations

@@ -7,12 +7,11 @@ from functools import cached_property
 
 from torch import nn
 
-from shared_hooks import hierarchy
-from shared_hooks.hierarchy import call_name
+from shared_hooks.forward import Kind
 from shared_hooks.mapping.tags import is_holder, parent_of, tags_of
-from shared_hooks.operations import Kind
-from shared_hooks.plan import Plan
-from shared_hooks.trace import Call, Op
+from shared_hooks.modules import call_name, hierarchy
+from shared_hooks.planning import Plan
+from shared_hooks.recording import Call, Op
 
 
 @dataclass(frozen=True)

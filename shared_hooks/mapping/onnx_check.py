@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from shared_hooks.copies import Buffers, copied
+from shared_hooks.forward import run_plain
 from shared_hooks.mapping.joined import HierarchyMap
 from shared_hooks.mapping.onnx_flat import outputs_of
 from shared_hooks.mapping.onnx_tags import CALL, RULE, RULES, TAG, sidecar_path
-from shared_hooks.session import run_plain
+from shared_hooks.tensors import Buffers, copied
 
 if TYPE_CHECKING:
     import onnx

@@ -19,15 +19,13 @@ import torch
 from torch import nn
 from torch.fx import traceback
 
-from shared_hooks import attach, hierarchy
-from shared_hooks.copies import Buffers, copied
 from shared_hooks.errors import IsthmusError
-from shared_hooks.fastpath import fast_path_off
-from shared_hooks.hierarchy import ModuleInfo
+from shared_hooks.forward import Session, layer_name
 from shared_hooks.mapping.onnx_flat import FlatModel
 from shared_hooks.mapping.onnx_needs import ExportFailed, check
-from shared_hooks.plan import Plan
-from shared_hooks.session import Session, layer_name
+from shared_hooks.modules import ModuleInfo, attach, fast_path_off, hierarchy
+from shared_hooks.planning import Plan
+from shared_hooks.tensors import Buffers, copied
 
 if TYPE_CHECKING:
     import onnx_ir

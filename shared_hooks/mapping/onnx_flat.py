@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from shared_hooks.hierarchy import holder_modules
-from shared_hooks.trees import Structure, UnknownHolder, classes_of, flatten, tensors_in, unflatten
+from shared_hooks.modules import holder_modules
+from shared_hooks.tensors import Structure, UnknownHolder, classes_of, flatten, tensors_in, unflatten
 
 
 class FlatModel(nn.Module):

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shared_hooks.errors import SpecError
-from shared_hooks.hierarchy import ROOT
 from shared_hooks.mapping.joined import HierarchyMap
 from shared_hooks.mapping.onnx_export import Label
 from shared_hooks.mapping.tags import parent_of
+from shared_hooks.modules import ROOT
 
 if TYPE_CHECKING:
     import onnx_ir

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from shared_hooks.attach import Shim
-from shared_hooks.hierarchy import ROOT, ModuleInfo
+from shared_hooks.modules import ROOT, ModuleInfo, Shim
 
 
 def is_holder(module: nn.Module) -> bool:

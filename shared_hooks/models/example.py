@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
+from shared_hooks.config import Table, kind_of, looks_like_target, resolve
 from shared_hooks.errors import SpecError
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES, Inputs, read_tensors
-from shared_hooks.models.table import Table, kind_of
-from shared_hooks.models.targets import looks_like_target, resolve
 
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)

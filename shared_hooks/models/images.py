@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch
 from shared_hooks.models import uploads
-from shared_hooks.models.table import Table
 
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 _FILTERS = {

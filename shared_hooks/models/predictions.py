@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from shared_hooks.config import Table, kind_of
 from shared_hooks.errors import InputMismatch, SpecError
-from shared_hooks.models.table import Table, kind_of
 
 
 @dataclass(frozen=True)

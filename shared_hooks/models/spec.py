@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from shared_hooks.config import Table, kind_of, looks_like_target, resolve
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError, UnknownModel, near
 from shared_hooks.models import uploads
 from shared_hooks.models.example import Example, inputs_of, read_example, to_device
 from shared_hooks.models.images import DTYPES, ImagePreprocess
 from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_tensors, tensors_of_bytes
 from shared_hooks.models.predictions import Prediction, TopK, read_labels
-from shared_hooks.models.table import Table, kind_of
-from shared_hooks.models.targets import looks_like_target, resolve
 from shared_hooks.models.tokenizers import load_tokenizer
 from shared_hooks.models.weights import load_weights
 from shared_hooks.selection.file import read_selection

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from shared_hooks.config import kind_of, looks_like_target, resolve
 from shared_hooks.errors import IsthmusError, SpecError
-from shared_hooks.models.table import kind_of
-from shared_hooks.models.targets import looks_like_target, resolve
 
 
 def load_tokenizer(reference: str, folder: Path, where: str) -> Any:

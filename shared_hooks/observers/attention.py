@@ -22,7 +22,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from shared_hooks.errors import InputMismatch, UnknownLayer
-from shared_hooks.hierarchy import walk
+from shared_hooks.modules import walk
 from shared_hooks.observers.base import Attachment, Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.thumbnails import encoded, shrunk

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.attach import running
 from shared_hooks.errors import InputMismatch
+from shared_hooks.forward import UNSEEN
+from shared_hooks.modules import running
 from shared_hooks.observers.base import Observer, Record
 from shared_hooks.observers.values import copy_of, parts
 from shared_hooks.observers.watching import Call
-from shared_hooks.session import UNSEEN
 
 Function = Callable[[nn.Module, tuple[Any, ...], Any, str], Any]
 

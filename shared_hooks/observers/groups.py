@@ -10,7 +10,7 @@ import re
 
 from torch import nn
 
-from shared_hooks.hierarchy import ROOT, walk
+from shared_hooks.modules import ROOT, walk
 
 RULES: dict[str, tuple[re.Pattern[str], re.Pattern[str]]] = {}
 """Group -> (pattern for the last part of a name, pattern for a type's name), both searched in lower case."""

@@ -11,15 +11,13 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from shared_hooks.counters import sampler
 from shared_hooks.errors import InputMismatch
-from shared_hooks.measuring import Allocated, CudaMemory
+from shared_hooks.metrics import Allocated, CudaMemory, Reading, Track
+from shared_hooks.metrics.sampler import sampler
 from shared_hooks.observers.base import Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.values import parts
 from shared_hooks.observers.watching import Call
-from shared_hooks.reading import Reading
-from shared_hooks.series import Track
 
 Order = Literal["growth", "peak", "allocated", "output_bytes", "own_bytes"]
 ORDERS = ("growth", "peak", "allocated", "output_bytes", "own_bytes")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import BadFrame, IsthmusError, SpecError, near
+from shared_hooks.metrics import Reading
 from shared_hooks.observers.activation import ActivationStats
 from shared_hooks.observers.attention import AttentionCapture
 from shared_hooks.observers.base import Observer
@@ -25,7 +26,6 @@ from shared_hooks.observers.nonfinite import NonFiniteGuard
 from shared_hooks.observers.texts import Texts
 from shared_hooks.observers.thumbnails import is_thumbnail
 from shared_hooks.observers.tokens import TopTokens
-from shared_hooks.reading import Reading
 from shared_hooks.wrapped import WrappedModel
 
 MAX_RECORDS = 2000

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from shared_hooks.errors import UnknownLayer, near
-from shared_hooks.hierarchy import ROOT, walk
+from shared_hooks.modules import ROOT, walk
 from shared_hooks.observers import groups
 
 Target: TypeAlias = "str | re.Pattern[str] | type[nn.Module] | nn.Module"

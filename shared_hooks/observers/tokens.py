@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import InputMismatch
-from shared_hooks.hierarchy import ROOT
+from shared_hooks.modules import ROOT
 from shared_hooks.observers.base import Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.texts import Texts

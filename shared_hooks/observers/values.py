@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from shared_hooks.placeholder import Placeholder
-from shared_hooks.trees import is_namedtuple
+from shared_hooks.forward import Placeholder
+from shared_hooks.tensors import is_namedtuple
 
 
 def is_real(value: Any) -> bool:

@@ -18,12 +18,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from shared_hooks import attach
-from shared_hooks.attach import Runner, Shim, running
+from shared_hooks.forward import UNSEEN, Session
 from shared_hooks.head import Diverged, HeadSession
-from shared_hooks.hierarchy import call_name
+from shared_hooks.modules import Runner, Shim, attach, call_name, running
 from shared_hooks.observers.deferred import Deferred, read
-from shared_hooks.session import UNSEEN, Session
 
 
 class Call:

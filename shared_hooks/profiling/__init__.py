@@ -1,1 +1,10 @@
-"""Profiles: where the time, memory and energy of one side go, layer by layer and cut by cut, in a file."""
+"""Layers and cuts measured, kept in a file.
+
+profiler, profile, profile_file  measures; the result; kept
+around, whole, cuts, measuring   the parts of a measurement
+inspection, machine, kind        what was measured, and on what
+power, quartiles, estimation     what is made of it
+options, fields                  what was asked for; values read from a file
+
+May import wrapped, planning, models, crossing, metrics, config, modules, tensors, errors.
+"""

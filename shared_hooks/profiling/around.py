@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shared_hooks.parcel import Parcel
+from shared_hooks.crossing import Parcel
 
 
 class Around:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from statistics import fmean
 
 from shared_hooks.errors import CutRefused, IsthmusError
-from shared_hooks.plan import Plan
+from shared_hooks.metrics import Reading
+from shared_hooks.planning import Plan
 from shared_hooks.profiling.around import Around
 from shared_hooks.profiling.estimation import Known, estimate, pick
 from shared_hooks.profiling.inspection import NOTE, Inspection
@@ -18,7 +19,6 @@ from shared_hooks.profiling.power import Power
 from shared_hooks.profiling.profile import INPUT_CUT, CutProfile
 from shared_hooks.profiling.quartiles import Quartiles, middle_half
 from shared_hooks.profiling.whole import Whole, WholeForwards
-from shared_hooks.reading import Reading
 
 LEAST_ROUNDS = 5
 """With time for fewer rounds over all cuts, fewer cuts are measured."""

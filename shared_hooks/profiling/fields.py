@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Any, NoReturn, TypeVar
 
+from shared_hooks.config import kind_of
 from shared_hooks.errors import SpecError
-from shared_hooks.models.table import kind_of
+from shared_hooks.metrics import STATUSES, Reading
 from shared_hooks.profiling.quartiles import Quartiles
-from shared_hooks.reading import STATUSES, Reading
 
 Value = TypeVar("Value")
 LARGEST = 1 << 63

@@ -16,11 +16,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from shared_hooks.attach import running
-from shared_hooks.fastpath import fast_path_off
-from shared_hooks.hierarchy import ModuleInfo
 from shared_hooks.metrics import TensorShape
-from shared_hooks.trees import dtype_name, tensors_in
+from shared_hooks.modules import ModuleInfo, fast_path_off, running
+from shared_hooks.tensors import dtype_name, tensors_in
 
 NOTE = "bytes of tensors alive in one forward: inputs included, weights not, kernels' scratch space not seen"
 

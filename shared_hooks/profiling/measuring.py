@@ -9,14 +9,10 @@ from typing import Any
 
 import torch
 
-from shared_hooks.copies import copied
-from shared_hooks.crossing import Crossing
-from shared_hooks.crossing_format import decode
-from shared_hooks.early import EarlyOutput
+from shared_hooks.crossing import Crossing, EarlyOutput, Parcel, decode
 from shared_hooks.models.example import to_device
-from shared_hooks.parcel import Parcel
 from shared_hooks.profiling.inspection import Ledger
-from shared_hooks.trees import tensors_in
+from shared_hooks.tensors import copied, tensors_in
 from shared_hooks.wrapped import WrappedModel
 
 KEEP_BYTES = 512 << 20

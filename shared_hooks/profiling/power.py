@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from shared_hooks.counters import SEARCHING, Sampler, sampler
-from shared_hooks.measuring import gpu_of
-from shared_hooks.reading import Reading
-from shared_hooks.series import Track
+from shared_hooks.metrics import SEARCHING, Reading, Sampler, Track, gpu_of
+from shared_hooks.metrics.sampler import sampler
 
 SEARCH_S = 10.0
 IDLE_S = 1.0

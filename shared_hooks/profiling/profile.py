@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shared_hooks.metrics import TensorShape
+from shared_hooks.metrics import Reading, TensorShape
 from shared_hooks.profiling.quartiles import Quartiles
-from shared_hooks.reading import Reading
 
 Side = Literal["edge", "cloud"]
 INPUT_CUT = -1

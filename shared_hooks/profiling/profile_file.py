@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from shared_hooks.errors import Disagreement, SpecError
-from shared_hooks.metrics import TensorShape
+from shared_hooks.metrics import Reading, TensorShape
 from shared_hooks.profiling.fields import Fields
 from shared_hooks.profiling.profile import CutProfile, FileInput, LayerProfile, ModelIdentity, Profile, Side
 from shared_hooks.profiling.quartiles import Quartiles
-from shared_hooks.reading import Reading
 
 FORMAT: Final = "isthmus-profile"
 VERSION: Final = 1

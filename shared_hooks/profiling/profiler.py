@@ -12,9 +12,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from shared_hooks.crossing import Parcel
 from shared_hooks.errors import SpecError
-from shared_hooks.parcel import Parcel
-from shared_hooks.plan import Plan
+from shared_hooks.metrics import Reading
+from shared_hooks.planning import Plan
 from shared_hooks.profiling import machine
 from shared_hooks.profiling.around import Around
 from shared_hooks.profiling.cuts import Cuts
@@ -25,7 +26,6 @@ from shared_hooks.profiling.power import Power
 from shared_hooks.profiling.profile import FileInput, LayerProfile, ModelIdentity, Profile, Side
 from shared_hooks.profiling.quartiles import Quartiles
 from shared_hooks.profiling.whole import Whole, WholeForwards
-from shared_hooks.reading import Reading
 from shared_hooks.wrapped import WrappedModel
 
 __all__ = ["ProfileOptions", "Progress", "identity", "profile_cloud", "profile_edge"]

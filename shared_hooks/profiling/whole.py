@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from shared_hooks.errors import CutRefused
-from shared_hooks.metrics import LayerMetrics
+from shared_hooks.metrics import LayerMetrics, Reading
 from shared_hooks.profiling.measuring import Inputs, collect, wait_for
 from shared_hooks.profiling.power import mean_reading
 from shared_hooks.profiling.quartiles import Quartiles, middle_half
-from shared_hooks.reading import Reading
 from shared_hooks.wrapped import WrappedModel
 
 

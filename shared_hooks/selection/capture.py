@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.copies import Buffers, copied
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError
-from shared_hooks.fastpath import fast_path_off
-from shared_hooks.hierarchy import ROOT, call_name, walk
+from shared_hooks.modules import ROOT, call_name, fast_path_off, walk
 from shared_hooks.selection.places import Box, cells
+from shared_hooks.tensors import Buffers, copied
 
 
 @dataclass(frozen=True)

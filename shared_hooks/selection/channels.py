@@ -17,11 +17,10 @@ from torch import fx, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from shared_hooks.copies import copied
 from shared_hooks.errors import CutRefused, SpecError, near
-from shared_hooks.fastpath import fast_path_off
-from shared_hooks.hierarchy import ROOT
+from shared_hooks.modules import ROOT, fast_path_off
 from shared_hooks.selection.capture import Sample, same_buffers
+from shared_hooks.tensors import copied
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

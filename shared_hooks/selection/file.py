@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from shared_hooks.agreement import structure_digest, weights_hash
 from shared_hooks.errors import SpecError
+from shared_hooks.modules import structure_digest, weights_hash
 from shared_hooks.selection.mask import Mask, masked
 from shared_hooks.selection.prune import resized, sizes_of
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import SpecError, near
-from shared_hooks.hierarchy import ROOT
+from shared_hooks.modules import ROOT
 
 
 @dataclass(frozen=True)

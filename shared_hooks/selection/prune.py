@@ -14,7 +14,7 @@ from torch import nn
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.selection.capture import Sample, run
 from shared_hooks.selection.channels import CONVOLUTIONS, Space, trace
-from shared_hooks.trees import tensors_in
+from shared_hooks.tensors import tensors_in
 
 
 def pruned(model: nn.Module, layer: str, keep: Sequence[int], calibration: Sequence[Sample]) -> nn.Module:

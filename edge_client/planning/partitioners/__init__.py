@@ -1,4 +1,9 @@
-"""Partitioners by name: who decides. Others plug in as entry points of the group "isthmus.partitioners"."""
+"""Partitioners by name: who decides. Others plug in as entry points of the group "isthmus.partitioners".
+
+partitioner   what a partitioner is given, and what it is; those by objective, of one cut, in turns
+regression    layer times from what layers are, by regression
+layer_model   ... how long a layer takes
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,22 @@
+"""The served models.
+
+engine         what the core needs of a model
+served_model   ... in this process
+custody        the model as before after every request
+profiles       its half of every cut, measured on request
+
+May import config, limits.
+"""
+
+from cloud_server.models.engine import FILE, Computed, Engine, Identity
+from cloud_server.models.profiles import Profiles
+from cloud_server.models.served_model import ServedModel
+
+__all__ = [
+    "FILE",
+    "Computed",
+    "Engine",
+    "Identity",
+    "Profiles",
+    "ServedModel",
+]

@@ -1,0 +1,65 @@
+"""After every request the served model is as before: looked at, and put right before anybody is served by another.
+
+A recipe lets no request write to the model's memory before the cut, and a rehearsal refuses models that do so after it.
+This is the look behind their backs: version counters and addresses of parameters and buffers, some microseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import ServerUnavailable
+from shared_hooks.modules import weights_hash
+
+log = logging.getLogger("cloud_server")
+
+
+class Custody:
+    """Watches one model; safe with several workers. ``load`` builds the model again."""
+
+    def __init__(self, model_id: str, model: nn.Module, load: Callable[[], nn.Module]) -> None:
+        self._model_id = model_id
+        self._model = model
+        self._load = load
+        self._hash = weights_hash(model)
+        self._lock = threading.Lock()
+        self._tensors = [*model.parameters(), *model.buffers()]
+        self._seen = self._now()
+
+    def _now(self) -> list[tuple[int, int]]:
+        return [(tensor._version, tensor.data_ptr()) for tensor in self._tensors]
+
+    def check(self) -> None:
+        """To be called after every request. Raises `ServerUnavailable` when the model had changed: what was computed
+        meanwhile is not to be believed, and the same request may be asked again.
+        """
+        if self.mend():
+            raise ServerUnavailable(f'model "{self._model_id}" had changed in memory and was loaded again; ask again')
+
+    def mend(self) -> bool:
+        """Put the model right if it has changed; whether it had."""
+        if self._now() == self._seen:
+            return False
+        with self._lock:
+            if self._now() == self._seen:
+                return False
+            log.critical(
+                "model %s changed while it served: out of service, its weights are loaded again", self._model_id
+            )
+            self._restore()
+        return True
+
+    def _restore(self) -> None:
+        fresh = self._load()
+        with torch.no_grad():
+            for mine, theirs in zip(self._tensors, [*fresh.parameters(), *fresh.buffers()], strict=True):
+                mine.data = theirs.data
+        self._seen = self._now()
+        if weights_hash(self._model) != self._hash:
+            log.critical("model %s: the loaded weights are not those it was announced with", self._model_id)
+            self._seen = []  # never again equal: nothing is served any more

@@ -1,0 +1,163 @@
+"""Profiles on request: the server's half of every cut, measured by a worker, one at a time, and kept.
+
+A measurement takes a worker's turn, so that no tail runs on that worker meanwhile. Afterwards profiles rest for as
+long as it took, so that clients who ask for one after the other leave requests half of the time at least.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+
+from cloud_server.limits import Limits
+from cloud_server.models.engine import Engine
+from cloud_server.work import Job
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, ServerUnavailable, SpecError, UnknownModel
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.2
+KEPT = 64
+DEFAULT_WARMUP, DEFAULT_REPETITIONS = 3, 20
+"""For what a request leaves at 0."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Which profile: model and settings. Equal ones are measured once."""
+
+    model_id: str
+    warmup: int
+    repetitions: int
+    seconds: float
+
+
+class Profiles:
+    """Profiles by model and settings. ``put`` gives a job to the workers."""
+
+    def __init__(self, engines: Mapping[str, Engine], limits: Limits, put: Callable[[Job], object]) -> None:
+        self._engines = engines
+        self._limits = limits
+        self._put = put
+        self._one = threading.Lock()  # held by who measures, and while the kept ones are looked at
+        self._places = threading.Semaphore(limits.max_profiles)
+        self._kept: OrderedDict[_Wanted, bytes] = OrderedDict()
+        self._over = threading.Event()  # whether no worker measures: one whose client has left may be at it still
+        self._over.set()
+        self._rests_until = 0.0
+
+    def stream(
+        self, request: split_pb2.ProfileRequest, wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[split_pb2.ProfileReply]:
+        """Progress, and at last the profile, while ``wanted()`` says that somebody listens.
+
+        Raises UnknownModel, SpecError for settings beyond the limits, CutRefused for a model without an example, what
+        the model raises as ModelFailed, and ServerUnavailable when too many wait already.
+        """
+        engine, settings = self._check(request)
+        if not self._places.acquire(blocking=False):
+            raise ServerUnavailable(f"{self._limits.max_profiles} profiles are being waited for, which is the limit")
+        try:
+            while not self._one.acquire(timeout=WAIT_SECONDS):
+                if not wanted():
+                    return
+                yield _progress(0, 0, "waiting for another profile")
+            try:
+                data = None if request.fresh else self._kept.get(settings)
+                if data is None:
+                    data = yield from self._measure(engine, settings, wanted)
+                    self._kept[settings] = data
+                    while len(self._kept) > KEPT:
+                        self._kept.popitem(last=False)
+            finally:
+                self._one.release()
+        finally:
+            self._places.release()
+        yield split_pb2.ProfileReply(profile=data)
+
+    def _check(self, request: split_pb2.ProfileRequest) -> tuple[Engine, _Wanted]:
+        engine = self._engines.get(request.model_id)
+        if engine is None:
+            served = ", ".join(sorted(self._engines))
+            raise UnknownModel(f'no model "{request.model_id[:256]}" is served here; there is: {served}')
+        limits = self._limits
+        if not 0 <= request.seconds <= limits.max_profile_seconds:  # not so for NaN either
+            most = limits.max_profile_seconds
+            raise SpecError(f"seconds: expected 0 to {most:g}, which is this server's limit, found {request.seconds:g}")
+        for name in ("warmup", "repetitions"):
+            if getattr(request, name) > limits.max_profile_repetitions:
+                raise SpecError(
+                    f"{name}: expected at most {limits.max_profile_repetitions}, which is this server's limit, "
+                    f"found {getattr(request, name)}"
+                )
+        return engine, _Wanted(
+            request.model_id,
+            request.warmup or DEFAULT_WARMUP,
+            request.repetitions or min(DEFAULT_REPETITIONS, limits.max_profile_repetitions),
+            request.seconds or min(20.0, limits.max_profile_seconds),
+        )
+
+    def _measure(
+        self, engine: Engine, settings: _Wanted, wanted: Callable[[], bool]
+    ) -> Generator[split_pb2.ProfileReply, None, bytes]:
+        """Progress while a worker measures; returns the profile's bytes."""
+        news: queue.SimpleQueue[split_pb2.ProfileReply | bytes | IsthmusError] = queue.SimpleQueue()
+        left = threading.Event()
+        while not self._over.wait(WAIT_SECONDS):
+            if not wanted():
+                raise Cancelled("nobody waits for this profile any more")
+            yield _progress(0, 0, "waiting for another profile")
+        while time.monotonic() < self._rests_until:
+            if not wanted():
+                raise Cancelled("nobody waits for this profile any more")
+            yield _progress(0, 0, "waiting: requests have their turn after a profile")
+            time.sleep(max(0.0, min(WAIT_SECONDS, self._rests_until - time.monotonic())))
+
+        def on_progress(done: int, total: int, what: str) -> None:
+            if left.is_set():
+                raise Cancelled("nobody waits for this profile any more")
+            news.put(_progress(done, total, what))
+
+        def measure() -> None:
+            began = time.monotonic()
+            try:
+                on_progress(0, 0, "starting")
+                made = engine.profile(settings.warmup, settings.repetitions, settings.seconds, on_progress)
+                news.put(json.dumps(made, allow_nan=False).encode())
+            except IsthmusError as error:
+                news.put(error)
+            except BaseException as error:  # a worker survives everything
+                log.warning("profile of %s", settings.model_id, exc_info=error)
+                news.put(ModelFailed(f"{type(error).__name__}: {error}"))
+            finally:
+                self._rests_until = 2 * time.monotonic() - began
+                self._over.set()
+
+        self._over.clear()
+        self._put(measure)
+        try:
+            while True:
+                try:
+                    item = news.get(timeout=WAIT_SECONDS)
+                except queue.Empty:
+                    if not wanted():
+                        raise Cancelled("nobody waits for this profile any more") from None
+                    continue
+                if isinstance(item, IsthmusError):
+                    raise item
+                if isinstance(item, bytes):
+                    return item
+                yield item
+        finally:
+            left.set()
+
+
+def _progress(done: int, total: int, what: str) -> split_pb2.ProfileReply:
+    return split_pb2.ProfileReply(progress=split_pb2.ProfileProgress(done=done, total=total, what=what))

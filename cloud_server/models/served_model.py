@@ -1,0 +1,273 @@
+"""The engine of this process: a torch model with its hooks."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cloud_server.config import ModelEntry
+from cloud_server.models.custody import Custody
+from cloud_server.models.engine import FILE, Computed, Identity, Progress
+from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
+from shared_hooks.crossing import read_header
+from shared_hooks.errors import (
+    BadFrame,
+    CutRefused,
+    Disagreement,
+    IsthmusError,
+    ModelFailed,
+    PlanMismatch,
+    TooLarge,
+    UnknownLayer,
+)
+from shared_hooks.forward import Kind, interruptible
+from shared_hooks.lifecycle import Lifecycle, Stage
+from shared_hooks.models.example import to_device
+from shared_hooks.models.uploads import check_suffix, libraries
+from shared_hooks.observers import named, transforms
+from shared_hooks.profiling.kind import kind
+from shared_hooks.profiling.machine import describe
+from shared_hooks.profiling.profile_file import to_json
+from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
+
+MAX_SECTION_BYTES = 2 << 10
+"""What a parcel's header says of one tensor; reading a header holds up everybody."""
+MAX_VALUES_BYTES = 1 << 20
+"""The rest of a header: where slots begin, and values that were read from data."""
+SPARE_BYTES = 64 << 10
+"""What an answer may hold in memory beyond twice its own size."""
+MAX_STATE_BYTES = 64 << 10
+"""Of a random number generator; in JSON they take a tenth of it."""
+
+
+class ServedModel:
+    """An `engine.Engine`: builds the model of an entry, plans its example, runs its tails."""
+
+    def __init__(
+        self,
+        entry: ModelEntry,
+        device: torch.device,
+        lifecycle: Lifecycle | None = None,
+        rehearsals: RehearsalLimits | None = None,
+    ) -> None:
+        """Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example.
+
+        ``rehearsals`` bounds what working out the tails of clients' cuts may take.
+        """
+        self._lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
+        self._lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=entry.spec.model_id)
+        self._device = device
+        self._spec = entry.spec
+        model = entry.spec.load_model(device)
+        self._wrapped = WrappedModel(model, depth=entry.depth, lifecycle=self._lifecycle, rehearsals=rehearsals)
+        self._plan = self._plan_example(entry)
+        if self._plan is not None:
+            self._warm(self._plan)
+        # Only a model that reads values from its data can take more than one path.
+        self._branches = self._plan is not None and any(op.kind is Kind.VALUE for op in self._plan.trace.ops)
+        self.identity = Identity(
+            model_id=entry.spec.model_id,
+            weights_hash=self._wrapped.weights_hash(),
+            structure_digest=self._wrapped.structure_digest(),
+            plan_digest=self._plan.digest if self._plan else "",
+            environment=self._wrapped.environment(),
+            about=about(device),
+            layers=len(self._plan.layers) if self._plan else 0,
+            preprocess_digest=entry.spec.preprocess_digest(),
+            machine=describe(device),
+        )
+        self._custody = Custody(entry.spec.model_id, model, lambda: entry.spec.load_model(device))
+        self._lifecycle.emit(
+            Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
+        )
+
+    def _plan_example(self, entry: ModelEntry) -> Plan | None:
+        example = entry.spec.example(self._device)
+        if example is None:
+            return None
+        args, kwargs = example
+        try:
+            return self._wrapped.plan(*args, **kwargs)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            raise ModelFailed(
+                f"{entry.spec.origin}: the model fails on its example: {type(error).__name__}: {error}"
+            ) from error
+
+    def _warm(self, plan: Plan) -> None:
+        """The first request finds a process that has rehearsed."""
+        layer = next((one for one in reversed(plan.layers) if one.can_split), None)
+        if layer is not None:
+            crossing = plan.cutting(layer.layer_id)[1]
+            if not crossing.reads:
+                self._wrapped.recipes.warm(EarlyOutput(crossing, (), ()), self._device)
+
+    def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        """Checks that header, cut and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""
+        pieces = sum(len(slot.pieces) for slot in crossing.slots)
+        tensors = pieces + len(crossing.generators)
+        longest = MAX_VALUES_BYTES + tensors * MAX_SECTION_BYTES
+        if len(header) > longest:
+            raise TooLarge(f"a header of {len(header)} bytes for {tensors} tensors; at most {longest} are taken")
+        announced = Parcel.check_header(header, max_bytes)
+        if announced != payload_bytes:
+            raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
+        _, sections = read_header(header)
+        states = sum(section.raw_bytes for section in sections[pieces:])
+        if states > len(crossing.generators) * MAX_STATE_BYTES:
+            raise TooLarge(f"{states} bytes of generators' states; at most {MAX_STATE_BYTES} each are taken")
+        decoded = sum(section.raw_bytes for section in sections[:pieces])
+        if decoded != crossing.payload_bytes:
+            raise BadFrame(f"the header describes {decoded} bytes of tensors, the cut {crossing.payload_bytes}")
+        if self._plan is not None and crossing.signature == self._plan.signature:
+            self._check_plan(self._plan, crossing)
+
+    def _check_plan(self, plan: Plan, crossing: Crossing) -> None:
+        """For inputs like the example, the server knows without a rehearsal what crosses."""
+        if crossing.plan_digest != plan.digest:
+            if self._branches:
+                return  # another path through the model, taken for this input's data: its layers are its own
+            raise Disagreement(
+                "plan: on inputs of these shapes the client's model ran other operations or layers than this side's, "
+                "and it does not branch on data: the code differs"
+            )
+        cut = crossing.layer_id
+        try:
+            layer = plan.resolve(cut)
+        except UnknownLayer as error:
+            raise Disagreement(f"the request's cut: {error}") from error
+        name = layer.name if layer else "input"
+        if name != crossing.layer_name:
+            raise Disagreement(f'layer {cut} is "{name}" here, and "{crossing.layer_name}" in the request')
+        plan.cutting(cut)  # raises CutRefused where this side would not cut
+        here = plan.frontier_bytes(cut)
+        # A client that knows more paths through the model than this plan sends what those read, too, but never less.
+        if crossing.payload_bytes < here or (crossing.payload_bytes > here and not self._branches):
+            raise Disagreement(
+                f"after {name} {here} bytes cross by this side's plan, {crossing.payload_bytes} by the request"
+            )
+
+    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
+        """The tail on one payload, in whose memory it may work. Raises ModelFailed with the model's error as cause."""
+        self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
+        started = time.perf_counter_ns()
+        early = EarlyOutput.unpack(crossing, header, payload, payload.nbytes + crossing.payload_bytes, disposable=True)
+        self._lifecycle.emit(Stage.AFTER_DECODE, value=early)
+        decoded = time.perf_counter_ns()
+        return self._run(decoded - started, want_metrics, early, start=crossing.layer_id)
+
+    def admit_file(
+        self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
+    ) -> None:
+        """Checks that both sides read files alike, and that the payload is one file.
+
+        Raises BadFrame, TooLarge, InputMismatch or Disagreement.
+        """
+        check_suffix(suffix)
+        if preprocess_digest != self.identity.preprocess_digest:
+            raise Disagreement(
+                f'preprocessing of model "{self.identity.model_id}": client "{preprocess_digest[:80]}", server '
+                f'"{self.identity.preprocess_digest}" (settings, code, or libraries; the server has {_decoders()})'
+            )
+        announced = Parcel.check_header(header, max_bytes)
+        if announced != payload_bytes:
+            raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
+        _, sections = read_header(header)
+        if len(sections) != 1 or sections[0].dtype is not torch.uint8 or len(sections[0].shape) != 1:
+            raise BadFrame("a file comes as one tensor of bytes")
+
+    def compute_file(
+        self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
+    ) -> Computed:
+        """The whole model on an input file; reading it counts as decoding."""
+        self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
+        started = time.perf_counter_ns()
+        _, (data,) = Parcel.tensors(header, payload, max_bytes)
+        with interruptible():
+            args, kwargs = self._spec.preprocess_bytes(suffix, data.numpy().tobytes(), max_bytes)
+        args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
+        self._lifecycle.emit(Stage.AFTER_DECODE, value=(args, kwargs))
+        return self._run(time.perf_counter_ns() - started, want_metrics, *args, **kwargs)
+
+    def _run(
+        self, decode_ns: int, want_metrics: bool, /, *args: Any, start: int | None = None, **kwargs: Any
+    ) -> Computed:
+        """The tail from ``start``, or the whole model without it."""
+        try:
+            if start is None:
+                self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
+            with transforms.during(self._wrapped) as changed:
+                output = self._wrapped.whole(*args, **kwargs) if start is None else self._wrapped.tail(*args)
+                names = changed()
+            returned = time.perf_counter_ns()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # the kernels are only launched until here
+        except PlanMismatch:
+            self._custody.mend()  # it may say that this very request has written: the client is to plan again
+            raise
+        except IsthmusError:
+            raise
+        except Exception as error:
+            raise ModelFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._custody.check()
+        computed = time.perf_counter_ns()
+        durations = self._wrapped.durations()  # before more hooks, which may run the model
+        layers = tuple(self._wrapped.get_layer_metrics()) if want_metrics else ()
+        forward = self._wrapped.get_forward_metrics() if want_metrics else None
+        if start is None:
+            self._lifecycle.emit(Stage.AFTER_TAIL, split=FILE, output=output)
+        self._lifecycle.emit(Stage.BEFORE_ENCODE, value=output)
+        parcel = Parcel.of_value(output)
+        self._lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
+        return Computed(
+            header=parcel.header,
+            buffers=_own(parcel),
+            nbytes=parcel.nbytes,
+            decode_ns=decode_ns,
+            inject_ns=durations.get("inject", 0),
+            compute_ns=durations.get("compute", durations.get("whole", 0)) + computed - returned,
+            encode_ns=time.perf_counter_ns() - computed,
+            layers=layers,
+            forward=forward,
+            transforms=names,
+        )
+
+    @contextmanager
+    def observing(self, hooks: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
+        """Observers of the tails that this thread runs in the block."""
+        with named.observing(self._wrapped, named.check(hooks)) as found:
+            yield lambda: named.to_bytes(found())
+
+    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+        """The tails of the spec's example, measured now (`shared_hooks.profiling`)."""
+        example = self._spec.example(self._device)
+        if example is None:
+            raise CutRefused(f'model "{self.identity.model_id}" has no example input to profile: its spec names none')
+        options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds)
+        made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
+        return to_json(made)
+
+
+def _own(parcel: Parcel) -> tuple[memoryview, ...]:
+    """The bytes of an answer. They are kept until the client has them, so a small view holds on to no large memory."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in parcel.keep}
+    if sum(storages.values()) <= 2 * parcel.nbytes + SPARE_BYTES:
+        return parcel.buffers
+    return tuple(memoryview(bytes(buffer)) for buffer in parcel.buffers)
+
+
+def _decoders() -> str:
+    return ", ".join(f"{name} {version}" for name, version in libraries().items())
+
+
+def about(device: torch.device) -> dict[str, str]:
+    """Versions, device and kind of machine, for messages, logs, and a client that compares answers."""
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {"python": platform.python_version(), "device": f"{device} ({where})", **kind(device)}

@@ -1,0 +1,234 @@
+"""The requests on their way through a server: which there are, what they hold, and how each of them ends."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from cloud_server.limits import Limits
+from cloud_server.requests import replies
+from cloud_server.requests.answers import Answer, AnswerStore, Key
+from cloud_server.requests.outlet import Outlet
+from cloud_server.requests.request import Request, State
+from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, ServerUnavailable
+from shared_hooks.lifecycle import Lifecycle, Stage
+
+
+class Books:
+    """Live requests by (client, id), and the answers that clients have not acknowledged. Any thread may call.
+
+    `changed` guards all of it, and every request's state; whoever waits for something to change waits on it.
+    ``check_open`` raises when nothing new is taken.
+    """
+
+    def __init__(self, limits: Limits, check_open: Callable[[], None], lifecycle: Lifecycle) -> None:
+        self.changed = threading.Condition()
+        self._limits = limits
+        self._check_open = check_open
+        self._lifecycle = lifecycle
+        self._live: dict[Key, Request] = {}
+        self._live_of: Counter[str] = Counter()
+        self._live_bytes = 0
+        self._answers = AnswerStore(limits)
+        self._numbers = itertools.count()
+        self._ended: list[tuple[Request, IsthmusError | None]] = []
+        self._untold = 0
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The lock. Hooks hear of the requests that ended in the block after it, and without the lock."""
+        ended: list[tuple[Request, IsthmusError | None]] = []
+        try:
+            with self.changed:
+                try:
+                    yield
+                finally:
+                    ended, self._ended = self._ended, []
+        finally:  # also where the block raises after one has ended
+            for request, error in ended:
+                self._tell(request, error)
+
+    def _tell(self, request: Request, error: IsthmusError | None) -> None:
+        """Hooks hear how a request ended."""
+        if error is not None and not isinstance(error, Cancelled):
+            self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
+        self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error)
+        with self.changed:
+            self._untold -= 1
+            self.changed.notify_all()
+
+    def begin(self, request: Request) -> None:
+        """Hooks hear that a request was taken in, and of its end not before that. Raises HookRefused."""
+        about, nbytes = request.about, request.payload_bytes
+        try:
+            self._lifecycle.emit(Stage.BEFORE_REQUEST, about, client=about.client, split=request.split, nbytes=nbytes)
+        finally:
+            with self._locked():
+                request.told = True
+                if request.state is State.OVER:  # while the hooks ran
+                    self._ended.append((request, request.error))
+
+    @property
+    def empty(self) -> bool:
+        """Whether no request is on its way, and hooks have heard of the last; the caller holds `changed`."""
+        return not self._live and not self._untold
+
+    def admit(self, request: Request) -> Answer | None:
+        """Takes a new request in, or recognises one that is known already.
+
+        Returns its answer when there is one. Otherwise the request is RECEIVING afterwards, or OVER when the same one
+        is waiting or running already: its answer then goes to this request's stream, and its chunks are not needed.
+        Raises BadFrame when the id belongs to another request, and ServerUnavailable when there is no room now.
+        """
+        outlet = request.outlet
+        assert outlet is not None
+        with self._locked():
+            known = self._live.get(request.key)
+            answer = self._answers.get(request.key)
+            earlier = known.fingerprint if known else answer.fingerprint if answer else request.fingerprint
+            if earlier != request.fingerprint:
+                raise BadFrame(f"request id {request.key[1]} was used before, for a request with other content")
+            if answer is not None:
+                request.state = State.OVER
+                return answer
+            if known is not None:
+                if known.state is not State.RECEIVING:
+                    known.outlet, known.cancelled = outlet, False
+                    request.state = State.OVER
+                    return None
+                if known.outlet is outlet:
+                    raise BadFrame(f"request {request.key[1]} was announced again before its payload was complete")
+                # the client came back before the old stream was seen to be dead
+                self._end(known, Cancelled("it was announced again on another stream"))
+            self._check_room(request, outlet)
+            self._live[request.key] = request
+            self._live_of[request.key[0]] += 1
+            self._live_bytes += request.held_bytes
+            request.about = replace(request.about, index=next(self._numbers))
+            return None
+
+    def _check_room(self, request: Request, outlet: Outlet) -> None:
+        limits, client = self._limits, request.key[0]
+        self._check_open()
+        if self._live_of[client] + outlet.undelivered >= limits.max_in_flight:
+            raise ServerUnavailable(f"this client has {limits.max_in_flight} requests in flight, which is the limit")
+        if len(self._live) >= limits.max_pending:
+            raise ServerUnavailable(f"the server has {limits.max_pending} requests waiting, which is its limit")
+        if self._live_bytes and self._live_bytes + request.held_bytes > limits.max_pending_bytes:
+            raise ServerUnavailable(f"the server has no room: it holds {self._live_bytes} bytes of requests")
+
+    def complete(self, request: Request, wait: Callable[[], Callable[[], None]]) -> None:
+        """The payload is there: the request waits for a worker, in the line that ``wait`` puts it in. What that gives
+        takes it out again.
+        """
+        with self.changed:
+            if request.state is State.RECEIVING:
+                request.state = State.QUEUED
+                request.completed()
+                request.leave_line = wait()
+
+    def start(self, request: Request) -> bool:
+        """A worker takes a request; False when nobody wants it any more."""
+        with self._locked():
+            if request.state is not State.QUEUED or self._expired(request):
+                return False
+            request.state = State.RUNNING
+            return True
+
+    def finish(self, request: Request, answer: Answer, error: IsthmusError | None) -> None:
+        """The worker is done: the answer is kept, and sent on the stream that waits for it."""
+        with self._locked():
+            outlet = request.outlet
+            if request.cancelled:
+                self._end(request, Cancelled("the client cancelled it while it ran"))
+                return
+            self._end(request, error)
+            self._answers.put(answer)
+            if outlet is not None:
+                outlet.send(answer)
+
+    def abandon(self, request: Request, error: IsthmusError) -> None:
+        """Forgets a request whose payload is not complete."""
+        with self._locked():
+            if request.state is State.RECEIVING:
+                self._end(request, error)
+
+    def cancel(self, key: Key) -> None:
+        """Ends a request unless it is answered already; a running tail is not interrupted, its answer is dropped."""
+        with self._locked():
+            request = self._live.get(key)
+            if request is None or request.cancelled:
+                return
+            outlet, error = request.outlet, Cancelled(f"request {key[1]} was cancelled")
+            if request.state is State.RUNNING:
+                request.cancelled = True
+            else:
+                self._end(request, error)
+            if outlet is not None:
+                outlet.send(replies.failure(request, error))
+
+    def left(self, outlet: Outlet) -> None:
+        """Its stream is gone: unfinished uploads are dropped, running requests finish for whoever comes back."""
+        with self._locked():
+            for request in [request for request in self._live.values() if request.outlet is outlet]:
+                request.outlet = None
+                if request.state is not State.RUNNING:
+                    self._end(request, Cancelled("its stream ended"))
+            self.changed.notify_all()
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """The client has these answers."""
+        with self.changed:
+            self._answers.forget(keys)
+
+    def waits_for(self, outlet: Outlet) -> bool:
+        """Whether any request still has to be answered on this stream."""
+        with self.changed:
+            return any(request.outlet is outlet and not request.cancelled for request in self._live.values())
+
+    def pending(self, but: Request | None = None) -> int:
+        """Requests that wait for a worker or have one, not counting ``but``."""
+        with self.changed:
+            waiting = (State.QUEUED, State.RUNNING)
+            return sum(one.state in waiting and one is not but for one in self._live.values())
+
+    def sweep(self) -> None:
+        """Drops what is too old: answers that nobody acknowledged, and requests past their deadline."""
+        with self._locked():
+            self._answers.sweep()
+            for request in [request for request in self._live.values() if request.state is not State.RUNNING]:
+                self._expired(request)
+
+    def _expired(self, request: Request) -> bool:
+        """Ends a request that is older than its deadline; the caller holds the lock."""
+        limit = request.deadline_seconds(self._limits.deadline_seconds)
+        if request.age_seconds <= limit:
+            return False
+        text = f"request {request.key[1]} is {request.age_seconds:.3f} s old and still {request.state.value}"
+        error = DeadlineExceeded(f"{text}; its limit is {limit:g} s")
+        outlet = request.outlet
+        self._end(request, error)
+        if outlet is not None:
+            outlet.send(replies.failure(request, error))
+        return True
+
+    def _end(self, request: Request, error: IsthmusError | None) -> None:
+        """Takes a request out of the books; the caller holds the lock."""
+        if request.state is not State.OVER:
+            request.state = State.OVER
+            del self._live[request.key]
+            self._live_of[request.key[0]] -= 1
+            if not self._live_of[request.key[0]]:
+                del self._live_of[request.key[0]]
+            self._live_bytes -= request.held_bytes
+            request.error = error
+            request.leave_line()
+            request.release()
+            self._untold += 1
+            if request.told:
+                self._ended.append((request, error))
+            self.changed.notify_all()

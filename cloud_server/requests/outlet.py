@@ -1,0 +1,34 @@
+"""Where answers go: what requests and books need to know of a stream."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cloud_server.requests.answers import Answer
+from protos.isthmus.v1 import split_pb2
+
+
+class Outlet(Protocol):
+    """One client's stream, as seen by what runs for it. `session.Session` is one."""
+
+    @property
+    def client_id(self) -> str: ...
+
+    @property
+    def host(self) -> str:
+        """The client's address without its port."""
+        ...
+
+    @property
+    def inline_bytes(self) -> int:
+        """Answers up to this size go in their header."""
+        ...
+
+    @property
+    def undelivered(self) -> int:
+        """Answers that the client has not begun to fetch."""
+        ...
+
+    def send(self, item: split_pb2.ServerFrame | Answer) -> None:
+        """Puts a frame or an answer in line; never blocks. After the stream's end it is dropped."""
+        ...

@@ -1,0 +1,144 @@
+"""One request on the server: announced, received, waiting, running, answered."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from enum import Enum
+
+import torch
+
+from cloud_server.models import FILE, Computed, Engine
+from cloud_server.requests.answers import Key
+from cloud_server.requests.outlet import Outlet
+from protos.chunks import ChunkFrame
+from protos.isthmus.v1 import split_pb2
+from shared_hooks import Crossing
+from shared_hooks.errors import BadFrame, IsthmusError
+from shared_hooks.lifecycle import About
+
+
+class State(Enum):
+    RECEIVING = "receiving"  # announced; its payload is still arriving
+    QUEUED = "queued"  # complete, waits for a worker
+    RUNNING = "running"  # its tail is being computed; nothing can interrupt that
+    OVER = "over"  # answered, failed, cancelled or abandoned
+
+
+class Request:
+    """A request and its payload buffer. State changes happen under the core's lock; bytes are written by one thread."""
+
+    def __init__(
+        self, outlet: Outlet, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader
+    ) -> None:
+        """``crossing``: None for a request that brings an input file."""
+        self.key: Key = (outlet.client_id, frame.id)
+        self.outlet: Outlet | None = outlet
+        """The stream to answer on; None once it is gone, another one after a reconnect."""
+        self.host = outlet.host
+        self.engine = engine
+        self.crossing = crossing
+        self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id)
+        """For hooks; the core numbers it when it is admitted."""
+        self.suffix = frame.file.suffix
+        self.header = frame.header
+        self._header_bytes = len(frame.header)
+        self.payload_bytes = frame.payload_bytes
+        self.deadline_ms = frame.deadline_ms
+        self.want_metrics = frame.want_metrics
+        self.hooks = tuple(frame.hooks)
+        self.inline_bytes = outlet.inline_bytes
+        self.observations = b""
+        """What the tail's observers found; see `shared_hooks.observers.named`."""
+        self.fingerprint = fingerprint(engine, frame)
+        self.state = State.RECEIVING
+        self.cancelled = False
+        self.told = False
+        """Whether hooks have heard of it."""
+        self.error: IsthmusError | None = None
+        self.began_ns = time.perf_counter_ns()
+        self.complete_ns = self.began_ns
+        self.payload = memoryview(b"")
+        self._received = 0
+        self.leave_line: Callable[[], None] = _nothing
+        """Takes it out of the line in which it waits for a worker."""
+
+    def allocate(self) -> None:
+        """Makes room for the payload: one buffer, whose pages cost nothing until bytes arrive."""
+        if self.payload_bytes:
+            self.payload = memoryview(torch.empty(self.payload_bytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+
+    def write(self, chunk: ChunkFrame) -> bool:
+        """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""
+        payload, due, nbytes = self.payload, self._received, chunk.nbytes
+        if not payload.nbytes:
+            return False  # it is over since the caller looked; the next chunk finds that out
+        if chunk.offset != due:
+            raise BadFrame(
+                f"chunk at offset {chunk.offset}, where {due} was due: chunks come in order and without gaps"
+            )
+        if not nbytes:
+            raise BadFrame(f"chunk at offset {due} is empty")
+        if due + nbytes > self.payload_bytes:
+            raise BadFrame(f"chunk of {nbytes} bytes at offset {due} overruns a payload of {self.payload_bytes} bytes")
+        for piece in chunk.pieces:
+            payload[due : due + piece.nbytes] = piece
+            due += piece.nbytes
+        self._received = due
+        return due == self.payload_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes while it waits."""
+        return self.payload_bytes + self._header_bytes
+
+    def release(self) -> None:
+        """It is over: who still refers to it (a line it waited in, a stream) holds no memory of it."""
+        self.payload, self.header = memoryview(b""), b""
+
+    def completed(self) -> None:
+        self.complete_ns = time.perf_counter_ns()
+
+    def compute(self, max_bytes: int) -> Computed:
+        """The engine's answer to the complete payload. ``max_bytes`` bounds what a file may be decoded to."""
+        if not self.hooks:
+            return self._compute(max_bytes)
+        with self.engine.observing(self.hooks) as found:
+            computed = self._compute(max_bytes)
+            self.observations = found()
+        return computed
+
+    def _compute(self, max_bytes: int) -> Computed:
+        if self.crossing is None:
+            return self.engine.compute_file(self.suffix, self.header, self.payload, self.want_metrics, max_bytes)
+        return self.engine.compute(self.crossing, self.header, self.payload, self.want_metrics)
+
+    @property
+    def split(self) -> str:
+        """Where the model is cut."""
+        return FILE if self.crossing is None else self.crossing.layer_name
+
+    @property
+    def age_seconds(self) -> float:
+        """Since the request was announced."""
+        return (time.perf_counter_ns() - self.began_ns) / 1e9
+
+    def deadline_seconds(self, server_limit: float) -> float:
+        """Age at which the request must not be started any more."""
+        return min(self.deadline_ms / 1e3, server_limit) if self.deadline_ms else server_limit
+
+
+def _nothing() -> None:
+    """It waits in no line."""
+
+
+def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:
+    """Tells a request that is sent again from another one of its id; the header holds the payload's checksums."""
+    digest = hashlib.blake2b(digest_size=16)
+    file = frame.file.SerializeToString(deterministic=True)
+    for part in (engine.identity.model_id.encode(), frame.cut_digest.encode(), frame.header, file):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    digest.update(frame.payload_bytes.to_bytes(8, "little") + bytes([frame.want_metrics]))
+    digest.update("\0".join(frame.hooks).encode())
+    return digest.digest()

@@ -1,0 +1,49 @@
+"""What all streams share, as one stream sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from cloud_server.limits import Limits
+from cloud_server.models import Engine
+from cloud_server.requests import Books, Request
+from cloud_server.streams.crossings import CrossingCache
+from shared_hooks.lifecycle import Lifecycle
+
+
+class Hub(Protocol):
+    """What a session and its uploads ask of the server. `core.Core` is one. Any thread may call."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def engines(self) -> Mapping[str, Engine]:
+        """The served models by id."""
+        ...
+
+    @property
+    def crossings(self) -> CrossingCache: ...
+
+    @property
+    def books(self) -> Books: ...
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        """Observers that clients may ask for."""
+        ...
+
+    @property
+    def lifecycle(self) -> Lifecycle: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    def check_open(self) -> None:
+        """Raises ServerUnavailable while draining."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """The payload is complete: the request waits for a worker."""
+        ...

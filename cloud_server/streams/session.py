@@ -1,0 +1,230 @@
+"""One stream of one client: what it may send when, and what is waiting to be sent to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+
+from cloud_server import wire
+from cloud_server.requests import Answer, replies
+from cloud_server.streams.handshake import agree
+from cloud_server.streams.hub import Hub
+from cloud_server.streams.uploads import Uploads
+from protos.chunks import ChunkFrame
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import (
+    BadFrame,
+    DeadlineExceeded,
+    IsthmusError,
+)
+from shared_hooks.lifecycle import Stage
+
+InFrame = split_pb2.ClientFrame | ChunkFrame
+
+MAX_INLINE_BYTES = 64 << 10  # a header is copied more often than a chunk
+
+
+class Phase(Enum):
+    GREETING = "greeting"  # the first frame, Hello, is due
+    OPEN = "open"
+    FINISHED = "finished"  # the client sends nothing more; what it asked for is still answered
+    OVER = "over"  # nothing is taken or sent any more
+
+
+class Session:
+    """One stream. One thread calls `receive`, another iterates `frames`; the core calls the rest from any thread."""
+
+    def __init__(self, hub: Hub, peer: str, left: Callable[[Session, str], None]) -> None:
+        """``left`` is called once, with the reason, when the stream is gone."""
+        self.peer = peer
+        self.host = peer.rpartition(":")[0] or peer
+        """The address without its port: what is shared fairly is shared among these; client ids cost nothing."""
+        self.client_id = ""
+        self.inline_bytes = 0
+        """Answers up to this size go in their header."""
+        self._hub = hub
+        self._on_left = left
+        self._uploads: Uploads | None = None
+        """What the client asks for; None until it has greeted."""
+        self._phase = Phase.GREETING
+        self._opened = time.monotonic()
+        # Its lock guards phase, error, left and outbox. Who holds it does not ask for the core's lock.
+        self._ready = threading.Condition()
+        self._error: IsthmusError | None = None
+        self._left = False
+        self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
+        self.undelivered = 0
+        """Answers that the client has not begun to fetch."""
+        self._told = False  # that the server drains
+        self._room = 2 * hub.limits.max_in_flight + 64
+
+    # From the client
+
+    def receive(self, frame: InFrame) -> bool:
+        """Takes one frame; False when the stream takes no more. What is wrong fails its request, or ends the stream.
+
+        Blocks while the client does not fetch what is sent to it.
+        """
+        with self._ready:
+            self._ready.wait_for(lambda: len(self._outbox) < self._room or self._phase is Phase.OVER)
+            if self._phase is Phase.OVER or self._error is not None:
+                return False
+        try:
+            if self._uploads is None:
+                self._on_first(frame)
+            elif isinstance(frame, ChunkFrame):
+                self._uploads.chunk(frame)
+            else:
+                self._on_frame(frame, self._uploads)
+        except IsthmusError as error:
+            self.broke(error)
+            return False
+        except Exception as error:
+            failure = IsthmusError("the server failed while it handled a frame; its log says how")
+            failure.__cause__ = error
+            self.broke(failure)
+            return False
+        return True
+
+    def _on_first(self, frame: InFrame) -> None:
+        kind = "chunk" if isinstance(frame, ChunkFrame) else frame.WhichOneof("frame")
+        if isinstance(frame, ChunkFrame) or kind != "hello":
+            raise BadFrame(f"the stream's first frame must be hello: found {kind or 'an unknown frame'}")
+        self._on_hello(frame.hello)
+
+    def _on_frame(self, frame: split_pb2.ClientFrame, uploads: Uploads) -> None:
+        kind = frame.WhichOneof("frame")
+        if kind == "cut":
+            self._hub.crossings.add(frame.cut.digest, frame.cut.data)
+        elif kind == "request":
+            uploads.announce(frame.request)
+        elif kind == "acknowledge":
+            self._acknowledged(frame.acknowledge.ids)
+        elif kind == "cancel":
+            uploads.cancel(frame.cancel.id)
+        elif kind == "hello":
+            raise BadFrame("only the stream's first frame may be hello")
+        else:
+            raise BadFrame("a frame of a kind that this protocol version does not have")
+
+    def _acknowledged(self, ids: Sequence[int]) -> None:
+        """The client has these answers. Raises BadFrame for more than are ever kept: one frame holds millions."""
+        if len(ids) > self._hub.limits.max_answers:
+            raise BadFrame(f"{len(ids)} answers are acknowledged; no more than {self._hub.limits.max_answers} are kept")
+        self._hub.books.forget([(self.client_id, id) for id in ids])
+
+    def _on_hello(self, hello: split_pb2.Hello) -> None:
+        self._hub.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.peer)
+        self._hub.check_open()
+        engine = agree(hello, self._hub.engines)
+        self.client_id = hello.client_id
+        self._uploads = Uploads(self._hub, self, engine)
+        self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
+        self.send(wire.welcome(self._hub.limits, engine.identity))
+        with self._ready:
+            if self._phase is Phase.GREETING:
+                self._phase = Phase.OPEN
+        if self._hub.draining:  # since the question above: `drain` came too early for this stream
+            self.drain()
+        self._hub.lifecycle.emit(Stage.AFTER_HANDSHAKE, client=self.client_id, peer=self.peer, model_id=hello.model_id)
+
+    def finish(self) -> None:
+        """The client has sent its last frame and still waits for its answers."""
+        if self._uploads is not None:
+            self._uploads.end()
+        with self._ready:
+            if self._phase is not Phase.OVER:
+                self._phase = Phase.FINISHED
+            self._ready.notify_all()
+
+    # To the client
+
+    def send(self, item: split_pb2.ServerFrame | Answer) -> None:
+        """Puts a frame or an answer in line; never blocks. After the end it is dropped."""
+        with self._ready:
+            if self._phase is not Phase.OVER:
+                self._outbox.append(item)
+                self.undelivered += isinstance(item, Answer)
+                self._ready.notify_all()
+
+    def frames(self) -> Iterator[wire.OutFrame]:
+        """Everything to be sent, until the stream is over; raises the error that ended it, if one did."""
+        while (item := self._next()) is not None:
+            if isinstance(item, Answer):
+                self._hub.lifecycle.emit(Stage.BEFORE_SEND, item.about, nbytes=item.nbytes)
+                yield from replies.frames(item, self._hub.limits.chunk_bytes)
+                self._hub.lifecycle.emit(Stage.AFTER_SEND, item.about, nbytes=item.nbytes)
+            else:
+                yield item
+        if self._error is not None:
+            raise self._error
+
+    def _next(self) -> split_pb2.ServerFrame | Answer | None:
+        """What to send next, waiting for it; None at the end."""
+        while True:
+            # Asked for without the lock, and before the outbox is looked at: what was answered until then is in it.
+            done = self._phase is Phase.FINISHED and not self._hub.books.waits_for(self)
+            with self._ready:
+                if self._phase is Phase.OVER:
+                    return None
+                if self._outbox:
+                    self._ready.notify_all()  # there is room again
+                    item = self._outbox.popleft()
+                    self.undelivered -= isinstance(item, Answer)
+                    return item
+                if done or self._error is not None:
+                    return None
+                if self._phase is not Phase.GREETING:
+                    self._ready.wait()
+                    continue
+                patience = self._hub.limits.hello_seconds
+                left = self._opened + patience - time.monotonic()
+                if left <= 0:
+                    self._error = DeadlineExceeded(f"no hello came within {patience:g} s")
+                else:
+                    self._ready.wait(left)
+
+    # The end
+
+    def drain(self) -> None:
+        """Tells the client that the server goes away, once; one that was not welcomed yet is refused at its hello."""
+        with self._ready:
+            if self._phase is Phase.GREETING or self._told:
+                return
+            self._told = True
+        self.send(wire.draining())
+
+    def broke(self, error: IsthmusError) -> None:
+        """Ends the stream for something that went wrong on it."""
+        self._hub.lifecycle.emit(Stage.ON_ERROR, where=f"stream of {self.client_id or self.peer}", error=error)
+        self.end(error)
+
+    def end(self, error: IsthmusError) -> None:
+        """Ends the stream with ``error`` once everything in line is sent; the first call counts."""
+        with self._ready:
+            if self._error is None:
+                self._error = error
+            self._ready.notify_all()
+
+    def gone(self) -> None:
+        """The stream is gone; whatever was in line for it stays in the core's store.
+
+        gRPC says so in the one thread that serves every stream: nothing is done here that takes time, and no hook is
+        called. `disconnect` follows in the stream's own thread.
+        """
+        with self._ready:
+            self._phase = Phase.OVER
+            self._outbox.clear()
+            self._ready.notify_all()
+
+    def disconnect(self) -> None:
+        """Leaves the core, once; may be called again."""
+        self.gone()
+        with self._ready:
+            if self._left:
+                return
+            self._left = True
+        self._on_left(self, "" if self._error is None else f"{type(self._error).__name__}: {self._error}")

@@ -1,0 +1,163 @@
+"""What one client asks for on one stream: requests announced, received in chunks, handed to the core, cancelled."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from cloud_server import wire
+from cloud_server.models import Engine
+from cloud_server.requests import Outlet, Request, State
+from cloud_server.streams.hub import Hub
+from protos.chunks import ChunkFrame
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import (
+    BadFrame,
+    Cancelled,
+    Disagreement,
+    HookRefused,
+    IsthmusError,
+    ServerUnavailable,
+    TooLarge,
+)
+from shared_hooks.lifecycle import About, Stage
+
+_SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
+
+
+class Uploads:
+    """The requests that are coming in on ``outlet``, all for ``engine``. One thread calls."""
+
+    def __init__(self, hub: Hub, outlet: Outlet, engine: Engine) -> None:
+        self._hub = hub
+        self._outlet = outlet
+        self._engine = engine
+        self._receiving: dict[int, Request] = {}
+        self._skipped: OrderedDict[int, None] = OrderedDict()
+
+    def announce(self, frame: split_pb2.RequestHeader) -> None:
+        """A request's header: it is taken in, recognised as one that is known, or refused."""
+        self._skipped.pop(frame.id, None)
+        try:
+            request = self._checked(frame)
+            answer = self._hub.books.admit(request)
+        except IsthmusError as error:
+            unfinished = self._receiving.pop(frame.id, None)
+            if unfinished is None or unfinished.state is State.OVER:
+                self._tell(frame.id, error)
+            else:
+                self._hub.books.abandon(unfinished, error)
+            missing = (
+                isinstance(error, Disagreement)
+                and not frame.HasField("file")
+                and self._hub.crossings.get(frame.cut_digest) is None
+            )
+            self._fail(frame.id, error, retry=True if missing else None)
+            return
+        if answer is not None:
+            self._outlet.send(answer)
+        if request.state is State.OVER:
+            self._skip(frame.id)
+            return
+        try:
+            self._prepare(request)
+        except IsthmusError as error:
+            self._hub.books.abandon(request, error)
+            self._fail(frame.id, error)
+            return
+        if request.payload_bytes == 0:
+            self._submit(request)
+        else:
+            self._forget_ended()
+            self._receiving[frame.id] = request
+
+    def _forget_ended(self) -> None:
+        """Uploads that were given up or expired, and of which no chunk came since."""
+        if len(self._receiving) >= self._hub.limits.max_in_flight:
+            for id in [id for id, request in self._receiving.items() if request.state is not State.RECEIVING]:
+                del self._receiving[id]
+                self._skip(id)
+
+    def _prepare(self, request: Request) -> None:
+        """Raises HookRefused, and ServerUnavailable without the memory that the payload takes."""
+        self._hub.books.begin(request)
+        self._hub.lifecycle.emit(Stage.BEFORE_RECEIVE, request.about, nbytes=request.payload_bytes)
+        try:
+            request.allocate()
+        except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
+            raise ServerUnavailable(f"no memory for {request.payload_bytes} bytes: {error}") from error
+
+    def _submit(self, request: Request) -> None:
+        self._hub.lifecycle.emit(Stage.AFTER_RECEIVE, request.about, nbytes=request.payload_bytes)
+        self._hub.submit(request)
+
+    def _checked(self, frame: split_pb2.RequestHeader) -> Request:
+        """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet."""
+        if frame.session_id or frame.step:
+            raise BadFrame("session_id and step are reserved and must be 0")
+        for name in frame.hooks:
+            if name not in self._hub.hooks:
+                allowed = ", ".join(sorted(self._hub.hooks)) or "none"
+                raise HookRefused(f'the observer "{name[:80]}" is not allowed on this server; allowed: {allowed}')
+        limit = self._hub.limits.max_request_bytes
+        if frame.payload_bytes > limit:
+            raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; at most {limit} are accepted")
+        if frame.HasField("file"):
+            file = frame.file
+            self._engine.admit_file(file.suffix, file.preprocess_digest, frame.header, frame.payload_bytes, limit)
+            return Request(self._outlet, self._engine, None, frame)
+        crossing = self._hub.crossings.get(frame.cut_digest)
+        if crossing is None:
+            raise Disagreement(f'no cut "{frame.cut_digest[:80]}" is held here; upload it, then ask again')
+        if crossing.payload_bytes > limit:
+            raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; at most {limit} are accepted")
+        self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
+        return Request(self._outlet, self._engine, crossing, frame)
+
+    def chunk(self, chunk: ChunkFrame) -> None:
+        """A piece of a payload. Raises BadFrame for one that nobody announced."""
+        request = self._receiving.get(chunk.id)
+        if request is None:
+            if chunk.id not in self._skipped:
+                raise BadFrame(f"a chunk of payload {chunk.id}, which was not announced or is complete")
+            return
+        if request.state is not State.RECEIVING:  # cancelled, expired, or taken over by a newer stream
+            del self._receiving[chunk.id]
+            self._skip(chunk.id)
+            return
+        try:
+            complete = request.write(chunk)
+        except BadFrame as error:
+            del self._receiving[chunk.id]
+            self._hub.books.abandon(request, error)
+            self._fail(chunk.id, error)
+            return
+        if complete:
+            del self._receiving[chunk.id]
+            self._submit(request)
+
+    def cancel(self, id: int) -> None:
+        """The client no longer wants this request."""
+        if self._receiving.pop(id, None) is not None:
+            self._skip(id)
+        self._hub.books.cancel((self._outlet.client_id, id))
+
+    def _fail(self, id: int, error: IsthmusError, retry: bool | None = None) -> None:
+        """Reports a request that goes no further; chunks of it that still come are no mistake."""
+        self._skip(id)
+        self._outlet.send(split_pb2.ServerFrame(failed=wire.failed(id, error, retry)))
+
+    def _tell(self, id: int, error: IsthmusError) -> None:
+        """Hooks hear of a request that was not taken in."""
+        about = About(id, -1, None, self._engine.identity.model_id, self._outlet.client_id)
+        self._hub.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
+
+    def _skip(self, id: int) -> None:
+        self._skipped[id] = None
+        self._skipped.move_to_end(id)
+        if len(self._skipped) > _SKIPPED:
+            self._skipped.popitem(last=False)
+
+    def end(self) -> None:
+        """The client sends nothing more: what is not complete is forgotten."""
+        for request in self._receiving.values():
+            self._hub.books.abandon(request, Cancelled("the client ended its stream before the payload was complete"))

@@ -1,0 +1,13 @@
+"""The core behind gRPC.
+
+server     our service, health and reflection, and the end of it all
+servicer   frames between gRPC and sessions
+
+May import core, streams, models, wire, limits.
+"""
+
+from cloud_server.transport.server import CloudServer
+
+__all__ = [
+    "CloudServer",
+]

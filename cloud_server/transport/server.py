@@ -1,0 +1,88 @@
+"""The gRPC server: our service, the standard health and reflection services, and the end of it all."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent import futures
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cloud_server.core import Core
+from cloud_server.transport.servicer import SERVICE, SplitServicer
+from shared_hooks.errors import SpecError
+from shared_hooks.lifecycle import Stage
+
+log = logging.getLogger(__name__)
+
+SPARE_THREADS = 8
+"""For health, reflection and model lists, and for refusing streams beyond `Limits.max_clients`."""
+
+
+def options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """Channel arguments (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html)."""
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a balanced pair
+        # A stream may idle for hours: clients ping to keep it, and are not sent away (GOAWAY) for that ...
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        ("grpc.http2.max_ping_strikes", 10),
+        # ... and the server pings, so that a client whose machine vanished frees its place.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),
+    ]
+
+
+class CloudServer:
+    """A core on a port. ``address`` is HOST:PORT; after `start`, ``port`` is the real one."""
+
+    def __init__(self, core: Core, address: str) -> None:
+        self.core = core
+        self._ending = threading.Lock()  # taken by the first who stops it, and kept
+        # Every stream holds one thread of the pool for as long as it lives.
+        limits = core.limits
+        threads = limits.max_clients + limits.max_probes + limits.max_profiles + SPARE_THREADS
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(threads, thread_name_prefix="isthmus-grpc"),
+            options=options(core.limits.max_message_bytes),
+            maximum_concurrent_rpcs=threads,
+        )
+        self._health = health.HealthServicer(
+            experimental_non_blocking=True, experimental_thread_pool=futures.ThreadPoolExecutor(1)
+        )
+        SplitServicer(core).add_to(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise SpecError(f"listen: {address} cannot be used: {error}") from error
+        if self.port == 0:
+            raise SpecError(f"listen: {address} cannot be used")
+
+    def start(self) -> None:
+        self._server.start()
+        for service in ("", SERVICE):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def drain(self) -> None:
+        """Takes nothing new: streams in use are told, new ones are refused, health says NOT_SERVING."""
+        self._health.enter_graceful_shutdown()
+        self.core.drain()
+
+    def stop(self, grace: float | None = None) -> None:
+        """Ends the streams and the server; ``grace`` is what frames under way have, in seconds. Again: nothing."""
+        if not self._ending.acquire(blocking=False):
+            return
+        self.core.drained(self.core.wait_idle(0))
+        self.core.lifecycle.emit(Stage.BEFORE_SHUTDOWN)
+        self.core.dismiss()
+        self.core.wait_gone(grace or 0)
+        self._server.stop(grace).wait(grace)
+        self.core.close()
+        self.core.lifecycle.emit(Stage.AFTER_SHUTDOWN)

@@ -1,0 +1,150 @@
+"""The core behind gRPC: one handler thread sends a stream's frames, one more takes what comes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from cloud_server import wire
+from cloud_server.core import Core
+from cloud_server.streams import InFrame, Probe, Session
+from protos import chunks, padding
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import BadFrame, IsthmusError
+
+log = logging.getLogger(__name__)
+
+SERVICE = split_pb2.DESCRIPTOR.services_by_name["Split"].full_name
+
+
+class Malformed:
+    """Stands for a message that is no frame: gRPC would end the stream without saying why."""
+
+
+Incoming = InFrame | Malformed
+
+
+def parse(data: bytes) -> Incoming:
+    try:
+        return chunks.parse_client_frame(data)
+    except DecodeError:
+        return Malformed()
+
+
+def parse_probe(data: bytes) -> padding.Padding | Malformed:
+    try:
+        return padding.parse_frame(data)
+    except DecodeError:
+        return Malformed()
+
+
+class SplitServicer:
+    """isthmus.v1.Split. `add_to` registers it by hand, because chunks are serialized by hand (`protos.chunks`)."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def session(self, incoming: Iterator[Incoming], context: grpc.ServicerContext) -> Iterator[wire.OutFrame]:
+        """One standing stream."""
+        try:
+            session = self._core.open(context.peer())
+        except IsthmusError as error:
+            _abort(context, error)
+        if not context.add_callback(session.gone):
+            session.gone()  # the client went away before this line
+        threading.Thread(target=_take, args=(session, incoming), name="isthmus-receive", daemon=True).start()
+        try:
+            yield from session.frames()
+        except IsthmusError as error:
+            _abort(context, error)
+        finally:
+            session.disconnect()
+
+    def probe(
+        self, incoming: Iterator[padding.Padding | Malformed], context: grpc.ServicerContext
+    ) -> Iterator[split_pb2.ProbeReply | padding.Padding]:
+        """One stream of rounds."""
+        try:
+            with self._core.probing() as probe:
+                threading.Thread(target=_take_rounds, args=(probe, incoming), name="isthmus-probe", daemon=True).start()
+                yield from probe.frames()
+        except IsthmusError as error:
+            _abort(context, error)
+
+    def profile(
+        self, request: split_pb2.ProfileRequest, context: grpc.ServicerContext
+    ) -> Iterator[split_pb2.ProfileReply]:
+        """Progress, then the profile."""
+        try:
+            self._core.check_open()
+            yield from self._core.profiles.stream(request, context.is_active)
+        except IsthmusError as error:
+            _abort(context, error)
+
+    def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
+        """What is served."""
+        return wire.model_list(self._core.identities)
+
+    def add_to(self, server: grpc.Server) -> None:
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Session": grpc.stream_stream_rpc_method_handler(
+                self.session, request_deserializer=parse, response_serializer=chunks.serialize_server_frame
+            ),
+            "Probe": grpc.stream_stream_rpc_method_handler(
+                self.probe, request_deserializer=parse_probe, response_serializer=padding.serialize_reply
+            ),
+            "Profile": grpc.unary_stream_rpc_method_handler(
+                self.profile,
+                request_deserializer=split_pb2.ProfileRequest.FromString,
+                response_serializer=split_pb2.ProfileReply.SerializeToString,
+            ),
+            "ListModels": grpc.unary_unary_rpc_method_handler(
+                self.list_models,
+                request_deserializer=split_pb2.ListModelsRequest.FromString,
+                response_serializer=split_pb2.ListModelsReply.SerializeToString,
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        server.add_registered_method_handlers(SERVICE, handlers)
+
+
+def _take_rounds(probe: Probe, incoming: Iterator[padding.Padding | Malformed]) -> None:
+    """Moves frames from the stream to the probe until either ends."""
+    error: IsthmusError | None = None
+    try:
+        for frame in incoming:
+            if isinstance(frame, Malformed):
+                error = BadFrame("a message that is no ProbeFrame")
+                break
+            if not probe.receive(frame):
+                return
+    except Exception as broken:  # gRPC raises a bare Exception here when the stream breaks
+        log.debug("a probe broke: %s", broken)
+    probe.end(error)
+
+
+def _take(session: Session, incoming: Iterator[Incoming]) -> None:
+    """Moves frames from the stream to the session until either ends."""
+    try:
+        for frame in incoming:
+            if isinstance(frame, Malformed):
+                session.broke(BadFrame("a message that is no ClientFrame"))
+                return
+            if not session.receive(frame):
+                return
+        session.finish()
+    except Exception as error:  # gRPC raises a bare Exception here when the stream breaks
+        log.debug("stream of %s broke: %s", session.peer, error)
+        session.disconnect()
+
+
+def _abort(context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
+    text = f"{type(error).__name__}: {wire.message(error)}"
+    # Beyond ASCII one character takes up to twelve bytes of a trailer.
+    context.abort(grpc.StatusCode[error.status], text if text.isascii() else text[:600])
+    raise AssertionError("unreachable: abort raises")

@@ -1,0 +1,114 @@
+"""Ends work that takes too long, as soon as it comes back to Python: a model may loop as often as an input says.
+
+What a tail does after it has read a value from its data cannot be foreseen. One thread looks at all that runs; it
+raises `Overtime` in a thread whose time is over, again and again until that thread is out of the model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from shared_hooks.forward import bounded
+
+AGAIN_SECONDS = 1.0
+COMES_WITHIN = 100
+"""Turns of a loop, at the end of each of which Python looks whether an exception has come from outside."""
+
+
+class Overtime(BaseException):
+    """Not an Exception, so that no model catches it."""
+
+
+class Watch:
+    """Safe with any number of threads."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._until: dict[int, float] = {}
+        self._raised: set[int] = set()
+        self._changed = threading.Event()
+        self._closed = False
+        threading.Thread(target=self._look, name="isthmus-overtime", daemon=True).start()
+
+    def limited(self) -> AbstractContextManager[None]:
+        """Bounds what the block does in this thread. `Overtime` comes where the engine lets it
+        (`shared_hooks.forward.interruption`): in the model's code, and never after it.
+        """
+        return bounded(_Time(self, self._seconds))
+
+    @contextmanager
+    def until(self, end: float) -> Iterator[None]:
+        """`Overtime` may come in the block, from ``end`` on (of the monotonic clock); never after the block."""
+        thread = threading.get_ident()
+        before = self._until.get(thread)
+        try:
+            self._set(thread, end)
+            yield
+        finally:
+            self._leave(thread, before)
+
+    def _set(self, thread: int, end: float) -> None:
+        with self._lock:
+            self._until[thread] = end
+        self._changed.set()
+
+    def _leave(self, thread: int, before: float | None) -> None:
+        """``before``: the end of the block that this one lies in."""
+        while True:
+            try:
+                with self._lock:
+                    self._until.pop(thread, None)
+                if thread in self._raised:
+                    # One that has not come yet comes here. Taking it back (SetAsyncExc with NULL) would leave CPython
+                    # 3.11 looking for it at every call and loop, and under a profiler for ever.
+                    for _ in range(COMES_WITHIN):
+                        pass
+                    self._raised.discard(thread)
+                break
+            except Overtime:
+                continue
+        if before is not None:
+            self._set(thread, before)
+
+    def _look(self) -> None:
+        while not self._closed:
+            with self._lock:
+                now = time.monotonic()
+                for thread, until in self._until.items():
+                    if until <= now:
+                        self._raised.add(thread)
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Overtime))
+                        self._until[thread] = now + AGAIN_SECONDS
+                waiting = min(self._until.values(), default=math.inf)
+            self._changed.clear()
+            self._changed.wait(None if waiting == math.inf else max(waiting - now, 0.01))
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed = True
+        self._changed.set()
+
+
+class _Time:
+    """Of one request; a `shared_hooks.forward.interruption.Limit`."""
+
+    def __init__(self, watch: Watch, seconds: float) -> None:
+        self._watch = watch
+        self._seconds = seconds
+        self._end: float | None = None
+        """Counted from when the model first runs: what others' turns take is not this request's."""
+
+    def interruptible(self, seconds: float) -> AbstractContextManager[None]:
+        now = time.monotonic()
+        if self._end is None:
+            self._end = now + self._seconds
+        return self._watch.until(min(self._end, now + seconds))
+
+    def uninterrupted(self) -> AbstractContextManager[None]:
+        return self._watch.until(math.inf)

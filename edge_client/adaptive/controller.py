@@ -1,0 +1,402 @@
+"""``--split auto``: which candidate to use now. Pure logic: observations and the time are passed in.
+
+All times are nanoseconds; ``now`` is a reading of any one monotonic clock. Not safe with threads: hold a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from edge_client.adaptive.link_estimate import FLOOR, LinkEstimate
+from edge_client.adaptive.tracker import Tracker
+from edge_client.load import Load
+from edge_client.modes import EDGE_ONLY
+from edge_client.planning.calibration import Calibration
+from edge_client.planning.candidate import Candidate
+from edge_client.planning.link import Link
+from edge_client.planning.objective import Constraints, Objective, decide
+from edge_client.planning.partitioners import Partitioner, Situation
+from edge_client.planning.predict import Power, predict
+from shared_hooks.errors import SpecError
+from shared_hooks.profiling.profile import FileInput, Profile
+
+SECOND: Final = 1_000_000_000
+PROBE_EVERY: Final = SECOND
+PROBE_SOON: Final = SECOND // 4
+"""A probe that something depends on, after the one before."""
+DOUBT_WAITS: Final = 8 * SECOND
+"""The longest wait for a doubt's next probe: it doubles while probes find nothing new."""
+LONG_AGO: Final = 1 << 62
+REGRET: Final = 4 * SECOND
+LARGEST_FLOOR: Final = 8 * FLOOR
+"""Probes are at least `FLOOR` bytes; twice as many after each move that a probe led to and requests revoked."""
+CALM_AFTER: Final = 10 * SECOND
+"""Moves so long ago no longer make the next one harder."""
+CLEAR: Final = 0.2
+"""A gain that needs no repetition when a sudden change has just been seen."""
+SMALL_SHARE: Final = 0.05
+"""Of a side's whole time, added to measured and profiled alike: short stages say little about a side's speed."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to run the next request with."""
+
+    candidate: Candidate
+    """``candidate.name`` is what ``split=`` takes; its stages are predicted with what is known now."""
+    moved: bool
+    """Whether it is another than the last choice: log ``reason`` and ``numbers`` then."""
+    reason: str
+    numbers: Mapping[str, float | int | str | None]
+    """For the log: predicted_ms, held (the choice before), held_ms, best, best_ms, up_bytes_per_second,
+    down_bytes_per_second, rtt_ms, queue_ms, edge_factor, server_factor. None = unknown."""
+
+
+@dataclass(frozen=True)
+class Steady:
+    """When to move: a ``gain`` (0.10 = 10 % better) through ``decisions`` or ``seconds``, whichever is over first; at
+    once where the held candidate is impossible or ``worse`` times as bad as the best. Every move doubles the gain that
+    the next one needs (up to half), until a sudden change is seen or no move was made for some seconds.
+    """
+
+    gain: float = 0.10
+    decisions: int = 3
+    seconds: float = 0.5
+    worse: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gain < 1 or self.decisions < 1 or self.seconds < 0 or self.worse <= 1:
+            raise SpecError(f"{self}: expected 0 <= gain < 1, decisions >= 1, seconds >= 0, worse > 1")
+
+
+class SplitController:
+    """Chooses, observes, moves.
+
+    Without a server at the start, leave ``cloud`` and ``link`` out: everything runs here until `server_found`.
+    Per request: ``choice = choose(now)``, run it, then observe what is known of it. Raises SpecError for profiles of
+    different models, an objective without numbers, and when no candidate satisfies the constraints.
+
+    With a ``partitioner``, it decides about every request, among every candidate that is predicted, without waiting for
+    a gain to last; ``option`` is its own word. Without a server there is nothing to decide.
+    """
+
+    def __init__(
+        self,
+        edge: Profile,
+        cloud: Profile | None = None,
+        link: Link | None = None,
+        load: Load | None = None,
+        *,
+        objective: Objective | None = None,
+        constraints: Constraints | None = None,
+        file: FileInput | None = None,
+        file_crosses: bool = True,
+        power: Power | None = None,
+        calibration: Calibration | None = None,
+        steady: Steady | None = None,
+        partitioner: Partitioner | None = None,
+        option: str | None = None,
+    ) -> None:
+        self._all_edge = self._edge = edge
+        self._objective = objective or Objective()
+        self._constraints = constraints or Constraints()
+        self._file, self._file_crosses, self._power, self._calibration = file, file_crosses, power, calibration
+        self._steady = steady or Steady()
+        self._partitioner, self._option = partitioner, option
+        self._edge_factor, self._server_factor = Tracker(1.0), Tracker(1.0)
+        self._queue = Tracker(0.0, offset=1e5)
+        self._cloud: Profile | None = None
+        self._estimate: LinkEstimate | None = None
+        self._load = Load()
+        self._there = False
+        self._largest = 0
+        self._heads: dict[str, float] = {EDGE_ONLY: edge.alone_ns.middle}
+        self._tails: dict[str, float] = {}
+        self._predicted: list[Candidate] = []
+        self._refused: set[str] = set()
+        self._held: str | None = None
+        self._better: tuple[int, int] | None = None  # since when, and in how many decisions, something else was better
+        self._moves: list[int] = []  # when, since the last sudden change
+        self._fresh = False  # a sudden change was seen since the last choice
+        self._promised: dict[str, float] = {}
+        self._probed = self._told = -LONG_AGO
+        self._replaced = self._lured = -LONG_AGO  # when a probe changed the belief, and when a move followed from that
+        self._probe_floor = FLOOR
+        self._doubt_waits = PROBE_SOON
+        if cloud is not None and link is not None:
+            self._take_server(cloud, link, load)
+        else:
+            self._decide(self._candidates())  # raises what choose would raise
+
+    # -- choosing
+
+    def choose(self, now: int) -> Choice:
+        """The candidate for the next request."""
+        candidates = self._candidates()
+        if self._partitioner is not None and self._there:
+            return self._ask(self._partitioner, candidates)
+        best, scores = self._decide(candidates)
+        by_name = {one.name: one for one in candidates}
+        held = self._held
+        pick, reason = best, "the first choice"
+        if held is not None:
+            pick, reason = by_name[best.name], ""
+            if held not in by_name or held not in scores:
+                reason = "no server" if not self._there else f"{held} is not allowed any more"
+            elif not self._should_move(now, scores[held], scores[best.name], best.name):
+                pick = by_name[held]
+                reason = "held"
+            else:
+                percent = 100 * (1 - scores[best.name] / scores[held])
+                reason = f"{best.name} is {percent:.0f} % better than {held} in {self._objective}"
+        moved = pick.name != held
+        if moved:
+            if now - self._lured < REGRET:  # a probe promised more than requests got: a bucket let it pass
+                self._probe_floor = min(2 * self._probe_floor, LARGEST_FLOOR)
+            self._lured = now if now - self._replaced < PROBE_EVERY else -LONG_AGO
+            if held is not None:
+                self._moves.append(now)
+            self._held, self._better = pick.name, None
+        self._fresh = False
+        self._promised[pick.name] = pick.latency_ns
+        return Choice(pick, moved, reason, self._numbers(pick, by_name.get(held or ""), held, best))
+
+    def _ask(self, partitioner: Partitioner, candidates: Sequence[Candidate]) -> Choice:
+        decision = partitioner.decide(
+            Situation(candidates, self._objective, self._constraints, self._edge, self._cloud, self._option)
+        )
+        pick, held = decision.winner, self._held
+        before = next((one for one in candidates if one.name == held), None)
+        self._held = pick.name
+        self._promised[pick.name] = pick.latency_ns
+        best = decision.ranking[0] if decision.ranking else pick
+        return Choice(pick, pick.name != held, decision.objective, self._numbers(pick, before, held, best))
+
+    def refuse(self, name: str) -> None:
+        """Never choose this candidate again: its answers were found wrong. Nothing for EDGE_ONLY."""
+        if name != EDGE_ONLY:
+            self._refused.add(name)
+            self._narrow()
+            self._changed()
+
+    def _should_move(self, now: int, held: float, best: float, name: str) -> bool:
+        if name == self._held or best >= held:
+            self._better = None
+            return False
+        steady = self._steady
+        if held >= steady.worse * best:
+            return True
+        self._moves = [when for when in self._moves if now - when < CALM_AFTER]
+        needed = max(steady.gain, min(0.5, steady.gain * 2 ** len(self._moves)))
+        if best > (1 - needed) * held:
+            self._better = None
+            return False
+        if self._fresh and best <= (1 - CLEAR) * held:  # two observations, or a late request, have already said so
+            return True
+        since, count = self._better or (now, 0)
+        self._better = since, count + 1
+        return count + 1 >= steady.decisions or now - since >= steady.seconds * SECOND
+
+    def _candidates(self) -> list[Candidate]:
+        there = self._there and self._estimate is not None
+        found = predict(
+            self._edge,
+            self._cloud if there else None,
+            self._estimate.link if self._estimate is not None and there else None,
+            replace(self._load, queue_ns=self._queue.value),
+            file=self._file,
+            file_crosses=self._file_crosses,
+            calibration=self._calibration,
+            power=self._power,
+            edge_factor=self._edge_factor.value,
+            server_factor=self._server_factor.value,
+        )
+        return [one for one in found if one.name not in self._refused]
+
+    def _decide(self, candidates: Sequence[Candidate]) -> tuple[Candidate, Mapping[str, float]]:
+        if not self._there:  # it is this or nothing, whatever the constraints
+            return candidates[0], {candidates[0].name: 0.0}
+        decision = decide(candidates, self._objective, self._constraints)
+        return decision.winner, decision.scores
+
+    def _numbers(
+        self, pick: Candidate, held: Candidate | None, held_name: str | None, best: Candidate
+    ) -> Mapping[str, float | int | str | None]:
+        up, down = self._estimate.goodput() if self._estimate else (None, None)
+        return {
+            "predicted_ms": pick.latency_ns / 1e6,
+            "held": held_name,
+            "held_ms": held.latency_ns / 1e6 if held else None,
+            "best": best.name,
+            "best_ms": best.latency_ns / 1e6,
+            "up_bytes_per_second": up,
+            "down_bytes_per_second": down,
+            "rtt_ms": self._estimate.rtt_ns / 1e6 if self._estimate else None,
+            "queue_ms": self._queue.value / 1e6,
+            "edge_factor": self._edge_factor.value,
+            "server_factor": self._server_factor.value,
+        }
+
+    # -- observing
+
+    def observe_transfer(self, now: int, bytes_up: int, bytes_down: int, network_ns: int, bytes_ahead: int = 0) -> None:
+        """A request was answered: its round trip less the server's own time. ``bytes_ahead``: of other requests that
+        had still to be sent when this one was handed over (they took the link first).
+        """
+        if self._estimate is None:
+            return
+        bytes_up += bytes_ahead
+        if self._estimate.speaks_of_goodput(bytes_up, bytes_down):
+            self._told = now
+        overhead = self._calibration.overhead_ns if self._calibration else 0.0
+        if self._estimate.observe(bytes_up, bytes_down, max(1.0, network_ns - overhead)):
+            self._changed()
+
+    def observe_edge(self, now: int, name: str, head_ns: int) -> None:
+        """The candidate's head (EDGE_ONLY: the whole model) took so long here."""
+        whole = self._all_edge.alone_ns.middle
+        profiled = self._heads.get(name)
+        if profiled is not None:
+            self._observe_side(self._edge_factor, head_ns, profiled, whole)
+
+    def observe_server(self, now: int, name: str, tail_ns: int, queue_ns: int) -> None:
+        """The server's decode, inject, compute and encode, and the wait before them."""
+        if self._cloud is None:
+            return
+        profiled = self._tails.get(name)
+        if profiled is not None:
+            self._observe_side(self._server_factor, tail_ns, profiled, self._cloud.alone_ns.middle)
+        self._queue.observe(queue_ns)
+
+    def _observe_side(self, factor: Tracker, measured: float, profiled: float, whole: float) -> None:
+        small = SMALL_SHARE * whole
+        if factor.observe((measured + small * factor.value) / (profiled + small)):
+            self._changed()
+
+    def observe_slow(self, now: int, name: str, bytes_up: int, elapsed_ns: int, *, given_up: bool = False) -> None:
+        """A request of ``bytes_up`` was handed over ``elapsed_ns`` ago and is not answered yet: the link can be no
+        faster than that. Call it every 50 ms or so while waiting; what is too early to mean something is ignored,
+        unless the request was ``given_up``, so that nothing more will be known of it.
+        """
+        if self._estimate is None or not (given_up or self._is_late(name, elapsed_ns)):
+            return
+        tail = self._tails.get(name, 0.0) * self._server_factor.value
+        self._estimate.bound(bytes_up, elapsed_ns - tail - self._queue.value)
+        self._changed()
+
+    def _is_late(self, name: str, elapsed_ns: int) -> bool:
+        promised = self._promised.get(name)
+        return promised is not None and elapsed_ns > self._steady.worse * promised + SECOND // 50
+
+    def _changed(self) -> None:
+        """Something is suddenly different: earlier moves are no flapping, and the next decision need not wait."""
+        self._moves.clear()
+        self._fresh = True
+
+    # -- probing
+
+    def observe_link(self, now: int, link: Link, load: Load | None = None) -> None:
+        """A probe's result: believed where it differs, else averaged in."""
+        if self._estimate is None:
+            return
+        self._take_load(load)
+        if self._estimate.replace(link):
+            self._replaced = now
+            if self._held == EDGE_ONLY:  # else real transfers have the word
+                self._changed()
+            self._doubt_waits = PROBE_SOON
+        else:
+            self._doubt_waits = min(DOUBT_WAITS, 2 * self._doubt_waits)
+        self._told = now
+
+    def wants_probe(self, now: int) -> tuple[int, ...] | None:
+        """Sizes to probe the link with now, one round each, in this order and back to back, beside the requests; None
+        for nothing. Asked for while no real transfer tells the goodput (everything runs here, or little crosses), after
+        what only a probe can decide, and when the server is back. Asking counts as having probed.
+        """
+        if self._estimate is None or not self._there or self._largest == 0:
+            return None
+        since = now - self._probed
+        doubt = self._estimate.doubtful and since >= self._doubt_waits
+        goodput = self._estimate.goodput()[0]
+        floor = max(2, min(self._largest, FLOOR) * self._probe_floor // FLOOR)
+        size = max(floor, int(min(self._largest, 4 * FLOOR, 0.1 * goodput)))
+        takes = int(1.5 * size / goodput * SECOND)
+        # Where requests share the link with it, it may cost them a twentieth of their time.
+        every = max(PROBE_EVERY, takes if self._held == EDGE_ONLY else 20 * takes)
+        if not doubt and (since < every or now - self._told < PROBE_EVERY):
+            return None
+        self._probed = now + takes
+        return 0, size // 2, size
+
+    def server_gone(self, now: int) -> None:
+        """No connection: everything here from the next `choose` on."""
+        self._there = False
+        self._changed()
+
+    def server_back(self, now: int) -> None:
+        """Connected again; what was known of the link is stale. Nothing without an earlier `server_found`."""
+        if self._estimate is None or self._there:
+            return
+        self._there = True
+        self._estimate.forget()
+        self._probed = now - DOUBT_WAITS
+        self._changed()
+
+    def server_found(self, now: int, cloud: Profile, link: Link, load: Load | None = None) -> None:
+        """A server where there was none at the start. Raises SpecError for another model's profile."""
+        try:
+            self._take_server(cloud, link, load)
+        except SpecError:
+            self._there = False
+            raise
+        self._changed()
+
+    def _take_server(self, cloud: Profile, link: Link, load: Load | None) -> None:
+        whole = predict(
+            self._all_edge,
+            cloud,
+            link,
+            load,
+            file=self._file,
+            file_crosses=self._file_crosses,
+            calibration=self._calibration,
+            power=self._power,
+        )
+        self._heads = {one.name: one.stages_ns["edge"] for one in whole if "edge" in one.stages_ns}
+        self._tails = {one.name: one.server_ns for one in whole if one.bytes_up}
+        self._predicted = whole
+        self._narrow()
+        self._cloud, self._there = cloud, True
+        self._largest = max((one.bytes_up for one in whole), default=0)
+        self._estimate = LinkEstimate(link, self._largest)
+        self._take_load(load)
+        self._decide(self._candidates())
+
+    def _narrow(self) -> None:
+        """Predict only those cuts that may be the best one some day; all of them for a partitioner, which may ask."""
+        if self._predicted and self._partitioner is None:
+            kept = {one.layer_id for one in undominated([x for x in self._predicted if x.name not in self._refused])}
+            self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.layer_id in kept))
+
+    def _take_load(self, load: Load | None) -> None:
+        if load is not None:
+            self._load = load
+            self._queue.observe(load.queue_ns)
+
+
+def undominated(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Without those that another beats in everything at once, whatever the link and the speed of either side become."""
+
+    def costs(one: Candidate) -> tuple[float, ...]:
+        own = sum(one.stages_ns.get(stage, 0.0) for stage in ("prepare", "edge", "encode"))
+        memory, energy = one.edge_memory.value, one.edge_energy.value
+        return own, one.bytes_up, one.bytes_down, one.server_ns, memory or 0.0, energy or 0.0, -(one.accuracy or 0.0)
+
+    kept: list[tuple[tuple[float, ...], Candidate]] = []
+    for mine, one in sorted(((costs(one), one) for one in candidates), key=lambda pair: pair[0]):
+        if not any(all(a <= b for a, b in zip(other, mine, strict=True)) for other, _ in kept):
+            kept.append((mine, one))
+    return [one for _, one in kept]

@@ -1,0 +1,7 @@
+"""A server of one's own.
+
+local_server   a cloud server on loopback, for as long as it is needed
+orphans        children of a process that is killed
+
+May import nothing of the client.
+"""

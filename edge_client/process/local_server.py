@@ -1,0 +1,102 @@
+"""A cloud server of one's own on loopback, for measurements on one machine: started, waited for, ended always."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from edge_client.model_choice import ModelChoice
+from edge_client.process.orphans import end_with_parent
+from shared_hooks.errors import ServerUnavailable, SpecError
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+START_SECONDS: Final = 120.0
+STOP_SECONDS: Final = 10.0
+
+
+@contextmanager
+def local_server(
+    choice: ModelChoice,
+    *,
+    hooks: Sequence[str] = (),
+    listen: str = "127.0.0.1:0",
+    arguments: Sequence[str] = (),
+    prefix: Sequence[str] = (),
+) -> Iterator[str]:
+    """``python -m cloud_server`` with this side's ``choice`` as a process; yields HOST:PORT when it listens.
+
+    The model must be named by words (SpecError): nothing else reaches another process. ``hooks`` are the observers it
+    allows, ``arguments`` are more of the server's own, and ``prefix`` goes before the command (``ip netns exec ...``).
+    Raises ServerUnavailable with the last lines of its log when it does not come up.
+    """
+    command = [*prefix, sys.executable, "-u", "-m", "cloud_server", "--listen", listen, *_words_of(choice), *arguments]
+    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+    with tempfile.TemporaryDirectory(prefix="isthmus-server-") as folder:
+        out, log = Path(folder) / "out", Path(folder) / "log"
+        if hooks:
+            config = Path(folder) / "server.toml"
+            config.write_text(f"[observers]\nallow = {json.dumps(list(hooks))}\n", encoding="utf-8")
+            command.append(str(config))
+        with out.open("wb") as stdout, log.open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # Ctrl-C reaches the edge only, which then ends its server
+                preexec_fn=end_with_parent(),
+            )
+        try:
+            yield _address(process, out, log)
+        finally:
+            _end(process)
+
+
+def _words_of(choice: ModelChoice) -> list[str]:
+    if not isinstance(choice.model, str):
+        raise SpecError(f"a server of our own takes a model by its name or file, not {type(choice.model).__name__}")
+    words = ["--model", choice.model, "--device", choice.device]
+    for file in choice.weights:
+        words += ["--weights", file]
+    for option, value in (("--selection", choice.selection), ("--depth", choice.depth), ("--threads", choice.threads)):
+        if value is not None:
+            words += [option, str(value)]
+    return words
+
+
+def _address(process: subprocess.Popen[bytes], out: Path, log: Path) -> str:
+    """From the line that the server prints when it is ready."""
+    limit = time.monotonic() + START_SECONDS
+    while time.monotonic() < limit:
+        status = process.poll()
+        if found := re.search(r"listening on (\S+:\d+)\n", out.read_text(encoding="utf-8")):
+            return found.group(1)
+        if status is not None:
+            raise ServerUnavailable(f"the local server ended with status {status}{_words(log)}")
+        time.sleep(0.05)
+    raise ServerUnavailable(f"the local server was not ready within {START_SECONDS:.0f} s{_words(log)}")
+
+
+def _words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
+    return f": {' | '.join(lines)}" if lines else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()

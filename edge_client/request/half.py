@@ -1,0 +1,228 @@
+"""The model's half on this side: loaded, wrapped, planned; heads run and packed here."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from edge_client.call import Call
+from edge_client.model_choice import ModelChoice
+from edge_client.modes import CLOUD_FILE, EDGE_ONLY
+from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
+from protos.isthmus.v1 import split_pb2
+from shared_hooks import EarlyOutput, LayerMetrics, WrappedModel, codecs
+from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError
+from shared_hooks.lifecycle import Lifecycle, Stage
+from shared_hooks.metrics import ForwardMetrics
+from shared_hooks.models import ModelSpec
+from shared_hooks.models.example import to_device
+from shared_hooks.models.uploads import check_suffix
+from shared_hooks.modules import holder_modules
+from shared_hooks.observers import named, transforms
+from shared_hooks.observers.named import Observations
+from shared_hooks.observers.texts import Texts
+from shared_hooks.tensors import classes_of, flatten, unflatten
+
+Cut = int | str
+Records = tuple[list[LayerMetrics], ForwardMetrics | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head that has run: its frontier as bytes, where it was cut, and what makes its layers' records."""
+
+    outgoing: Outgoing
+    split: str
+    layer_id: int
+    records: Callable[[], Records] = lambda: ([], None)
+    observations: Observations = field(default_factory=dict)
+    transforms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The model run here from end to end."""
+
+    output: Any
+    layers: list[LayerMetrics]
+    forward: ForwardMetrics | None
+    observations: Observations = field(default_factory=dict)
+    transforms: tuple[str, ...] = ()
+
+
+class EdgeHalf:
+    """A wrapped model on a device."""
+
+    spec: ModelSpec | None = None
+
+    def __init__(
+        self,
+        choice: ModelChoice,
+        *,
+        codec: str = "raw",
+        metrics: bool = True,
+        hooks: Iterable[str] = (),
+        lifecycle: Lifecycle | None = None,
+    ) -> None:
+        self._codec = codecs.check(codec)
+        self.device = device = choice.set_up()
+        self.hooks = named.check(hooks)
+        self._texts: Texts | None = None
+        self.lifecycle = Lifecycle("edge") if lifecycle is None else lifecycle
+        model, model_id, example = choice.model, choice.model_id, choice.example
+        if not isinstance(model, nn.Module):
+            self.spec = choice.spec()
+            model_id = model_id or self.spec.model_id
+        elif model_id is None:
+            raise SpecError("model_id is missing: a module does not say what the server calls it")
+        self.observe(self.hooks)
+        self.model_id: str = model_id
+        self.lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=model_id)
+        if isinstance(model, nn.Module):
+            module = model.to(device)
+        else:
+            assert self.spec is not None
+            module = self.spec.load_model(device)
+            example = example or self.spec.example(device)
+        self.wrapped = WrappedModel(module, depth=choice.depth, metrics=metrics, lifecycle=self.lifecycle)
+        self.lifecycle.emit(Stage.AFTER_MODEL_LOAD, model_id=model_id, wrapped=self.wrapped)
+        self._example = example
+        self.find = classes_of(holder_modules(module))
+        self._preprocess_digest: str | None = None
+
+    def observe(self, names: Iterable[str]) -> None:
+        """Observers of every run from now on; of tokens with text, if the spec names a tokenizer. Raises SpecError."""
+        names = named.check(names)
+        if "tokens" in names and self._texts is None and self.spec is not None and self.spec.tokenizer is not None:
+            self._texts = Texts(self.spec.load_tokenizer())
+        self.hooks = names
+
+    def observed(self, hooks: Sequence[str], edge: Observations, cloud: bytes | None = None) -> dict[str, Observations]:
+        """What the observers ``hooks`` of a request found, by side, tokens with their text; nothing without any.
+
+        ``cloud``: as it came; None where no server took part. Raises BadFrame.
+        """
+        if not hooks:
+            return {}
+        sides = {"edge": edge} if cloud is None else {"edge": edge, "cloud": named.from_bytes(cloud)}
+        if self._texts is not None:
+            for found in sides.values():
+                named.tell_tokens(found, self._texts)
+        return sides
+
+    def greeting(self, client_id: str) -> split_pb2.ClientFrame:
+        """Plan the example, hash the weights: what the server must agree on."""
+        return wire.hello_frame(
+            client_id=client_id,
+            model_id=self.model_id,
+            weights_hash=self.wrapped.weights_hash(),
+            structure_digest=self.wrapped.structure_digest(),
+            plan_digest=self.plan_example(),
+            environment=self.wrapped.environment(),
+            about={"torch": torch.__version__, "python": platform.python_version(), "device": str(self.device)},
+        )
+
+    def plan_example(self) -> str:
+        """Plan the spec's example; the plan's digest, empty when there is none."""
+        return "" if self._example is None else self.plan(Call(*self._example))
+
+    def plan(self, call: Call) -> str:
+        """Plan this call, or add the path that it takes; the plan's digest."""
+        args, kwargs = self._placed(call)
+        return self.wrapped.plan(*args, **kwargs).digest
+
+    def head(self, call: Call, cut: Cut, stamps: Stamps) -> Head:
+        """Run the model up to ``cut`` and pack what crosses; stamps `computed` and `packed`.
+
+        Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
+        """
+        early: EarlyOutput
+        early, observations, changed = self._run(partial(self.wrapped.head, cut), "head", call, stamps)
+        records = self.wrapped.last_records()
+        stamps.computed = now_ns()
+        self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
+        outgoing = wire.outgoing(early, self._codec)
+        self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
+        stamps.packed = now_ns()
+        return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed)
+
+    def whole(self, call: Call, stamps: Stamps) -> Whole:
+        """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
+        self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
+        output, observations, changed = self._run(self.wrapped.whole, "whole", call, stamps)
+        layers, forward = self.wrapped.last_records()()  # before hooks, which may run the model
+        self.lifecycle.emit(Stage.AFTER_HEAD, split=EDGE_ONLY, output=output)
+        stamps.computed = now_ns()
+        if self.device.type != "cpu":
+            structure, tensors = flatten(output)
+            output = unflatten(structure, [tensor.cpu() for tensor in tensors], self.find)
+        stamps.unpacked = now_ns()
+        return Whole(output, layers, forward, observations, changed)
+
+    def file(self, path: Path, stamps: Stamps) -> Head:
+        """Read and pack an input file as it is. Raises SpecError without a spec, and InputMismatch."""
+        if self.spec is None:
+            raise SpecError("a client made with a module has no spec to say how the server reads input files")
+        suffix = check_suffix(path.suffix)
+        try:
+            data = np.fromfile(path, dtype=np.uint8)
+        except OSError as error:
+            raise InputMismatch(f"{path} cannot be read: {error.strerror or error}") from error
+        stamps.computed = now_ns()
+        if self._preprocess_digest is None:
+            self._preprocess_digest = self.spec.preprocess_digest()
+        self.lifecycle.emit(Stage.BEFORE_ENCODE, value=path)
+        outgoing = wire.outgoing_file(torch.from_numpy(data), suffix, self._preprocess_digest)
+        self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
+        stamps.packed = now_ns()
+        return Head(outgoing, CLOUD_FILE, -1)
+
+    def output(self, exchange: Exchange) -> Any:
+        """The model's output from an answered exchange, on the CPU."""
+        self.lifecycle.emit(Stage.BEFORE_DECODE, nbytes=len(exchange.payload))
+        value = wire.answer_value(exchange, self.find)
+        self.lifecycle.emit(Stage.AFTER_DECODE, value=value)
+        return value
+
+    def _run(
+        self, forward: Callable[..., Any], part: str, call: Call, stamps: Stamps
+    ) -> tuple[Any, Observations, tuple[str, ...]]:
+        """The head or the whole, what was observed, and the modules that a Transform may have changed.
+
+        Its own time goes to ``stamps.head_ns``.
+        """
+        args, kwargs = self._placed(call)
+        observations: Observations = {}
+        try:
+            with transforms.during(self.wrapped) as changed:
+                if self.hooks:
+                    with named.observing(self.wrapped, self.hooks) as found:
+                        output = forward(*args, **kwargs)
+                        observations = found()
+                else:
+                    output = forward(*args, **kwargs)
+                names = changed()
+            returned = now_ns()
+            if self.device.type == "cuda":  # else the device's time would count as encoding
+                torch.cuda.synchronize(self.device)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            what = f"the head of {self.model_id}" if part == "head" else self.model_id
+            raise ModelFailed(f"{what} raised {type(error).__name__}: {error}") from error
+        stamps.head_ns = self.wrapped.durations().get(part, 0) + now_ns() - returned
+        return output, observations, names
+
+    def _placed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = call.args, dict(call.kwargs)
+        if self.device.type == "cpu":
+            return args, kwargs
+        return to_device(args, self.device), to_device(kwargs, self.device)

@@ -1,0 +1,307 @@
+"""One client's requests: the head runs, the frontier goes, the answer comes back; or the whole model runs here."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from edge_client.answer import Answer
+from edge_client.call import Call
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.request.half import Cut, EdgeHalf, Head
+from edge_client.request.many import Place
+from edge_client.transport import Connection, Exchange, ServerTimes, Stamps, State, Times, layer_metrics, now_ns, wire
+from edge_client.witness import INPUT, Kept, Witness, Witnesses
+from shared_hooks.errors import (
+    Cancelled,
+    CutRefused,
+    DeadlineExceeded,
+    IsthmusError,
+    PlanMismatch,
+    ServerUnavailable,
+    SpecError,
+)
+from shared_hooks.lifecycle import About, Stage
+
+SENDING_SECONDS: Final = 0.001
+"""For the connection's threads, which need the interpreter to send a request; then its records are made."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A request on its way, with what is needed to finish it or to start it over."""
+
+    connection: Connection
+    exchange: Exchange
+    work: Call | Path
+    cut: Cut
+    head: Head
+    about: About
+    kept: Kept | None = None  # for a witness
+    over: bool = False  # hooks have heard how it ended
+
+    @property
+    def settled(self) -> bool:
+        return self.exchange.settled
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was answered on this side."""
+
+    answer: Answer
+    settled: bool = True
+
+
+class Requests:
+    """Begins requests and finishes them; ``connect`` gives the connection. Any thread may call."""
+
+    def __init__(
+        self,
+        half: EdgeHalf,
+        connect: Callable[[], Connection],
+        *,
+        max_in_flight: int,
+        metrics: bool,
+        max_answer_bytes: int,
+        client_id: str = "",
+        witness: float = 0.0,
+    ) -> None:
+        self._half = half
+        self.witnesses = Witnesses(half.wrapped, witness, half.find)
+        self._connect = connect
+        self._most = max_in_flight
+        self._metrics = metrics
+        self._max_answer_bytes = max_answer_bytes
+        self.lifecycle = half.lifecycle
+        self._ids = itertools.count(1)
+        self._client_id = client_id
+        self._singles = itertools.count()
+        self._places = threading.Semaphore(max_in_flight)
+
+    def begin(
+        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, place: Place | None = None
+    ) -> Running | Done:
+        """Wait for a place, run the head, submit; or, without a cut, run everything. A path is sent as it is.
+
+        ``place``: where in its run the input is; None for one by itself.
+        """
+        if cut == EDGE_ONLY:
+            assert isinstance(work, Call)
+            return Done(self.local(work, stamps, place))
+        about = self._about(place)
+        try:
+            with self.lifecycle.request(about):
+                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut)
+                return self._begin(work, cut, stamps, until, about)
+        except BaseException as error:
+            self._over(about, error)
+            raise
+
+    def _begin(
+        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, about: About, before: Running | None = None
+    ) -> Running:
+        """``before``: the attempt that this one repeats."""
+        connection = self._connect()
+        if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
+            raise DeadlineExceeded(f"{self._most} requests are in flight and none was answered before the deadline")
+        try:
+            kept = self._keep(work, stamps, before)
+            stamps.admitted = now_ns()
+            if isinstance(work, Path):
+                head = self._half.file(work, stamps)
+            else:
+                head = self._half.head(work, "input" if cut == CLOUD_ONLY else cut, stamps)
+            exchange = Exchange(
+                about.id if before is None else next(self._ids),  # the server has answered the old one
+                head.outgoing,
+                until=until,
+                stamps=stamps,
+                check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
+                want_metrics=self._metrics and self._half.wrapped.metrics_enabled,
+                hooks=self._half.hooks,
+                about=about,
+                lifecycle=self.lifecycle,
+                on_settled=self._places.release,
+            )
+        except BaseException:
+            self._places.release()
+            raise
+        connection.submit(exchange)
+        return Running(connection, exchange, work, cut, head, about, kept)
+
+    def _keep(self, work: Call | Path, stamps: Stamps, before: Running | None) -> Kept | None:
+        """What a witness will need, taken before the head; the time goes to ``stamps.kept_ns``."""
+        if isinstance(work, Path):
+            self.witnesses.check_cut(INPUT)  # the same whole model there
+            return None
+        if before is None and not self.witnesses.share:
+            return None
+        began = now_ns()
+        if before is None:
+            kept = self.witnesses.keep(work)
+        elif (kept := before.kept) is not None:
+            kept.mark()
+        stamps.kept_ns += now_ns() - began
+        return kept
+
+    def finish(self, running: Running | Done) -> Answer:
+        """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more."""
+        if isinstance(running, Done):
+            return running.answer
+        running.over = True
+        try:
+            with self.lifecycle.request(running.about):
+                answer = self._finish(running)
+                self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
+        except BaseException as error:
+            self._over(running.about, error)
+            raise
+        self._over(running.about, answer=answer)
+        return answer
+
+    def _finish(self, running: Running) -> Answer:
+        try:
+            return self._collect(running)
+        except PlanMismatch as error:
+            if running.exchange.error is not error or isinstance(running.work, Path):
+                raise
+        old = running.exchange.stamps
+        self._half.plan(running.work)
+        stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
+        stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared) - old.aside_ns
+        return self._collect(
+            self._begin(running.work, running.cut, stamps, running.exchange.until, running.about, before=running)
+        )
+
+    def cancel(self, running: Running | Done, why: str) -> None:
+        """Nobody waits for it any more."""
+        if isinstance(running, Running) and not running.over:
+            running.over = True
+            running.connection.cancel(running.exchange, Cancelled(why))
+            self._over(running.about, running.exchange.error or Cancelled(why))
+
+    def local(self, call: Call, stamps: Stamps, place: Place | None = None) -> Answer:
+        """The whole model, here."""
+        about = self._about(place)
+        try:
+            with self.lifecycle.request(about):
+                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=call, split=EDGE_ONLY)
+                answer = self._local(call, stamps, about)
+                self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
+        except BaseException as error:
+            self._over(about, error)
+            raise
+        self._over(about, answer=answer)
+        return answer
+
+    def _local(self, call: Call, stamps: Stamps, about: About) -> Answer:
+        whole = self._half.whole(call, stamps)
+        finished = stamps.unpacked or now_ns()
+        return Answer(
+            output=whole.output,
+            request_id=about.id,
+            split=EDGE_ONLY,
+            layer_id=None,
+            times=Times.from_stamps(stamps, ServerTimes()),
+            layers_edge=whole.layers,
+            layers_cloud=[],
+            bytes_up=0,
+            bytes_down=0,
+            sends=0,
+            measured_ns=finished - stamps.called - stamps.aside_ns,
+            finished_ns=finished,
+            forward_edge=whole.forward,
+            observations=self._half.observed(tuple(whole.observations), whole.observations),
+            transforms=whole.transforms,
+        )
+
+    def _about(self, place: Place | None) -> About:
+        place = place or Place(next(self._singles), None)
+        return About(next(self._ids), place.index, place.total, self._half.model_id, self._client_id)
+
+    def _over(self, about: About, error: BaseException | None = None, answer: Answer | None = None) -> None:
+        """Hooks hear how it ended. Ctrl-C and what abandons a hedge are no errors."""
+        if error is not None and not isinstance(error, Exception):
+            error = Cancelled("the caller was interrupted")
+        if error is not None and not isinstance(error, Cancelled):
+            self.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
+        self.lifecycle.emit(Stage.AFTER_REQUEST, about, error=error, answer=answer)
+
+    def _collect(self, running: Running) -> Answer:
+        exchange, connection = running.exchange, running.connection
+        try:
+            exchange.wait(min(SENDING_SECONDS, exchange.remaining()))
+            layers, forward = running.head.records()
+            if not exchange.wait():
+                connection.cancel(exchange, _too_late(exchange, connection))
+        except BaseException:
+            connection.cancel(exchange, Cancelled("the caller was interrupted"))
+            raise
+        stamps = exchange.stamps
+        stamps.taken = now_ns()
+        stamps.witness_ns = self.witnesses.between(stamps.received, stamps.taken)
+        if exchange.error is not None:
+            raise exchange.error
+        assert exchange.reply is not None
+        output = self._half.output(exchange)
+        stamps.unpacked = finished = now_ns()
+        self.witnesses.check_cut(INPUT if isinstance(running.work, Path) else running.head.split, running.head.layer_id)
+        witness, output = self._witness(running, output)
+        return Answer(
+            output=output,
+            request_id=exchange.id,
+            split=running.head.split,
+            layer_id=running.head.layer_id,
+            times=Times.from_stamps(stamps, wire.server_times(exchange.reply.durations)),
+            layers_edge=layers,
+            layers_cloud=layer_metrics.layer_metrics(exchange.reply),
+            bytes_up=exchange.bytes_up,
+            bytes_down=exchange.bytes_down,
+            sends=exchange.sends,
+            measured_ns=finished - stamps.called - stamps.aside_ns,
+            finished_ns=finished if witness is None else now_ns(),
+            load=wire.load(exchange.reply),
+            forward_edge=forward,
+            forward_cloud=layer_metrics.forward_metrics(exchange.reply),
+            observations=self._half.observed(exchange.hooks, running.head.observations, exchange.reply.observations),
+            transforms=(*running.head.transforms, *exchange.reply.transforms),
+            witness=witness,
+        )
+
+    def _witness(self, running: Running, output: Any) -> tuple[Witness | None, Any]:
+        """The witness, if there is to be one, and the answer's output after it."""
+        if running.kept is None or running.head.transforms:  # what this side changes itself is not the model's own
+            return None, output
+        about = running.exchange.about
+        welcome = running.connection.welcome
+        said = {} if welcome is None else dict(welcome.about)
+        number, kept_ns = running.exchange.id, running.exchange.stamps.kept_ns
+        witness, output = self.witnesses.judge(running.kept, output, running.head.split, number, said, kept_ns)
+        if not witness.same:
+            self.lifecycle.emit(Stage.ON_ERROR, about, where="witness", error=CutRefused(witness.finding))
+        return witness, output
+
+
+def _too_late(exchange: Exchange, connection: Connection) -> IsthmusError:
+    what = f"no answer from {connection.address} to request {exchange.id} before its deadline"
+    if connection.state is not State.READY:
+        return ServerUnavailable(f"{what}: no connection (last: {connection.last_reason})")
+    if exchange.put_off_by is not None:
+        return DeadlineExceeded(f"{what}: put off {exchange.put_offs} times (last: {exchange.put_off_by})")
+    return DeadlineExceeded(what)
+
+
+def work_of(item: object, cut: Cut) -> Path | None:
+    """The file to send as it is; None where the cut is another one."""
+    if cut != CLOUD_FILE:
+        return None
+    path = getattr(item, "path", item)
+    if not isinstance(path, Path):
+        raise SpecError(f'split="{CLOUD_FILE}" takes input files (InputItem, or a Path), not {type(item).__name__}')
+    return path

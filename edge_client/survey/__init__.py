@@ -1,0 +1,9 @@
+"""What a plan is made from, found out: the link, the server's profile, our own.
+
+prober    rounds of bytes on a stream of their own
+probing   what the link carries; the server's profile
+gather    all of it together
+loaded    a model with an input to plan on
+
+May import client, planning, process, transport, screen.
+"""

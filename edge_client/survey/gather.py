@@ -1,0 +1,299 @@
+"""What a plan is made of: both profiles, the link and the load, from files or measured now."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from edge_client.call import Call
+from edge_client.client import EdgeClient
+from edge_client.dial import dial
+from edge_client.load import Load
+from edge_client.modes import EDGE_ONLY
+from edge_client.planning.calibration import Calibration, Sample
+from edge_client.planning.candidate import Candidate
+from edge_client.planning.link import Link
+from edge_client.planning.predict import Power, predict
+from edge_client.process.local_server import local_server
+from edge_client.screen.progress import progress
+from edge_client.survey.loaded import Loaded
+from edge_client.survey.probing import fetch_profile, probe, round_trip
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import Disagreement, SpecError
+from shared_hooks.profiling import machine, profile_file
+from shared_hooks.profiling.profile import FileInput, ModelIdentity, Profile
+from shared_hooks.profiling.profiler import ProfileOptions, identity, profile_edge
+from shared_hooks.profiling.quartiles import Quartiles
+
+Say = Callable[[str], None]
+PROBED_SIZES: Final = 6
+LEAST_PROBED: Final = 64 << 10
+"""Bytes without which goodput is only noise: the slope between two sizes that hardly differ."""
+LONGEST_PAUSE: Final = 0.05
+CALIBRATION_CUTS: Final = 2
+CALIBRATION_REQUESTS: Final = 5
+CALIBRATION_WARMUP: Final = 2
+SAID_SECONDS: Final = 15.0
+FILE_READINGS: Final = 5
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Where to take it from; None = measured now (``server``: one of our own on loopback, which allows ``hooks``)."""
+
+    server: str | None = None
+    edge_profile: str | None = None
+    cloud_profile: str | None = None
+    link: Link | None = None
+    file: str | None = None
+    """An input file: its preparation is measured, and the candidate that sends it unread is predicted."""
+    warmup: int = 3
+    repetitions: int = 10
+    seconds: float = 20.0
+    """Budget of each profile."""
+    probe_seconds: float = 2.0
+    codec: str = "raw"
+    calibrate: bool = False
+    hooks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All that `predict` takes. ``server`` is where it runs while the context lasts (None: none was needed)."""
+
+    edge: Profile
+    cloud: Profile
+    link: Link
+    load: Load
+    file: FileInput | None = None
+    file_crosses: bool = False
+    """Whether the server reads files as this side does."""
+    calibration: Calibration | None = None
+    server: str | None = None
+    server_is_ours: bool = False
+    warnings: tuple[str, ...] = field(default=())
+
+    def candidates(
+        self,
+        link: Link | None = None,
+        edge_factor: float = 1.0,
+        server_factor: float = 1.0,
+        *,
+        power: Power | None = None,
+    ) -> list[Candidate]:
+        """What `predict` makes of it; on another ``link``, or with either side's times multiplied, to ask what if."""
+        return predict(
+            self.edge,
+            self.cloud,
+            self.link if link is None else link,
+            self.load,
+            file=self.file,
+            file_crosses=self.file_crosses,
+            calibration=self.calibration,
+            power=power,
+            edge_factor=edge_factor,
+            server_factor=server_factor,
+        )
+
+
+@contextmanager
+def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> Iterator[Gathered]:
+    """Measure or read; a server of our own lives until the context ends. ``say`` gets one line at a time, for people.
+
+    Raises SpecError (a file that is no profile, or one of another model or other weights), Disagreement (a server's),
+    ServerUnavailable, UnknownModel.
+    """
+
+    found: list[str] = []
+
+    def warn(text: str) -> None:
+        found.append(text)
+        say(f"warning: {text}")
+
+    who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
+    with ExitStack() as stack:
+        # Files first: what cannot be used is said before anything is measured.
+        edge = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), wanted.codec, warn)
+        cloud = _read(wanted.cloud_profile, "cloud", who, None, wanted.codec, warn)
+        server, ours = wanted.server, False
+        if server is None and (cloud is None or wanted.link is None or wanted.calibrate):
+            say("no --server: one of our own on loopback; it shares this machine, and its link is no network")
+            server, ours = stack.enter_context(local_server(loaded.choice, hooks=wanted.hooks)), True
+        if edge is None:
+            # A profile rests before each measurement as long as a request waits for the network.
+            pause = None if server is None else min(LONGEST_PAUSE, round_trip(server))
+            edge = _measure_edge(loaded, wanted, pause, progress)
+        if cloud is None:
+            assert server is not None
+            with _bar("server's profile", progress) as advance:
+                data = fetch_profile(
+                    server, who.model_id, wanted.warmup, wanted.repetitions, wanted.seconds, lambda *at: advance(at[2])
+                )
+            cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
+            for text in profile_file.check(cloud, who):
+                warn(text)
+        served = None if server is None else _served(server, who.model_id)
+        if wanted.cloud_profile is not None and server is not None:
+            for text in _of_another_machine(cloud, who, server, served):
+                warn(f"{wanted.cloud_profile}: {text}")
+        link, load = wanted.link, Load()
+        file = _file(edge, wanted.file, loaded)
+        if link is None:
+            assert server is not None
+            with _bar("probing the link", progress) as advance:
+                answers = (0, cloud.answer_bytes, 4 * cloud.answer_bytes)
+                link, load = probe(
+                    server, probe_sizes(edge, file), answers, wanted.probe_seconds, lambda *at: advance(at[2])
+                )
+        reads = served is not None and served.preprocess_digest == loaded.spec.preprocess_digest()
+        crosses = reads and file is not None
+        if file is not None and server is not None and not crosses:
+            warn("the server reads input files otherwise than this side: they cannot be sent as they are")
+        gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found))
+        if wanted.calibrate:
+            gathered = replace(gathered, calibration=_calibrate(loaded, wanted, gathered))
+        yield gathered
+
+
+def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> Profile:
+    """This side's profile alone, read or measured: where there is no server yet."""
+
+    who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
+    read = _read(
+        wanted.edge_profile, "edge", who, _machine_of(loaded), wanted.codec, lambda text: say(f"warning: {text}")
+    )
+    return read or _measure_edge(loaded, wanted, None, progress)
+
+
+def probe_sizes(edge: Profile, file: FileInput | None) -> list[int]:
+    """Nothing, some sizes that candidates send, smallest and largest among them, and `LEAST_PROBED` at least."""
+    sizes = sorted({cut.wire_bytes for cut in edge.cuts} | ({file.nbytes} if file else set()))
+    if len(sizes) > PROBED_SIZES:
+        step = (len(sizes) - 1) / (PROBED_SIZES - 1)
+        sizes = [sizes[round(at * step)] for at in range(PROBED_SIZES)]
+    return sorted({0, *sizes, max([*sizes[-1:], LEAST_PROBED])})
+
+
+def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, codec: str, warn: Say) -> Profile | None:
+
+    if path is None:
+        return None
+    profile = profile_file.read(path, side)
+    if profile.side != side:
+        raise SpecError(f"{path}: the {profile.side}'s profile, where the {side}'s is wanted")
+    try:
+        found = profile_file.check(profile, who, machine)
+    except Disagreement as error:
+        raise SpecError(f"{path}: {error}") from error
+    for text in found:
+        warn(f"{path}: {text}")
+    made = profile.settings.get("codec")
+    if made != codec:
+        warn(f"{path}: the {side}'s profile was made with the codec {made}, requests use {codec}")
+    return profile
+
+
+def _machine_of(loaded: Loaded) -> Any:
+
+    return machine.describe(_device(loaded))
+
+
+def _device(loaded: Loaded) -> Any:
+    import torch
+
+    parameter = next(loaded.wrapped.model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress: bool) -> Profile:
+
+    files = [Path(wanted.file)] if wanted.file else []
+    how = ProfileOptions(wanted.warmup, wanted.repetitions, wanted.seconds, wanted.codec)
+    with _bar("profiling", progress) as advance:
+        return profile_edge(
+            loaded.wrapped,
+            loaded.spec.model_id,
+            loaded.args,
+            loaded.kwargs,
+            how if pause is None else replace(how, pause=pause),
+            files=files,
+            prepare=loaded.spec.preprocess,
+            on_progress=lambda done, total, what: advance(what),
+        )
+
+
+def _bar(what: str, show: bool) -> Any:
+
+    return progress(what, None, show)
+
+
+def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:
+    """What the edge's profile knows of the file; else it is prepared a few times now."""
+    if path is None:
+        return None
+    nbytes = Path(path).stat().st_size
+    known = next((one for one in edge.files if (Path(one.name).name, one.nbytes) == (Path(path).name, nbytes)), None)
+    if known is not None:
+        return known
+    took = []
+    for _ in range(FILE_READINGS):
+        began = time.perf_counter_ns()
+        loaded.spec.preprocess(Path(path))
+        took.append(time.perf_counter_ns() - began)
+    return FileInput(path, Path(path).suffix.lower(), nbytes, Quartiles.of(took))
+
+
+def _served(server: str, model_id: str) -> Any:
+    """What the server says of this model (`split_pb2.ModelInfo`); None where it says nothing."""
+    import grpc
+
+    with dial(server) as channel:
+        ask = channel.unary_unary(
+            "/isthmus.v1.Split/ListModels",
+            request_serializer=split_pb2.ListModelsRequest.SerializeToString,
+            response_deserializer=split_pb2.ListModelsReply.FromString,
+        )
+        try:
+            models = ask(split_pb2.ListModelsRequest(), timeout=SAID_SECONDS, wait_for_ready=True).models
+        except grpc.RpcError:
+            return None
+    return next((one for one in models if one.model_id == model_id), None)
+
+
+def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served: Any) -> list[str]:
+    """Warnings about a profile from a file, where ``server`` may be another than the one it was made on."""
+
+    try:
+        there = json.loads(served.machine) if served is not None and served.machine else None
+    except (ValueError, RecursionError):
+        there = None
+    if not isinstance(there, dict) or "id" not in there:
+        return [f"{server} does not say on what machine it runs: whether the profile is of that is not known"]
+    return profile_file.check(cloud, who, there)
+
+
+def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered) -> Calibration:
+    """A few real requests at two cuts; of each the median, against what is predicted of it."""
+
+    assert gathered.server is not None
+    networked = [
+        one
+        for one in predict(gathered.edge, gathered.cloud, gathered.link, gathered.load)
+        if one.name != EDGE_ONLY and one.layer_id is not None
+    ]
+    samples = []
+    with EdgeClient(gathered.server, loaded.choice.with_spec(loaded.spec), codec=wanted.codec, metrics=False) as client:
+        for one in sorted(networked, key=lambda one: one.latency_ns)[:CALIBRATION_CUTS]:
+            calls = [Call(loaded.args, loaded.kwargs)] * (CALIBRATION_WARMUP + CALIBRATION_REQUESTS)
+            took = [client.infer_many([call], split=one.name) for call in calls]
+            measured = [answer.measured_ns for answers in took for answer in answers][CALIBRATION_WARMUP:]
+            samples.append(Sample(one.name, one.latency_ns, statistics.median(measured)))
+    if not samples:
+        raise SpecError("nothing to calibrate with: the model has no cut")
+    return Calibration.fit(samples)

@@ -1,0 +1,162 @@
+"""What the link carries, measured; and the server's profile, fetched."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import grpc
+
+from edge_client.dial import check_address, dial
+from edge_client.load import Load
+from edge_client.planning.link import Curve, Link
+from edge_client.survey.prober import LinkProber, Round
+from edge_client.transport import KeepAlive, check_seconds, verdict
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import BadFrame, ServerUnavailable
+from shared_hooks.profiling.quartiles import Quartiles
+
+SIZES: Final = (0, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+ANSWER_SIZES: Final = (0, 1 << 10, 16 << 10, 256 << 10, 1 << 20)
+WARMUP: Final = 5
+REPETITIONS: Final = 15
+PROFILE_SECONDS: Final = 600.0
+LEAST: Final = 3
+BUSY_SECONDS: Final = 0.003
+Progress = Callable[[int, int, str], None]
+
+
+def probe(
+    server: str,
+    sizes: Sequence[int] = SIZES,
+    answer_sizes: Sequence[int] = ANSWER_SIZES,
+    seconds: float = 3.0,
+    on_progress: Progress | None = None,
+    patience: float = 15.0,
+) -> tuple[Link, Load]:
+    """Rounds of all sizes in turns on one stream, about ``seconds`` in all: the middle of each, `LEAST` rounds of it
+    unless the link is too slow for that.
+
+    A size that would take more than the time is left out: `Curve` goes on in a straight line. Before each round this
+    thread computes for `BUSY_SECONDS`, as a request's does: clocks, caches and a CPU quota are as computing leaves them
+    (on a quarter of a core that makes 4 ms of a round trip of 25). Raises ServerUnavailable without a server or without
+    an answer for ``patience`` seconds, and Disagreement for a server too old to be probed.
+    """
+    check_seconds("seconds", seconds)
+    up = [(nbytes, 0) for nbytes in sorted({0, *sizes})]
+    down = [(0, nbytes) for nbytes in sorted({0, *answer_sizes})]
+    total = LEAST * (len(up) + len(down) - 1)
+    found: dict[tuple[int, int], list[Round]] = {}
+    with LinkProber(server) as prober:
+        for _ in range(WARMUP):
+            last = prober.round(1 << 10, 0, patience)
+        began = time.monotonic()
+
+        def measure(kind: tuple[int, int]) -> Round:
+            if on_progress:
+                done = sum(len(rounds) for rounds in found.values())
+                on_progress(min(done, total), total, f"{kind[1]} bytes down" if kind[1] else f"{kind[0]} bytes up")
+            _compute(BUSY_SECONDS)
+            one = prober.round(*kind, patience)
+            found.setdefault(kind, []).append(one)
+            return one
+
+        for way in (up, down):
+            known: list[tuple[int, float]] = []
+            for kind in way:
+                spent = time.monotonic() - began
+                if len(known) > 1 and LEAST * (spent + Curve(tuple(known)).ns(max(kind)) / 1e9) > seconds:
+                    break
+                last = found[kind][0] if kind in found else measure(kind)
+                known.append((max(kind), float(last.total_ns)))
+        for turn in range(1, REPETITIONS):
+            spent = time.monotonic() - began
+            if spent > (seconds if turn >= LEAST else 2 * seconds):  # a slow link: better few rounds than a long wait
+                break
+            for kind in list(found):
+                last = measure(kind)
+        if on_progress:
+            on_progress(total, total, "done")
+    nothing = _middle(found[0, 0])
+    ups = [(nbytes, _middle(rounds)) for (nbytes, answer), rounds in found.items() if not answer]
+    downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in found.items() if answer]
+    return Link(Curve(tuple(ups)), Curve(((0, 0.0), *downs))), last.load
+
+
+def round_trip(server: str, patience: float = 15.0) -> float:
+    """Seconds of a round of no bytes, the middle of a few. Raises as `probe` does."""
+    with LinkProber(server) as prober:
+        for _ in range(WARMUP):
+            prober.round(0, 0, patience)
+        return _middle([prober.round(0, 0, patience) for _ in range(WARMUP)]) / 1e9
+
+
+def fetch_profile(
+    server: str,
+    model_id: str,
+    warmup: int = 0,
+    repetitions: int = 0,
+    seconds: float = 0.0,
+    on_progress: Progress | None = None,
+    *,
+    fresh: bool = False,
+    patience: float = 15.0,
+) -> dict[str, Any]:
+    """The cloud's side of a model's profile, as `shared_hooks.profiling.profile_file.from_json` takes it.
+
+    A server keeps what it measured with equal settings until ``fresh``; a setting of 0 is the server's own. It may have
+    to wait for others' profiles, but not for ever: `PROFILE_SECONDS` in all. Raises
+    ServerUnavailable, UnknownModel, Disagreement for a server too old, CutRefused for a model without an example,
+    SpecError for settings beyond the server's limits.
+    """
+    check_address(server)
+    with dial(server, KeepAlive(every=5.0, timeout=5.0)) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=patience)
+        except grpc.FutureTimeoutError:
+            raise ServerUnavailable(f"no server at {server} for {patience:g} s") from None
+        method = channel.unary_stream(
+            "/isthmus.v1.Split/Profile",
+            request_serializer=split_pb2.ProfileRequest.SerializeToString,
+            response_deserializer=split_pb2.ProfileReply.FromString,
+        )
+        call = method(
+            split_pb2.ProfileRequest(
+                model_id=model_id, warmup=warmup, repetitions=repetitions, seconds=seconds, fresh=fresh
+            ),
+            timeout=PROFILE_SECONDS,
+        )
+        try:
+            for reply in call:
+                if reply.WhichOneof("reply") == "profile":
+                    return _parsed(reply.profile, server)
+                if on_progress:
+                    on_progress(reply.progress.done, reply.progress.total, reply.progress.what)
+        except grpc.RpcError as error:
+            raise verdict.refusal(error, server) from None
+        finally:
+            call.cancel()
+    raise BadFrame(f"{server} ended its answer without a profile")
+
+
+def _parsed(data: bytes, server: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadFrame(f"the profile that {server} sent is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise BadFrame(f"the profile that {server} sent is not an object")
+    return found
+
+
+def _middle(rounds: Sequence[Round]) -> float:
+    return Quartiles.of([one.network_ns for one in rounds]).middle
+
+
+def _compute(seconds: float) -> None:
+    """Processor time of this thread."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass

@@ -1,0 +1,36 @@
+"""The standing connection to a server: frames out, frames in, broken and mended.
+
+connection     opened, lost, opened again
+state, options its life; its limits
+stream         one gRPC stream
+outbox, inbox  what has still to be sent; what came
+waiting        who waits for a stream or an answer
+exchange       one request and its answer on the wire
+wire           protobuf messages <-> frontiers
+layer_metrics  what the server measured, out of a reply
+times          where the time of a request went
+verdict, backoff  what a stream's end means; delays between attempts
+
+May import protos, and of the engine crossing, metrics, lifecycle; nothing else of the client.
+"""
+
+from edge_client.transport.connection import Connection
+from edge_client.transport.exchange import Exchange, Outgoing
+from edge_client.transport.options import ConnectionOptions, KeepAlive, check_seconds
+from edge_client.transport.state import Counters, State
+from edge_client.transport.times import ServerTimes, Stamps, Times, now_ns
+
+__all__ = [
+    "Connection",
+    "ConnectionOptions",
+    "Counters",
+    "Exchange",
+    "KeepAlive",
+    "Outgoing",
+    "ServerTimes",
+    "Stamps",
+    "State",
+    "Times",
+    "check_seconds",
+    "now_ns",
+]

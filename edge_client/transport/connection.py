@@ -1,0 +1,283 @@
+"""The standing connection: opened when wanted, opened again when broken, unanswered requests sent again by id.
+
+One keeper thread owns the stream and reads it; any thread may submit, wait and cancel. Which failures end what:
+
+* The server refuses the greeting for a reason that time does not heal (it disagrees, has no such model, is something
+  else): everybody who waits gets that error, and the next request starts over.
+* The stream breaks otherwise: back-off with jitter, a new stream, everything unanswered goes again under its old id
+  (the server answers a repeated id from memory). Each request has a deadline and a limit of sendings.
+* No stream for ``patience`` seconds: everybody who waits gets `ServerUnavailable`, and the next request starts over.
+
+An idle connection that breaks is not opened again before the next request: there is nothing to lose.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # the builtin one only from Python 3.11 on
+from typing import Final
+
+import grpc
+
+from edge_client.transport import verdict, wire
+from edge_client.transport.backoff import Backoff
+from edge_client.transport.exchange import Exchange
+from edge_client.transport.inbox import Inbox
+from edge_client.transport.options import ConnectionOptions, KeepAlive
+from edge_client.transport.outbox import Outbox
+from edge_client.transport.state import Counters, State
+from edge_client.transport.stream import Stream
+from edge_client.transport.waiting import Opener, Waiting
+from protos import PROTOCOL_VERSION
+from protos.chunks import ChunkFrame
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import (
+    Cancelled,
+    Disagreement,
+    IsthmusError,
+    ServerUnavailable,
+)
+from shared_hooks.lifecycle import Lifecycle, Stage
+
+POLITE_SECONDS: Final = 0.5  # what a stream gets to end well when the client closes
+
+
+class Connection:
+    """One server, one stream at a time. ``hello`` is the greeting, the same for every stream."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: split_pb2.ClientFrame,
+        options: ConnectionOptions | None = None,
+        backoff: Backoff | None = None,
+        lifecycle: Lifecycle | None = None,
+    ) -> None:
+        self.address = address
+        self.counters = Counters()
+        self.lifecycle = lifecycle or Lifecycle("edge")
+        self.welcome: split_pb2.Welcome | None = None
+        self._hello = hello
+        self._options = options or ConnectionOptions()
+        self._keep_alive = self._options.keep_alive
+        self._backoff = backoff or Backoff()
+        self._waiting = Waiting(address, self._options.max_in_flight)
+        self._changed = self._waiting.changed
+        self._state = State.UNOPENED
+        self._closing = False
+        self._outbox: Outbox | None = None
+        self._stream: Stream | None = None
+        self._keeper: threading.Thread | None = None
+        self._without_stream_since: float | None = None
+        self._tries = 0  # since the last Welcome
+        self._last_reason = "not tried yet"
+
+    @property
+    def state(self) -> State:
+        """Where the connection stands."""
+        return self._state
+
+    @property
+    def last_reason(self) -> str:
+        """Why the last stream ended, in words; for messages."""
+        return self._last_reason
+
+    def open(self, seconds: float) -> split_pb2.Welcome:
+        """Wait for the server's Welcome; raises what the greeting ended with, `ServerUnavailable` after ``seconds``."""
+        opener: Opener = Future()
+        with self._changed:
+            if self._state is State.READY and self.welcome is not None:
+                return self.welcome
+            self._demand(opener)
+        try:
+            return opener.result(seconds)
+        except FutureTimeout:
+            raise self._unavailable(seconds) from None
+        finally:
+            with self._changed:
+                self._waiting.leave(opener)
+
+    def submit(self, exchange: Exchange) -> None:
+        """Send a request as soon as there is a stream; the exchange is settled with the answer or an error."""
+        with self._changed:
+            if self._closing:
+                exchange.settle(Cancelled("the client is closed"))
+            elif self._state is not State.READY or not self._waiting.refuse_if_too_large(exchange, self.welcome):
+                self._demand(exchange)
+                if self._outbox is not None and self._state is State.READY:
+                    self._outbox.put(exchange)
+
+    def cancel(self, exchange: Exchange, error: IsthmusError) -> None:
+        """Give a request up with ``error``; no effect on one that is settled."""
+        with self._changed:
+            self._waiting.leave(exchange)
+            outbox = self._outbox
+        if exchange.settle(error) and outbox is not None:
+            outbox.cancel(exchange.id)
+
+    def close(self) -> None:
+        """End the stream and everything that waits on it (`Cancelled`). Ends within a second; may be repeated."""
+        with self._changed:
+            self._closing = True
+            outbox, stream, keeper = self._outbox, self._stream, self._keeper
+            self._changed.notify_all()
+        self._waiting.fail(Cancelled("the client was closed"))
+        if outbox is not None and self._state is State.READY:
+            outbox.finish()
+        elif stream is not None:
+            stream.cancel()
+        if keeper is not None and keeper is not threading.current_thread():
+            keeper.join(POLITE_SECONDS)
+            if keeper.is_alive() and self._stream is not None:
+                self._stream.cancel()
+                keeper.join(POLITE_SECONDS)
+        with self._changed:
+            self._state = State.CLOSED
+
+    def _demand(self, who: Exchange | Opener) -> None:
+        """Called with the lock: note who waits, and wake or start the keeper."""
+        if self._closing:
+            raise Cancelled("the client is closed")
+        self._waiting.add(who)
+        if self._keeper is None:
+            keeper = threading.Thread(target=self._keep, name=f"edge-connection {self.address}", daemon=True)
+            keeper.start()
+            self._keeper = keeper
+        self._changed.notify_all()
+
+    def _keep(self) -> None:
+        while self._await_demand():
+            streams = self.counters.streams
+            error, reason = self._run_stream()
+            if self.counters.streams > streams:
+                why = "the client was closed" if self._closing else reason
+                self.lifecycle.emit(Stage.ON_DISCONNECT, address=self.address, reason=why)
+            if self._closing:
+                break
+            self._after_stream(error, reason)
+        with self._changed:
+            self._state = State.CLOSED
+
+    def _await_demand(self) -> bool:
+        """Wait until somebody wants a stream (and the back-off, if any, is over); False when closing."""
+        with self._changed:
+            if self._state is State.BACKOFF:
+                until = time.monotonic() + self._backoff.next()
+                while not self._closing and (left := until - time.monotonic()) > 0:
+                    self._changed.wait(left)
+            while not self._closing and not self._waiting:
+                self._state = State.UNOPENED
+                self._without_stream_since = None
+                self._changed.wait()
+            if self._closing:
+                return False
+            self._state = State.CONNECTING
+            self._tries += 1
+            self.counters.attempts += 1
+            if self._without_stream_since is None:
+                self._without_stream_since = time.monotonic()
+            return True
+
+    def _run_stream(self) -> tuple[IsthmusError | None, str]:
+        """One stream from greeting to end: (the error that ends it for good, or None; why it ended)."""
+        self.lifecycle.emit(Stage.BEFORE_CONNECT, address=self.address, attempt=self._tries)
+        self.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=self._hello.hello)
+        outbox = Outbox(self._hello, self._options.chunk_bytes, self.lifecycle)
+        waited = time.monotonic() - (self._without_stream_since or time.monotonic())
+        welcome_within = min(self._options.welcome_within, max(0.1, self._options.patience - waited))
+        stream: Stream | None = None
+        try:
+            stream = Stream(self.address, outbox, self._keep_alive, welcome_within)
+            with self._changed:
+                self._stream = stream
+                if self._closing:
+                    stream.cancel()
+            inbox: Inbox | None = None
+            for frame in stream:
+                if inbox is None:
+                    inbox = self._greet(frame, outbox, stream)
+                else:
+                    self._backoff.reset()  # only now: a server that welcomes and dies is not to be hammered
+                    inbox.take(frame)
+            return None, "the server ended the stream"
+        except grpc.RpcError as error:
+            return self._judge(error, stream)
+        except IsthmusError as error:
+            return error, str(error)
+        except Exception as error:  # a bug here must not leave the callers waiting for their deadlines
+            broken = IsthmusError(f"the connection to {self.address} failed: {error!r}")
+            broken.__cause__ = error
+            return broken, str(broken)
+        finally:
+            with self._changed:
+                self._outbox = self._stream = None
+            if stream is not None:
+                stream.close()
+
+    def _greet(self, frame: wire.ServerFrame, outbox: Outbox, stream: Stream) -> Inbox:
+        """The first frame, which must be the Welcome: requests flow from here on."""
+        if isinstance(frame, ChunkFrame) or frame.WhichOneof("frame") != "welcome":
+            raise Disagreement(f"{self.address} did not answer the greeting with Welcome: not an Isthmus server?")
+        welcome = frame.welcome
+        if welcome.protocol_version != PROTOCOL_VERSION:
+            raise Disagreement(
+                f"{self.address} speaks protocol version {welcome.protocol_version}, this client {PROTOCOL_VERSION}"
+            )
+        stream.welcomed()
+        self.lifecycle.emit(Stage.AFTER_HANDSHAKE, welcome=welcome)
+        with self._changed:
+            outbox.open(self._waiting.limit(welcome))
+            self._state, self.welcome, self._outbox = State.READY, welcome, outbox
+            self._without_stream_since, self._tries = None, 0
+            self.counters.streams += 1
+            openers = self._waiting.take_openers()
+            again = 0
+            for exchange in self._waiting.in_order():
+                if not self._waiting.refuse_if_too_large(exchange, welcome):
+                    again += exchange.sends > 0
+                    outbox.put(exchange)
+            self.counters.resent += again
+            self._changed.notify_all()
+        self.lifecycle.emit(Stage.AFTER_CONNECT, address=self.address)
+        if self.counters.streams > 1:
+            self.lifecycle.emit(Stage.AFTER_RECONNECT, address=self.address, resent=again)
+        for opener in openers:
+            opener.set_result(welcome)
+        return Inbox(self.address, welcome, self._waiting, outbox, self.counters, self.lifecycle)
+
+    def _judge(self, error: grpc.RpcError, stream: Stream | None) -> tuple[IsthmusError | None, str]:
+        if stream is not None and stream.greeting_timed_out:
+            return None, f"no answer to the greeting within {self._options.welcome_within:g} s"
+        if verdict.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
+            self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
+        return verdict.final_error(error, self.address), verdict.reason(error)
+
+    def _after_stream(self, error: IsthmusError | None, reason: str) -> None:
+        now = time.monotonic()
+        with self._changed:
+            self._last_reason = reason
+            if self._without_stream_since is None:
+                self._without_stream_since = now
+            lost = now - self._without_stream_since
+            # With nobody waiting there is nothing to hurry for, and nothing to put off for the next who comes.
+            self._state = State.BACKOFF if self._waiting else State.UNOPENED
+            self._waiting.interrupted(reason)
+            waiting = len(self._waiting)
+        if error is None and lost < self._options.patience:
+            if waiting:
+                self.lifecycle.emit(Stage.BEFORE_RECONNECT, address=self.address, reason=reason, waiting=waiting)
+        else:
+            error = error or self._unavailable(lost)
+            self.lifecycle.emit(Stage.ON_ERROR, where="connection", error=error)
+            self._backoff.reset()
+            with self._changed:  # before anybody hears of it, and looks
+                self._state, self._tries = State.UNOPENED, 0
+            self._waiting.fail(error)
+
+    def _unavailable(self, seconds: float) -> ServerUnavailable:
+        tries = f"{self._tries} attempt{'' if self._tries == 1 else 's'}"
+        return ServerUnavailable(
+            f"no server at {self.address} for {seconds:.1f} s, {tries} (last: {self._last_reason})"
+        )

@@ -1,0 +1,175 @@
+"""One request and its answer: what is sent, what has come, and who waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edge_client.transport.times import Stamps, now_ns
+from protos.chunks import ChunkFrame
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import BadFrame, IsthmusError
+from shared_hooks.lifecycle import About, Lifecycle, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A packed frontier, as the connection sees it: bytes and the digest of the cut's description.
+
+    ``file``: the payload is an input file of this kind instead, and there is no cut.
+    """
+
+    cut_digest: str
+    cut_data: bytes
+    header: bytes
+    buffers: tuple[memoryview, ...]
+    nbytes: int
+    file: split_pb2.FileInput | None = None
+
+
+class Exchange:
+    """One request id: written by the thread that asks, the stream's sender and its reader; settled exactly once.
+
+    `check_header` (header, announced bytes) raises when the answer's size is not to be believed; it runs before the
+    answer's memory is allocated. `on_settled` runs once, in whatever thread settles.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        outgoing: Outgoing,
+        *,
+        until: float,
+        stamps: Stamps,
+        check_header: Callable[[bytes, int], None],
+        want_metrics: bool = True,
+        hooks: Sequence[str] = (),
+        about: About | None = None,
+        lifecycle: Lifecycle | None = None,
+        on_settled: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.id = request_id
+        self.cut_digest = outgoing.cut_digest
+        self.payload_bytes = outgoing.nbytes
+        self.until = until  # time.monotonic() at which the caller gives up
+        self.stamps = stamps
+        self.want_metrics = want_metrics
+        self.hooks = hooks
+        self.about = about or About(request_id, 0)
+        self._lifecycle = lifecycle or Lifecycle("edge")
+        self.sends = 0  # how often the request was begun on a stream
+        self.breaks = 0  # how many streams broke under it
+        self.put_offs = 0  # how often the server asked for it again, later
+        self.put_off_by: IsthmusError | None = None  # ... and why, the last time
+        self.bytes_up = len(outgoing.header) + outgoing.nbytes
+        self.bytes_down = 0
+        self.reply: split_pb2.ReplyHeader | None = None
+        self.payload = bytearray()
+        self.error: IsthmusError | None = None
+        self._outgoing: Outgoing | None = outgoing
+        self._check_header = check_header
+        self._filled = 0
+        self._on_stream = False
+        self._on_settled = on_settled
+        self._lock = threading.Lock()
+        self._settled = threading.Event()
+
+    @property
+    def outgoing(self) -> Outgoing | None:
+        """What is to be sent; None once settled, so that a late sender lets go of the frontier."""
+        return self._outgoing
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is an answer or an error."""
+        return self._settled.is_set()
+
+    def remaining(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self.until - time.monotonic())
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until settled, at most ``seconds`` (default: what is left)."""
+        return self._settled.wait(self.remaining() if seconds is None else seconds)
+
+    def begin_send(self) -> None:
+        """A stream begins to send this request: the stamps are those of the sending that gets answered."""
+        self.sends += 1
+        self._on_stream = True
+        self.stamps.first_sent = now_ns()
+        self.stamps.last_sent = None
+
+    def interrupted(self) -> None:
+        """The stream broke: forget a half-received answer."""
+        self.breaks += self._on_stream
+        self._start_over()
+
+    def put_off(self, error: IsthmusError) -> None:
+        """The server wants the request again, later; ``error`` says why."""
+        self.put_offs += 1
+        self.put_off_by = error
+        self._start_over()
+
+    def take_reply(self, reply: split_pb2.ReplyHeader) -> None:
+        """The answer's header, and a small answer with it. A second one starts the answer over (it was sent again)."""
+        if self.settled:
+            return
+        self.stamps.replied = now_ns()
+        self._lifecycle.emit(Stage.BEFORE_RECEIVE, self.about, nbytes=reply.payload_bytes)
+        try:
+            self._check_header(reply.header, reply.payload_bytes)
+        except IsthmusError as error:
+            self.settle(error)
+            return
+        self.reply, self.payload, self._filled = reply, bytearray(reply.payload_bytes), 0
+        self.bytes_down = len(reply.header) + reply.payload_bytes
+        if reply.payload and len(reply.payload) != reply.payload_bytes:
+            self.settle(
+                BadFrame(f"answer {self.id}: {len(reply.payload)} bytes beside {reply.payload_bytes} announced")
+            )
+        elif reply.payload:
+            self.take_chunk(ChunkFrame(self.id, 0, (memoryview(reply.payload),)))
+            return
+        self._settle_if_full()
+
+    def take_chunk(self, chunk: ChunkFrame) -> None:
+        """A piece of the answer; pieces come in order and stay within the announced size."""
+        if self.settled or self.reply is None:
+            return
+        end = chunk.offset + chunk.nbytes
+        if chunk.offset != self._filled or end > len(self.payload):
+            self.settle(
+                BadFrame(
+                    f"answer {self.id}: a chunk of {chunk.nbytes} bytes at {chunk.offset}, where {self._filled} of "
+                    f"{len(self.payload)} bytes had come"
+                )
+            )
+            return
+        with memoryview(self.payload) as payload:
+            for piece in chunk.pieces:
+                payload[self._filled : self._filled + piece.nbytes] = piece
+                self._filled += piece.nbytes
+        self._settle_if_full()
+
+    def settle(self, error: IsthmusError | None = None) -> bool:
+        """End the exchange, well or with ``error``; False when it had ended before."""
+        with self._lock:
+            if self._settled.is_set():
+                return False
+            self.error = error
+            self.stamps.received = now_ns()
+            self._outgoing = None
+            self._settled.set()
+        self._on_settled()
+        return True
+
+    def _start_over(self) -> None:
+        self._on_stream = False
+        self.reply, self.payload, self._filled = None, bytearray(), 0
+
+    def _settle_if_full(self) -> None:
+        if self._filled == len(self.payload):
+            self._lifecycle.emit(Stage.AFTER_RECEIVE, self.about, nbytes=self.bytes_down)
+            self.settle()

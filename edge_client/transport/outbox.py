@@ -1,0 +1,210 @@
+"""What one stream has still to send, as the iterator that gRPC pulls from.
+
+gRPC asks for the next frame only when the previous one went through flow control, and a chunk is cut only when it is
+asked for. So at most one chunk lies between the frontier and the transport, however large the frontier is and however
+slow the other side reads: that is the back-pressure.
+
+Small frames (hello, cancel, acknowledge) go first; requests follow in the order of their coming, each whole before the
+next, because the first to be complete is the first to be answered.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from edge_client.transport import wire
+from edge_client.transport.exchange import Exchange
+from edge_client.transport.times import now_ns
+from protos.chunks import cut
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.lifecycle import Lifecycle, Stage
+
+ACKNOWLEDGE_AFTER_SECONDS: Final = 0.02  # an idle stream says so after this long; a busy one before its next request
+CANCELS_KEPT: Final = 1024  # a stalled stream cannot take more; the deadline on the other side does the rest
+
+
+class Outbox(Iterator[wire.ClientFrame]):
+    """Frames of one stream. One thread pulls, any thread puts. Nothing but ``hello`` leaves before `open`."""
+
+    def __init__(self, hello: split_pb2.ClientFrame, chunk_bytes: int, lifecycle: Lifecycle | None = None) -> None:
+        self._lifecycle = lifecycle or Lifecycle("edge")
+        self._changed = threading.Condition()
+        self._chunk_bytes = chunk_bytes
+        self._control: deque[split_pb2.ClientFrame] = deque([hello], maxlen=CANCELS_KEPT)
+        self._acknowledge: list[int] = []
+        self._acknowledge_at = 0.0
+        self._waiting: deque[Exchange] = deque()
+        self._delayed: list[tuple[float, Exchange]] = []
+        self._sending: tuple[Exchange, Iterator[wire.ClientFrame]] | None = None
+        self._handed_over: Exchange | None = None  # its last chunk went out with the previous pull
+        self._begins: Exchange | None = None  # its first frame goes out with this pull
+        self._cuts: set[str] = set()
+        self._begun: dict[int, Exchange] = {}  # sent on this stream, in part or whole, and not answered
+        self._limit = 0
+        self._draining = False
+        self._finished = False
+        self._aborted = False
+
+    def open(self, max_in_flight: int) -> None:
+        """The server has welcomed: requests may go, ``max_in_flight`` of them unanswered at a time."""
+        with self._changed:
+            self._limit = max(1, max_in_flight)
+            self._changed.notify()
+
+    def put(self, exchange: Exchange, delay: float = 0.0) -> None:
+        """Send ``exchange`` after those before it, not sooner than ``delay`` seconds from now."""
+        with self._changed:
+            self._leave(exchange.id)
+            if delay > 0:
+                self._delayed.append((time.monotonic() + delay, exchange))
+            else:
+                self._waiting.append(exchange)
+            self._changed.notify()
+
+    def forget_cut(self, digest: str) -> None:
+        """The server no longer holds this cut's description: it goes out again with the next request that names it."""
+        with self._changed:
+            self._cuts.discard(digest)
+
+    def answered(self, request_id: int, acknowledge: bool = True) -> None:
+        """The answer has come: make room for the next request, and let the server forget it."""
+        with self._changed:
+            self._leave(request_id)
+            if acknowledge:
+                if not self._acknowledge:
+                    self._acknowledge_at = time.monotonic() + ACKNOWLEDGE_AFTER_SECONDS
+                self._acknowledge.append(request_id)
+            self._changed.notify()
+
+    def cancel(self, request_id: int) -> None:
+        """Nobody waits for this request any more: tell the server, if it has heard of it."""
+        with self._changed:
+            if self._leave(request_id):
+                self._control.append(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=request_id)))
+            self._changed.notify()
+
+    def drain(self) -> None:
+        """Begin no further request; end the stream when those begun are answered."""
+        with self._changed:
+            self._draining = True
+            self._finished = self._finished or not self._begun
+            self._changed.notify()
+
+    def finish(self) -> None:
+        """End the stream from this side: what has been begun is still sent."""
+        with self._changed:
+            self._finished = True
+            self._changed.notify()
+
+    def abort(self) -> None:
+        """The stream is dead: the thread that pulls is let go at once."""
+        with self._changed:
+            self._aborted = True
+            self._changed.notify()
+
+    def __next__(self) -> wire.ClientFrame:
+        self._sent()
+        frame = self._wait()
+        if (begins := self._begins) is not None:
+            self._begins = None
+            self._lifecycle.emit(Stage.BEFORE_SEND, begins.about, nbytes=begins.bytes_up)
+        return frame
+
+    def _sent(self) -> None:
+        """gRPC asks for more: the previous frame is on its way."""
+        with self._changed:
+            if self._aborted:
+                raise StopIteration
+            sent, self._handed_over = self._handed_over, None
+            if sent is not None:
+                sent.stamps.last_sent = now_ns()
+        if sent is not None:
+            self._lifecycle.emit(Stage.AFTER_SEND, sent.about, nbytes=sent.bytes_up)
+
+    def _wait(self) -> wire.ClientFrame:
+        with self._changed:
+            while not self._aborted:
+                frame = self._pick()
+                if frame is not None:
+                    return frame
+                if self._finished:
+                    raise StopIteration
+                self._changed.wait(self._seconds_to_next())
+            raise StopIteration
+
+    def _leave(self, request_id: int) -> bool:
+        """Take a request out of those begun; True when it was one. The last to leave a draining stream ends it."""
+        left = self._begun.pop(request_id, None) is not None
+        if self._draining and not self._begun:
+            self._finished = True
+        return left
+
+    def _pick(self) -> wire.ClientFrame | None:
+        if self._control:
+            return self._control.popleft()
+        was_sending = self._sending is not None
+        frame = self._continue()
+        if frame is not None:
+            return frame
+        # after a request, while the server computes, and not before one, where it would be in the way
+        if self._acknowledge and (self._finished or was_sending or time.monotonic() >= self._acknowledge_at):
+            ids, self._acknowledge = self._acknowledge, []
+            return split_pb2.ClientFrame(acknowledge=split_pb2.Acknowledge(ids=ids))
+        while self._can_begin():
+            exchange = self._waiting.popleft()
+            if exchange.settled:
+                continue
+            self._begun[exchange.id] = exchange
+            exchange.begin_send()
+            self._begins = exchange
+            self._sending = exchange, self._frames(exchange)
+            frame = self._continue()
+            if frame is not None:
+                return frame
+        return None
+
+    def _continue(self) -> wire.ClientFrame | None:
+        """The next frame of the request that is being sent; None when there is no such request."""
+        if self._sending is None:
+            return None
+        exchange, frames = self._sending
+        # A request that was answered, refused or given up in the middle is not worth its remaining chunks, and one
+        # that is to be sent again (not among those begun) starts over with its header.
+        frame = None if exchange.settled or exchange.id not in self._begun else next(frames, None)
+        if frame is None:
+            self._sending = None
+        return frame
+
+    def _frames(self, exchange: Exchange) -> Iterator[wire.ClientFrame]:
+        outgoing = exchange.outgoing
+        if outgoing is None:
+            return
+        if outgoing.file is None and outgoing.cut_digest not in self._cuts:
+            self._cuts.add(outgoing.cut_digest)
+            yield wire.cut_frame(outgoing)
+        left = outgoing.nbytes
+        if not left:
+            self._handed_over = exchange
+        yield wire.request_frame(exchange, outgoing)
+        for chunk in cut(exchange.id, outgoing.buffers, self._chunk_bytes):
+            left -= chunk.nbytes
+            if not left:
+                self._handed_over = exchange
+            yield chunk
+
+    def _can_begin(self) -> bool:
+        now = time.monotonic()
+        for due, exchange in [entry for entry in self._delayed if entry[0] <= now]:
+            self._delayed.remove((due, exchange))
+            self._waiting.append(exchange)
+        return bool(self._waiting) and not self._draining and not self._finished and len(self._begun) < self._limit
+
+    def _seconds_to_next(self) -> float | None:
+        times = [due for due, _ in self._delayed]
+        if self._acknowledge:
+            times.append(self._acknowledge_at)
+        return max(0.0, min(times) - time.monotonic()) if times else None

@@ -1,0 +1,120 @@
+"""Protobuf messages <-> frontiers and answers: the only module of the edge that knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from edge_client.load import Load
+from edge_client.transport.exchange import Exchange, Outgoing
+from edge_client.transport.times import ServerTimes
+from protos import PROTOCOL_VERSION
+from protos.chunks import ChunkFrame
+from protos.isthmus.v1 import split_pb2
+from shared_hooks import EarlyOutput, Parcel
+from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.tensors import ClassFinder
+
+CHUNK_BYTES: Final = 1 << 20
+INLINE_BYTES: Final = 4 << 10  # about what a reply's header weighs with the metrics of some layers
+MIN_CHUNK_BYTES: Final = 256 << 10
+MAX_CHUNK_BYTES: Final = 1 << 20
+
+ClientFrame = split_pb2.ClientFrame | ChunkFrame  # what an edge sends
+ServerFrame = split_pb2.ServerFrame | ChunkFrame  # what it hears
+
+
+def hello_frame(
+    *,
+    client_id: str,
+    model_id: str,
+    weights_hash: str,
+    structure_digest: str,
+    plan_digest: str,
+    environment: Mapping[str, str],
+    about: Mapping[str, str],
+) -> split_pb2.ClientFrame:
+    """The greeting: what both sides must agree on before the first tensor."""
+    return split_pb2.ClientFrame(
+        hello=split_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            client_id=client_id,
+            model_id=model_id,
+            weights_hash=weights_hash,
+            structure_digest=structure_digest,
+            plan_digest=plan_digest,
+            environment=environment,
+            about=about,
+            inline_bytes=INLINE_BYTES,
+        )
+    )
+
+
+def cut_frame(outgoing: Outgoing) -> split_pb2.ClientFrame:
+    """The description of a cut, once per stream."""
+    return split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=outgoing.cut_digest, data=outgoing.cut_data))
+
+
+def request_frame(exchange: Exchange, outgoing: Outgoing) -> split_pb2.ClientFrame:
+    """The header of a request; made when it is sent, so that the deadline is what is left then."""
+    return split_pb2.ClientFrame(
+        request=split_pb2.RequestHeader(
+            id=exchange.id,
+            cut_digest=outgoing.cut_digest,
+            header=outgoing.header,
+            payload_bytes=outgoing.nbytes,
+            deadline_ms=min(2**32 - 1, max(1, int(exchange.remaining() * 1000))),
+            want_metrics=exchange.want_metrics,
+            file=outgoing.file,
+            hooks=exchange.hooks,
+        )
+    )
+
+
+def outgoing(early: EarlyOutput, codec: str) -> Outgoing:
+    """A frontier (`shared_hooks.EarlyOutput`) as bytes; the buffers are views, nothing is joined."""
+    parcel = early.pack(codec=codec)
+    return Outgoing(early.crossing.digest, early.crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes)
+
+
+def outgoing_file(data: torch.Tensor, suffix: str, preprocess_digest: str) -> Outgoing:
+    """An input file's bytes (uint8), as they are."""
+    parcel = Parcel.of_tensors(None, [data])
+    file = split_pb2.FileInput(suffix=suffix, preprocess_digest=preprocess_digest)
+    return Outgoing("", b"", parcel.header, parcel.buffers, parcel.nbytes, file)
+
+
+def load(reply: split_pb2.ReplyHeader) -> Load | None:
+    """How busy the server was; None from one that does not say."""
+    if not reply.HasField("load"):
+        return None
+    return Load(reply.load.pending, reply.load.workers, reply.load.queue_ns)
+
+
+def check_answer(header: bytes, announced: int, max_bytes: int) -> None:
+    """Raise unless the answer's header is sound, within ``max_bytes`` and announces ``announced`` payload bytes."""
+    size = Parcel.check_header(header, max_bytes)
+    if announced > max_bytes:
+        raise TooLarge(f"an answer of {announced} bytes is announced; the limit is {max_bytes}")
+    if size != announced:
+        raise BadFrame(f"the answer's header describes {size} bytes, {announced} are announced")
+
+
+def answer_value(exchange: Exchange, find: ClassFinder) -> Any:
+    """The model's output from a settled exchange; ``find`` knows the dataclasses and named tuples it may consist of."""
+    assert exchange.reply is not None
+    return Parcel.to_value(exchange.reply.header, exchange.payload, find)
+
+
+def server_times(durations: split_pb2.Durations) -> ServerTimes:
+    """The server's own durations (ns)."""
+    return ServerTimes(
+        queue=durations.queue_ns,
+        decode=durations.decode_ns,
+        inject=durations.inject_ns,
+        compute=durations.compute_ns,
+        encode=durations.encode_ns,
+        receive=durations.receive_ns,
+    )

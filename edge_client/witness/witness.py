@@ -1,0 +1,215 @@
+"""Witnesses: a share of the split requests is computed whole on this side, too, and the two answers are compared.
+
+For those who must be sure. What a witness needs is kept when the request begins (copies of its inputs, the random
+generators, the model's state); the model runs from that once the answer is there, seen by no observer, and leaves
+everything as it found it. A difference takes the cut out of use at once, for this client.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from edge_client.call import Call
+from edge_client.screen.text import one_line
+from edge_client.transport import now_ns
+from edge_client.witness.comparison import Comparison, compare, tolerance
+from edge_client.witness.moment import Moment
+from shared_hooks import WrappedModel
+from shared_hooks.errors import CutRefused, SpecError
+from shared_hooks.forward import context, run_plain
+from shared_hooks.models.example import to_device
+from shared_hooks.profiling.kind import kind, unlike
+from shared_hooks.tensors import ClassFinder, copied, dtype_named, flatten, unflatten
+
+log = logging.getLogger(__name__)
+
+INPUT: Final = "input"
+RUNS_KEPT: Final = 1024
+UNKNOWN: Final = Comparison(False, math.inf, None, "nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What became of the comparison of one answer with the whole model's."""
+
+    same: bool  # nothing differs that may not
+    bits: bool  # every bit is the same
+    exact: bool  # the machines are alike, and every bit counted
+    largest: float  # difference, in units of the output's scale (its largest magnitude); 0.0: none
+    tolerance: float  # what that may be; 0.0 where every bit counts
+    top1: float | None  # share of rows whose largest value is at the same place; None without such rows
+    compared: str  # what was compared, in words
+    ns: int  # what it took, keeping the inputs included; in no row of the request's times
+    finding: str = ""  # what differs, in words
+    received: Any = field(default=None, repr=False, compare=False)  # where not `same`: what came, in place of which
+    # the answer's output is the whole model's
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able but for infinities; without what was received."""
+        names = ("same", "bits", "exact", "largest", "tolerance", "top1", "compared", "ns", "finding")
+        return {name: getattr(self, name) for name in names}
+
+
+class Share:
+    """Every so-manieth, the first included: of n asked, ceil(n * share) are taken, whatever the timing."""
+
+    def __init__(self, share: float) -> None:
+        self._share = Fraction(repr(float(share)))  # 0.1 is a tenth, and not the fraction next to it
+        self._numbers = itertools.count()
+
+    def take(self) -> bool:
+        """Whether the next one is taken. Any thread may ask."""
+        number = next(self._numbers)
+        return math.ceil((number + 1) * self._share) > math.ceil(number * self._share)
+
+
+def check_share(value: float) -> float:
+    """``value``, or SpecError unless it is a number from 0 to 1."""
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not known or not 0 <= value <= 1:  # not so for NaN either
+        raise SpecError(f"witness={value!r}: must be a share of the requests, a number from 0 to 1")
+    return float(value)
+
+
+class Kept:
+    """What one request begins with: inputs (copies), autocast, random generators, the model's state."""
+
+    def __init__(self, model: nn.Module, device: torch.device, call: Call) -> None:
+        self.call = Call(*copied(call.args, dict(call.kwargs)))
+        self._model, self._device = model, device
+        self.mark()
+
+    def mark(self) -> None:
+        """The head begins now; the inputs are those of before, which an earlier head may have written to."""
+        self.around = context.ambient()
+        self._before = Moment(self._model, self._device)
+
+    def whole(self, find: ClassFinder) -> Any:
+        """The model's output, on the CPU, as if the head had not been; everything is left as it was found.
+
+        ``find`` knows the classes that it may consist of.
+        """
+        args, kwargs = self.call.args, dict(self.call.kwargs)
+        if self._device.type != "cpu":
+            args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
+        now = Moment(self._model, self._device)
+        self._before.restore()
+        try:
+            with context.restored(self.around):
+                structure, tensors = flatten(run_plain(self._model, args, kwargs))
+            # copies: an output may be a buffer, which is put back
+            return unflatten(structure, [tensor.detach().cpu().clone() for tensor in tensors], find)
+        finally:
+            now.restore()
+
+
+class Witnesses:
+    """One client's: which requests have one, what came of them, and the cuts that are out of use for it."""
+
+    def __init__(self, wrapped: WrappedModel, share: float, find: ClassFinder) -> None:
+        self.share = share
+        self._wrapped = wrapped
+        self._taken = Share(share)
+        self._find = find
+        self._refused: dict[str, str] = {}
+        self._own = threading.local()
+        if share:
+            _unlike({}, wrapped.device)  # what this machine is: asked once, and not in the first request
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Layers whose cuts were found wrong ("input" among them), and what was found."""
+        return dict(self._refused)
+
+    def keep(self, call: Call) -> Kept | None:
+        """What a witness of this request will need; None where it is to have none."""
+        if not self.share or not self._taken.take():
+            return None
+        return Kept(self._wrapped.model, self._wrapped.device, call)
+
+    def check_cut(self, cut: str, layer_id: int = -1) -> None:
+        """Raises CutRefused for a layer whose cut is out of use."""
+        if cut in self._refused:
+            where = INPUT if cut == INPUT else f"layer {layer_id} ({cut})"
+            raise CutRefused(f"cannot cut after {where}: {self._refused[cut]}")
+
+    def between(self, start: int | None, end: int) -> int:
+        """Nanoseconds between two stamps in which this thread ran witnesses instead."""
+        runs: deque[tuple[int, int]] = getattr(self._own, "runs", deque())
+        begin = end if start is None else start
+        return sum(max(0, min(end, stop) - max(begin, started)) for started, stop in runs)
+
+    def judge(
+        self, kept: Kept, received: Any, cut: str, request_id: int, about: Mapping[str, str], kept_ns: int
+    ) -> tuple[Witness, Any]:
+        """(the witness, the answer's output): ``received`` where it is the same, else the whole model's own.
+
+        ``about``: what the server said of its machine. A difference takes ``cut`` out of use.
+        """
+        started, device = now_ns(), self._wrapped.device
+        apart, limit = _unlike(about, device), 0.0
+        output, found, how, more = received, UNKNOWN, "", ""
+        try:
+            output = kept.whole(self._find)
+            found = compare(output, received, self._find)
+            limit = _limit(kept, output, about, self._wrapped.model, device) if apart else 0.0
+        except Exception as error:  # the split run did not raise: a difference like any other
+            how = f"cannot be computed whole here ({type(error).__name__}: {one_line(str(error))[:200]})"
+        same = found.within(limit) if apart else found.bits
+        if not same:
+            how, more = (how, "") if how else _difference(found, limit, apart)
+            self._refuse(cut, f"witness: request {request_id} {how}")
+            log.warning("cut %s is out of use: witness: request %d %s%s", cut, request_id, how, more)
+        stopped = now_ns()
+        self._ran(started, stopped)
+        ns = stopped - started + kept_ns
+        log.debug("witness: request %d cut after %s: %s, %.1f ms", request_id, cut, how or "the same", ns / 1e6)
+        came = None if same else received
+        made = Witness(same, found.bits, not apart, found.largest, limit, found.top1, found.what, ns, how + more, came)
+        return made, received if same else output
+
+    def _refuse(self, cut: str, reason: str) -> None:
+        self._wrapped.refuse(cut, self._refused.setdefault(cut, reason))
+
+    def _ran(self, started: int, stopped: int) -> None:
+        if not hasattr(self._own, "runs"):
+            self._own.runs = deque(maxlen=RUNS_KEPT)
+        self._own.runs.append((started, stopped))
+
+
+def _unlike(about: Mapping[str, str], device: torch.device) -> list[str]:
+
+    return unlike(kind(device), about)
+
+
+def _limit(kept: Kept, whole: Any, about: Mapping[str, str], model: nn.Module, device: torch.device) -> float:
+    """The tolerance for this output of this model, by the formats that both sides may have computed with."""
+    formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(whole)[1])}
+    formats |= {dtype_named(name) for _, name in kept.around["autocast"]}
+    on_gpu = device.type == "cuda" or about.get("kind", "").startswith("cuda")
+    tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    return tolerance(formats, tf32=on_gpu and tf32)
+
+
+def _difference(found: Comparison, limit: float, apart: list[str]) -> tuple[str, str]:
+    """How it differs, and what else there is to say."""
+    if math.isinf(found.largest):
+        how = "in types, shapes, whole numbers, NaN or infinities"
+    elif found.largest:
+        how = f"by {found.largest:.2g} of its scale"
+    else:
+        how = "in the sign of a zero or the bits of a NaN"
+    top1 = "" if found.top1 is None else f", top-1 the same in {100 * found.top1:.4g} % of its rows"
+    allowed = f", {limit:.2g} may be ({'; '.join(apart)})" if apart else ""
+    return f"differs {how}", f"{top1}{allowed}"

@@ -1,0 +1,53 @@
+"""What crosses a cut, as both sides see it: a description, and bytes.
+
+description   what is said of a cut: inputs, slots, marks
+format        ... read from bytes of a stranger
+early         the values that cross, with their description
+parcel        tensors <-> header and payload
+generators    states of random generators that cross
+path_digest   a digest of the way to a cut
+
+May import tensors, errors.
+"""
+
+from shared_hooks.crossing.description import (
+    INPUTS,
+    Crossing,
+    Fill,
+    Given,
+    Layout,
+    Mark,
+    Place,
+    Read,
+    Slot,
+    TensorForm,
+    digest_of,
+    mixes_truth,
+)
+from shared_hooks.crossing.early import EarlyOutput
+from shared_hooks.crossing.format import decode
+from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Parcel, read_header
+from shared_hooks.crossing.path_digest import CALL, PathDigest
+
+__all__ = [
+    "ALIGN",
+    "CALL",
+    "INPUTS",
+    "MAX_RANK",
+    "Crossing",
+    "EarlyOutput",
+    "Fill",
+    "Given",
+    "Layout",
+    "Mark",
+    "Parcel",
+    "PathDigest",
+    "Place",
+    "Read",
+    "Slot",
+    "TensorForm",
+    "decode",
+    "digest_of",
+    "mixes_truth",
+    "read_header",
+]

@@ -1,0 +1,254 @@
+"""What the head's side says of one cut: the form of the inputs, what crosses, and where the tail takes it up.
+
+It names no code and no memory. The tail's side works out by itself what happens before the cut (`rehearsal`), and takes
+from here only what it cannot know: which storages arrive, in which layout, and the results of what cannot be worked out
+without data. All of it is compared with what the tail's side finds. It is written here and read in `crossing.format`.
+
+A *place* is where a tensor first appears: an input, the result of a module call, or the result of the n-th operation
+that a module call makes itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from shared_hooks.tensors import Structure, View, dtype_name
+
+FORMAT = 2
+
+
+class Place(NamedTuple):
+    """``index``-th operation made by the ``number``-th call of the module at ``path`` itself; -1: the call's result.
+
+    ``Place("", 0, -1)`` is the model's inputs; path "" with number 1 is what runs around the model's own forward.
+    """
+
+    path: str
+    number: int
+    index: int  # type: ignore[assignment]  # tuples have a method of this name
+
+
+INPUTS = Place("", 0, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """Shape, stride in elements, and dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements, repeated ones counted as often as they appear."""
+        return View(self.shape, self.stride, 0).numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One storage that crosses: its size in elements of ``dtype``, the pieces (disjoint views) that are sent, whether
+    the tail writes it.
+    """
+
+    dtype: torch.dtype
+    elements: int
+    pieces: tuple[View, ...]
+    written: bool
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes that are sent."""
+        return sum(piece.numel for piece in self.pieces) * self.dtype.itemsize
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes that the tail allocates."""
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The ``leaf``-th tensor that appears at ``place`` is this view of slot ``slot``.
+
+    ``flags``: c = conjugated, n = negated view.
+    """
+
+    place: Place
+    leaf: int
+    slot: int
+    view: View
+    dtype: torch.dtype
+    flags: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """The operation at ``place`` writes for the last time before the cut to the storage of its ``argument``-th tensor,
+    which began as a constant: the slot's pieces are its content from there on.
+    """
+
+    place: Place
+    argument: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a place gives that cannot be worked out without data: a shape that depends on values, a scripted module.
+
+    ``name``: of the operation, or the module's path. ``leaves``: a form, or the number of the argument that is handed
+    through. ``writes``: arguments written in place.
+    """
+
+    place: Place
+    name: str
+    structure: Structure
+    leaves: tuple[TensorForm | int, ...]
+    writes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """At ``place`` the operation ``name`` reads a Python value from data; every request brings one of this form
+    (`trees.form_of`).
+    """
+
+    place: Place
+    name: str
+    form: Structure
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The ``leaf``-th result at ``place``, of which nothing crosses, is not contiguous; Python may ask for strides."""
+
+    place: Place
+    leaf: int
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Crossing:
+    """One cut on one signature and path. ``layer_id`` is -1 and ``layer_name`` "input" for the cut before any layer.
+
+    ``inputs``: the forms of the tensors of ``input_structure``, which is (args, kwargs). ``path_digest``: over the
+    operations and calls before the cut, with the forms of their results; both sides must find the same.
+    ``plan_digest``: of the edge's plan (`Plan.digest`), which holds what comes after the cut, too; compared where the
+    tail's side has one.
+    ``generators``: states of random number generators that arrive with every request, of ``"torch"`` as it is at the
+    cut, of ``"python"`` and ``"numpy"`` as they are when the forward begins.
+    ``leaves``: names of Python state that a forward was seen to leave changed and that tells on no later one.
+    """
+
+    layer_id: int
+    layer_name: str
+    depth: int | None
+    context: dict[str, Any]
+    input_structure: Structure
+    inputs: tuple[TensorForm, ...]
+    slots: tuple[Slot, ...]
+    marks: tuple[Mark, ...]
+    fills: tuple[Fill, ...]
+    given: tuple[Given, ...]
+    reads: tuple[Read, ...]
+    layouts: tuple[Layout, ...]
+    path_digest: str
+    plan_digest: str = ""
+    generators: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
+    cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Raw bytes of the frontier."""
+        return sum(slot.piece_bytes for slot in self.slots)
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes the tail allocates for the slots."""
+        return sum(slot.storage_bytes for slot in self.slots)
+
+    @cached_property
+    def signature(self) -> str:
+        """Digest of the form of the inputs and the settings around the forward; see `context.signature`."""
+        return signature_digest(self.input_structure, self.inputs, self.context)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hexadecimal digest of `to_bytes`, by which both sides name it."""
+        return digest_of(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """UTF-8 JSON; the same crossing gives the same bytes."""
+        return self._bytes
+
+    @cached_property
+    def _bytes(self) -> bytes:
+        data = {
+            "format": FORMAT,
+            "cut": [self.layer_id, self.layer_name],
+            "depth": self.depth,
+            "context": self.context,
+            "inputs": [self.input_structure, [_form(form) for form in self.inputs]],
+            "slots": [
+                [dtype_name(s.dtype), s.elements, s.written, [[p.shape, p.stride, p.offset] for p in s.pieces]]
+                for s in self.slots
+            ],
+            "marks": [
+                [m.place, m.leaf, m.slot, m.view.shape, m.view.stride, m.view.offset, dtype_name(m.dtype), m.flags]
+                for m in self.marks
+            ],
+            "fills": [[f.place, f.argument, f.slot] for f in self.fills],
+            "given": [
+                [
+                    g.place,
+                    g.name,
+                    g.structure,
+                    [leaf if isinstance(leaf, int) else _form(leaf) for leaf in g.leaves],
+                    g.writes,
+                ]
+                for g in self.given
+            ],
+            "reads": [[r.place, r.name, r.form] for r in self.reads],
+            "layouts": [[x.place, x.leaf, x.stride] for x in self.layouts],
+            "path": self.path_digest,
+            "plan": self.plan_digest,
+            "generators": self.generators,
+        }
+        if self.leaves:
+            data["leaves"] = self.leaves
+        return json.dumps(data, separators=(",", ":")).encode()
+
+
+def _form(form: TensorForm) -> list[Any]:
+    return [form.shape, form.stride, dtype_name(form.dtype)]
+
+
+def digest_of(data: bytes) -> str:
+    """Digest by which both sides name a crossing."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def signature_digest(structure: Structure, forms: tuple[TensorForm, ...], context: dict[str, Any]) -> str:
+    """Over the structure, shapes, dtypes and literals of the inputs, and the settings around the forward."""
+    shapes = [[list(form.shape), dtype_name(form.dtype)] for form in forms]
+    return hashlib.blake2b(json.dumps([structure, shapes, context]).encode(), digest_size=16).hexdigest()
+
+
+def mixes_truth(slots: tuple[Slot, ...], marks: tuple[Mark, ...]) -> bool:
+    """Whether memory is marked as truth values and as something else, too.
+
+    A write through the other type, in the tail, would make truth values of it that are neither 0 nor 1, and kernels
+    that count them and then copy go beyond their memory.
+    """
+    seen: dict[int, set[bool]] = {}
+    for mark in marks:
+        seen.setdefault(mark.slot, {slots[mark.slot].dtype is torch.bool}).add(mark.dtype is torch.bool)
+    return any(len(kinds) > 1 for kinds in seen.values())

@@ -1,0 +1,151 @@
+"""What crosses a cut: the frontier's bytes, the Python values read before it, and the description of the cut."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+
+from shared_hooks.crossing.description import Crossing
+from shared_hooks.crossing.format import MAX_CROSSING_BYTES, decode
+from shared_hooks.crossing.parcel import ALIGN, Parcel
+from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.tensors import Structure, form_of
+
+MAGIC = b"ISTHMUS2"
+DEFAULT_MAX_BYTES = 1 << 30
+_PREFIX = len(MAGIC) + 4 + 4 + 8 + 8
+
+
+@dataclass(frozen=True, eq=False)
+class EarlyOutput:
+    """The result of a head. ``pieces``: one tensor per piece of each slot of ``crossing``, in order.
+
+    They may lie in memory that must not be written (the ``bytes`` they came in). ``values``: structures of the Python
+    values that were read from data. ``generators``: states of random number generators, uint8, as many as ``crossing``
+    names. ``starts``: the address of each slot's storage on the edge modulo 64, in bytes; empty if all are 0.
+    ``disposable``: used once, so the tail may work in its memory.
+    """
+
+    crossing: Crossing
+    pieces: tuple[torch.Tensor, ...]
+    values: tuple[Structure, ...]
+    generators: tuple[torch.Tensor, ...] = ()
+    starts: tuple[int, ...] = ()
+    disposable: bool = False
+
+    @property
+    def layer_id(self) -> int:
+        """The layer after which the model was cut; -1 for "input"."""
+        return self.crossing.layer_id
+
+    @property
+    def layer_name(self) -> str:
+        """The name of that layer."""
+        return self.crossing.layer_name
+
+    @property
+    def recipe(self) -> Crossing:
+        """What `crossing` was called up to version 0.1; goes with version 0.3."""
+        warnings.warn(
+            "EarlyOutput.recipe is EarlyOutput.crossing now: the cut, without what the tail does",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.crossing
+
+    @property
+    def nbytes(self) -> int:
+        """Raw bytes of the frontier."""
+        return self.crossing.payload_bytes
+
+    def pack(self, codec: str = "raw") -> Parcel:
+        """Header and payload, without the cut's description."""
+        meta: Any = self.crossing.digest
+        if self.values or self.starts:
+            meta = [self.crossing.digest, self.values, self.starts]
+        return Parcel.of_tensors(meta, [*self.pieces, *self.generators], codec)
+
+    @classmethod
+    def unpack(
+        cls,
+        crossing: Crossing,
+        header: bytes,
+        payload: Any,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        *,
+        disposable: bool = False,
+    ) -> EarlyOutput:
+        """The reverse of `pack`. A writable ``payload`` is used in place. Raises `BadFrame`, `TooLarge`."""
+        meta, tensors = Parcel.tensors(header, payload, max_bytes)
+        digest, values, starts = meta if isinstance(meta, list) and len(meta) == 3 else (meta, [], [])
+        if digest != crossing.digest:
+            raise BadFrame("the payload belongs to another cut")
+        if not isinstance(values, list) or _forms(values) != [read.form for read in crossing.reads]:
+            raise BadFrame("the header brings other Python values than the cut needs")
+        expected = [(slot.dtype, piece.shape) for slot in crossing.slots for piece in slot.pieces]
+        states = tensors[len(expected) :]
+        if [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors[: len(expected)]] != expected:
+            raise BadFrame("the payload has other tensors than the cut")
+        if len(states) != len(crossing.generators) or any(s.dtype is not torch.uint8 or s.dim() != 1 for s in states):
+            raise BadFrame("the payload has other states of generators than the cut")
+        _check_starts(crossing, starts)
+        pieces = tuple(tensors[: len(expected)])
+        return cls(crossing, pieces, tuple(values), tuple(states), tuple(starts), disposable)
+
+    def to_bytes(self, codec: str = "raw") -> bytes:
+        """Everything in one piece: magic, sizes, checksum, the cut's description, header, zeros, payload."""
+        parcel = self.pack(codec)
+        crossing = self.crossing.to_bytes()
+        sizes = len(crossing).to_bytes(4, "little") + len(parcel.header).to_bytes(4, "little")
+        sizes += parcel.nbytes.to_bytes(8, "little")
+        front = MAGIC + sizes
+        checksum = xxhash.xxh3_64_intdigest(front + crossing).to_bytes(8, "little")
+        # dtypes need their own alignment; what kernels want beyond it, the tail sees to
+        padding = bytes(-(_PREFIX + len(crossing) + len(parcel.header)) % ALIGN)
+        return b"".join((front, checksum, crossing, parcel.header, padding, *parcel.buffers))
+
+    @classmethod
+    def from_bytes(cls, data: Any, max_bytes: int = DEFAULT_MAX_BYTES) -> EarlyOutput:
+        """Read `to_bytes`.
+
+        ``max_bytes`` bounds the payload and what is allocated for it. Raises `BadFrame`, `TooLarge`.
+        """
+        view = memoryview(data).cast("B")
+        if len(view) < _PREFIX or view[: len(MAGIC)] != MAGIC:
+            raise BadFrame("not the bytes of an EarlyOutput, or truncated before the sizes")
+        crossing_size = int.from_bytes(view[8:12], "little")
+        header_size = int.from_bytes(view[12:16], "little")
+        payload_size = int.from_bytes(view[16:24], "little")
+        if payload_size > max_bytes or crossing_size > MAX_CROSSING_BYTES:
+            raise TooLarge(f"{max(payload_size, crossing_size)} bytes are announced; at most {max_bytes} are taken")
+        start = _PREFIX + crossing_size + header_size
+        padding = -start % ALIGN
+        if len(view) != start + padding + payload_size or any(view[start : start + padding]):
+            raise BadFrame(f"truncated or extended: {len(view)} bytes are not what the sizes at the front add up to")
+        crossing_data = bytes(view[_PREFIX : _PREFIX + crossing_size])
+        if view[24:_PREFIX] != xxhash.xxh3_64_intdigest(bytes(view[:24]) + crossing_data).to_bytes(8, "little"):
+            raise BadFrame("altered: the checksum of the cut's description is wrong")
+        crossing = decode(crossing_data, max_bytes)
+        header = bytes(view[_PREFIX + crossing_size : start])
+        return cls.unpack(crossing, header, view[start + padding :].toreadonly(), max_bytes)
+
+
+def _forms(values: list[Any]) -> list[Any]:
+    try:
+        return [form_of(value) for value in values]
+    except RecursionError:
+        raise BadFrame("the header brings values that are nested too deeply") from None
+
+
+def _check_starts(crossing: Crossing, starts: Any) -> None:
+    if starts == []:
+        return
+    if not isinstance(starts, list) or len(starts) != len(crossing.slots):
+        raise BadFrame("the header says of other slots where they begin")
+    for start, slot in zip(starts, crossing.slots, strict=True):
+        if type(start) is not int or not 0 <= start < ALIGN or start % slot.dtype.itemsize:
+            raise BadFrame(f"a slot of {slot.dtype} cannot begin at an address of {start!r:.20} modulo {ALIGN}")

@@ -1,0 +1,217 @@
+"""A parcel: tensors and a little text as one header and one payload of raw bytes.
+
+Format of the header: 8 bytes (xxh3-64 of the rest, little endian), then UTF-8 JSON ``{"v": 1, "meta": ..., "sections":
+[[codec, dtype, shape, stride, nbytes, checksum], ...]}``. The payload is the sections in order, each padded with zeros
+to 64 bytes, so that a tensor can be used where it lies. A section holds the elements in storage order where the tensor
+is dense (``stride`` says which), else in row-major order. ``checksum`` is xxh3-64 of the encoded bytes. No pickle.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from shared_hooks.codecs import CODECS, RAW, Codec
+from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.tensors import PLAIN, ClassFinder, View, dtype_name, dtype_named, flatten, no_class, unflatten
+
+ALIGN = 64
+MAX_HEADER_BYTES = 16 << 20
+MAX_SECTIONS = 65_536
+MAX_RANK = 32
+_DIGEST = 8
+
+
+@dataclass(frozen=True)
+class Section:
+    """One encoded tensor. ``nbytes``: encoded size; ``raw_bytes``: decoded size."""
+
+    codec: Codec
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    nbytes: int
+    checksum: int
+
+    @property
+    def raw_bytes(self) -> int:
+        return View(self.shape, self.stride, 0).numel * self.dtype.itemsize
+
+    @property
+    def padded(self) -> int:
+        return -(-self.nbytes // ALIGN) * ALIGN
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A header and the buffers that make up the payload, in order. ``keep`` owns the memory behind the buffers."""
+
+    header: bytes
+    buffers: tuple[memoryview, ...]
+    nbytes: int
+    keep: tuple[Any, ...] = ()
+
+    @classmethod
+    def of_tensors(cls, meta: Any, tensors: list[torch.Tensor], codec: str = "raw") -> Parcel:
+        """Pack tensors of any device; dense ones on the CPU are not copied.
+
+        ``codec``: one of `CODECS`; what it does not make smaller is sent raw.
+        """
+        wanted = CODECS.get(codec)
+        if wanted is None:
+            raise ValueError(f"unknown codec {codec!r}: this side has {', '.join(CODECS)}")
+        buffers: list[memoryview] = []
+        sections: list[list[Any]] = []
+        total = 0
+        for tensor in tensors:
+            flat, stride = _storage_order(tensor)
+            data = memoryview(flat.numpy())  # type: ignore[arg-type]
+            used: Codec = RAW
+            encoded = wanted.encode(data) if len(data) else data
+            if len(encoded) < len(data):
+                data, used = encoded, wanted
+            checksum = xxhash.xxh3_64_intdigest(data)
+            sections.append([used.name, dtype_name(tensor.dtype), list(tensor.shape), stride, len(data), checksum])
+            padding = -len(data) % ALIGN
+            buffers += [data, memoryview(bytes(padding))] if padding else [data]
+            total += len(data) + padding
+        body = json.dumps({"v": 1, "meta": meta, "sections": sections}, separators=(",", ":")).encode()
+        header = xxhash.xxh3_64_intdigest(body).to_bytes(_DIGEST, "little") + body
+        return cls(header, tuple(buffers), total, tuple(tensors))
+
+    @classmethod
+    def of_value(cls, value: Any, codec: str = "raw") -> Parcel:
+        """Pack a nested value. Raises `UnknownHolder` (an `InputMismatch`) for objects that cannot be taken apart."""
+        structure, tensors = flatten(value)
+        return cls.of_tensors(structure, tensors, codec)
+
+    @staticmethod
+    def to_value(header: bytes, payload: Any, like: ClassFinder = no_class, max_bytes: int = 1 << 40) -> Any:
+        """Rebuild a nested value; ``like`` finds the classes of dataclasses and named tuples (else plain
+        containers).
+        """
+        if memoryview(payload).readonly:
+            payload = bytearray(payload)
+        structure, tensors = Parcel.tensors(header, payload, max_bytes)
+        return unflatten(structure, list(tensors), like)
+
+    @staticmethod
+    def check_header(header: bytes, max_bytes: int) -> int:
+        """The payload size a header announces, in bytes. `BadFrame` or `TooLarge` before anything is allocated."""
+        return _total(read_header(header)[1], max_bytes)
+
+    @staticmethod
+    def tensors(header: bytes, payload: Any, max_bytes: int = 1 << 40) -> tuple[Any, list[torch.Tensor]]:
+        """The meta data and the tensors. Raw sections are used where they lie.
+
+        Over a payload that must not be written (``bytes``) the tensors must not be written either.
+        """
+        meta, sections = read_header(header)
+        if _total(sections, max_bytes) != len(payload):
+            raise BadFrame(f"a payload of {len(payload)} bytes where the header announces another size")
+        view = memoryview(payload).cast("B")
+        whole = _borrowed(view)
+        tensors = []
+        start = 0
+        for section in sections:
+            stop = start + section.nbytes
+            tensors.append(_decode(section, whole[start:stop], view[start:stop]))
+            start += section.padded
+        return meta, tensors
+
+
+def _total(sections: list[Section], max_bytes: int) -> int:
+    total = sum(section.padded for section in sections)
+    most = max(total, sum(section.raw_bytes for section in sections))
+    if most > max_bytes:
+        raise TooLarge(f"a payload of {most} bytes is announced; at most {max_bytes} are taken")
+    return total
+
+
+def _borrowed(view: memoryview) -> torch.Tensor:
+    """The bytes of a buffer as a tensor, without a copy; it keeps the buffer alive."""
+    if not len(view):
+        return torch.empty(0, dtype=torch.uint8)
+    if not view.readonly:
+        return torch.frombuffer(view, dtype=torch.uint8)
+    # torch warns about read-only buffers, so it is shown the memory by its address
+    address = np.frombuffer(view, dtype=np.uint8).ctypes.data
+    memory = (ctypes.c_char * len(view)).from_address(address)
+    memory.owner = view  # type: ignore[attr-defined]
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def read_header(header: bytes) -> tuple[Any, list[Section]]:
+    """Check and parse a header."""
+    if len(header) > MAX_HEADER_BYTES:
+        raise TooLarge(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are taken")
+    header = bytes(header)
+    body = header[_DIGEST:]
+    if header[:_DIGEST] != xxhash.xxh3_64_intdigest(body).to_bytes(_DIGEST, "little"):
+        raise BadFrame("the header is truncated or altered: its checksum is wrong")
+    try:
+        data = json.loads(body)
+        if data["v"] != 1:
+            raise BadFrame(f"header version {data['v']!r:.20}; this side reads 1")
+        entries = data["sections"]
+        if len(entries) > MAX_SECTIONS:
+            raise TooLarge(f"{len(entries)} sections are announced; at most {MAX_SECTIONS} are taken")
+        return data["meta"], [_section(entry) for entry in entries]
+    except BadFrame:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise BadFrame(f"malformed header: {error!s:.100}") from error
+
+
+def _section(entry: Any) -> Section:
+    name, dtype, shape, stride, nbytes, checksum = entry
+    codec = CODECS.get(name)
+    if codec is None:
+        raise BadFrame(f"unknown codec {name!r:.20}; this side has {', '.join(CODECS)}")
+    if len(shape) > MAX_RANK or len(shape) != len(stride):
+        raise TooLarge(f"a tensor of rank {len(shape)}; at most {MAX_RANK} are taken")
+    if not all(type(number) is int and 0 <= number < 1 << 48 for number in (*shape, *stride, nbytes)):
+        raise BadFrame("malformed header: sizes must be numbers that are not negative")
+    if dtype_named(dtype) not in PLAIN:
+        raise BadFrame(f"tensors of dtype {dtype} do not travel")
+    section = Section(codec, dtype_named(dtype), tuple(shape), tuple(stride), nbytes, checksum)
+    view = View(section.shape, section.stride, 0)
+    if view.numel and not view.is_run():
+        raise BadFrame("malformed header: strides with gaps or overlap")
+    if not codec.can_be(nbytes, section.raw_bytes):
+        raise BadFrame(f"{nbytes} bytes of codec {codec.name} are announced for a tensor of {section.raw_bytes} bytes")
+    return section
+
+
+def _decode(section: Section, data: torch.Tensor, view: memoryview) -> torch.Tensor:
+    if xxhash.xxh3_64_intdigest(view) != section.checksum:
+        raise BadFrame("the payload is altered: a checksum is wrong")
+    nbytes = section.raw_bytes
+    try:
+        decoded = section.codec.decode(view, nbytes)
+    except ValueError as error:
+        raise BadFrame(f"a tensor of codec {section.codec.name} does not decode") from error
+    if len(decoded) != nbytes:
+        raise BadFrame(f"a tensor of codec {section.codec.name} has another size than announced")
+    if decoded is not view:
+        data = _borrowed(decoded)
+    if not nbytes:
+        return torch.empty_strided(section.shape, section.stride, dtype=section.dtype)
+    return data.view(section.dtype).as_strided(
+        section.shape, section.stride, data.storage_offset() // section.dtype.itemsize
+    )
+
+
+def _storage_order(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """The bytes of a tensor as a flat uint8 tensor on the CPU, and the strides that give the tensor back."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+    if not plain.is_contiguous() and not View.of(plain).is_run():
+        plain = plain.contiguous()
+    flat = plain.as_strided((plain.numel(),), (1,), plain.storage_offset())
+    return flat.view(torch.uint8), list(plain.stride())

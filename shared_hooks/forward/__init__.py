@@ -1,0 +1,80 @@
+"""One forward of a model, whoever runs it and why.
+
+session      layers numbered, timed, banked
+context      settings around it that change kernels
+operations   what counts as an operation
+foresight    which operations need no data to know their result's form
+placeholder  a value that nobody may read
+interruption where a forward that takes too long may be ended
+
+May import metrics, modules, tensors, errors.
+"""
+
+from shared_hooks.forward.foresight import Foresight, call_key, forms_key, on_meta
+from shared_hooks.forward.interruption import bounded, interruptible, uninterrupted
+from shared_hooks.forward.operations import (
+    COPIES_BYTES,
+    FORM_OF_OTHERS,
+    FORM_ONLY,
+    HEADS,
+    LAYOUT,
+    NOTHING,
+    OVERWRITES,
+    REFLECTED,
+    Kind,
+    arguments_of,
+    by_truth,
+    is_dense,
+    is_escape,
+    is_foreign,
+    is_form,
+    is_made_from_numbers,
+    is_mapped,
+    kind_of,
+    literals_of,
+    name_of,
+    shape_from_data,
+    unreflected,
+)
+from shared_hooks.forward.placeholder import Placeholder, check_real
+from shared_hooks.forward.session import UNSEEN, Frame, HookExitException, Session, layer_name, run_plain
+
+__all__ = [
+    "COPIES_BYTES",
+    "FORM_OF_OTHERS",
+    "FORM_ONLY",
+    "HEADS",
+    "LAYOUT",
+    "NOTHING",
+    "OVERWRITES",
+    "REFLECTED",
+    "UNSEEN",
+    "Foresight",
+    "Frame",
+    "HookExitException",
+    "Kind",
+    "Placeholder",
+    "Session",
+    "arguments_of",
+    "bounded",
+    "by_truth",
+    "call_key",
+    "check_real",
+    "forms_key",
+    "interruptible",
+    "is_dense",
+    "is_escape",
+    "is_foreign",
+    "is_form",
+    "is_made_from_numbers",
+    "is_mapped",
+    "kind_of",
+    "layer_name",
+    "literals_of",
+    "name_of",
+    "on_meta",
+    "run_plain",
+    "shape_from_data",
+    "uninterrupted",
+    "unreflected",
+]

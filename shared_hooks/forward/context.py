@@ -1,0 +1,157 @@
+"""The settings around a forward that change what the kernels compute."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import BadFrame, Disagreement
+from shared_hooks.modules import ModuleInfo
+from shared_hooks.tensors import dtype_name, dtype_named, flatten_inputs
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+_AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def ambient() -> dict[str, Any]:
+    """Autocast as it is around the caller: ``{"autocast": [[device type, dtype], ...]}``."""
+    found = [
+        [device, dtype_name(torch.get_autocast_dtype(device))]
+        for device in _AUTOCAST_DEVICES
+        if torch.is_autocast_enabled(device)
+    ]
+    return {"autocast": found}
+
+
+def restored(context: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Autocast as it was around the head, whatever is around the tail."""
+    if not context.get("autocast") and not any(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES)):
+        return contextlib.nullcontext()
+    return _restored(context)
+
+
+@contextlib.contextmanager
+def _restored(context: dict[str, Any]) -> Iterator[None]:
+    try:
+        wanted = {str(device): dtype_named(dtype) for device, dtype in context.get("autocast", [])}
+    except (TypeError, ValueError) as error:
+        raise BadFrame("malformed description of a cut: autocast") from error
+    for name, dtype in wanted.items():
+        if name not in _AUTOCAST_DEVICES or dtype not in _AUTOCAST_DTYPES:
+            raise BadFrame(f"malformed description of a cut: autocast of {name!r:.20} to {dtype}")
+        if name == "cuda" and not torch.cuda.is_available():  # torch would go on without it
+            raise Disagreement("the head ran under autocast of CUDA, and this side has no CUDA")
+    with contextlib.ExitStack() as stack:
+        for device in _AUTOCAST_DEVICES:
+            if device in wanted:
+                stack.enter_context(torch.autocast(device, dtype=wanted[device]))
+            elif torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def settings() -> tuple[Any, ...]:
+    """Process-wide settings that must be the same on both sides, as they are: quick to ask for and to compare."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return (
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.mkldnn.enabled,
+        cudnn.enabled,
+        cuda.matmul.allow_tf32,
+        cudnn.allow_tf32,
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+    )
+
+
+def environment() -> dict[str, str]:
+    """The same in words."""
+    dtype, precision, deterministic, mkldnn, cudnn, matmul_tf32, cudnn_tf32, *attention = settings()
+    kinds = zip(("flash", "memory-efficient", "math", "cudnn"), attention, strict=True)
+    return {
+        "default_dtype": dtype_name(dtype),
+        "float32_matmul_precision": precision,
+        "deterministic_algorithms": str(deterministic),
+        "mha_fast_path": "off",
+        "mkldnn": str(mkldnn),
+        "cudnn": str(cudnn),
+        "tf32": f"matmul {matmul_tf32}, cudnn {cudnn_tf32}",
+        "attention_kernels": ", ".join(name for name, enabled in kinds if enabled),
+    }
+
+
+def context_of(modules: Mapping[nn.Module, ModuleInfo]) -> dict[str, Any]:
+    """All that must hold around a tail as it did around its head: autocast, settings, which modules are in training."""
+    training = [info.path for module, info in modules.items() if module.training]
+    return {**ambient(), "environment": environment(), "training": training}
+
+
+def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo], cache: dict[Any, Any]) -> None:
+    """Compare the head's context with this side's, autocast aside (it is restored).
+
+    `Disagreement` names what differs. ``cache`` keeps what was found to agree, so that asking again costs little.
+    """
+    now = (settings(), [module.training for module in modules])
+    if cache.get("agreed") == now:
+        return
+    mine = context_of(modules)
+    theirs = context.get("environment")
+    for name, value in mine["environment"].items():
+        other = theirs.get(name) if isinstance(theirs, dict) else None
+        if other != value:
+            raise Disagreement(f"{name} is {other} on the edge and {value} here")
+    if context.get("training") != mine["training"]:
+        raise Disagreement(f"modules in training mode: {context.get('training')} on the edge, {mine['training']} here")
+    cache["agreed"] = now
+
+
+def key_of(
+    modules: Mapping[nn.Module, ModuleInfo],
+    weight: torch.Tensor | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, ...]:
+    """What a plan is valid for in this process; asked for at every request.
+
+    It covers what the `signature` does, and strides, devices and aliasing among inputs, which the other side may have
+    differently, and dtype and device of one ``weight`` of the model: it may be moved or converted between forwards.
+    """
+    structure, tensors = flatten_inputs(args, kwargs)
+    forms: list[Any] = []
+    first: dict[int, int] = {}
+    for tensor in tensors:
+        form = (tuple(tensor.shape), tensor.dtype, tensor.device)
+        try:
+            storage = first.setdefault(tensor.untyped_storage()._cdata, len(forms))
+            offset = tensor.storage_offset() - tensors[storage].storage_offset()
+            # even the stride of a dimension of size 1 counts: torch takes the memory format of a result from it
+            forms.append((*form, tensor.stride(), storage, offset))
+        except (RuntimeError, NotImplementedError):
+            forms.append((*form, tensor.layout))
+    kept = None if weight is None else (weight.dtype, weight.device)
+    around = [torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in _AUTOCAST_DEVICES]
+    training = tuple([module.training for module in modules])
+    return repr(structure), tuple(forms), kept, tuple(around), settings(), training
+
+
+def signature(
+    modules: Mapping[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """What a plan is valid for on either side: (digest to compare, context).
+
+    It covers the structure, shapes, dtypes and literals of the inputs, autocast and the training flags.
+    """
+    structure, tensors = flatten_inputs(args, kwargs)
+    context = context_of(modules)
+    shapes = [[list(tensor.shape), dtype_name(tensor.dtype)] for tensor in tensors]
+    return hashlib.blake2b(json.dumps([structure, shapes, context]).encode(), digest_size=16).hexdigest(), context

@@ -1,0 +1,155 @@
+"""Can the form of a kernel's results be worked out on the meta device? Asked of every kernel that a plan sees.
+
+Where the answer is no (there is no such kernel, it wants data, or it says something else than what came out), the
+tail's side is told the result's form (`crossing.Given`) instead of finding it. The answer is kept by the kernel, the
+forms of its tensors and its other arguments, so that a loop asks once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from shared_hooks.forward.operations import FORM, LAYOUT, NOTHING, arguments_of
+
+_NUMBERS = frozenset({bool, int, float, str, torch.dtype})
+
+
+class Foresight:
+    """Remembers questions and answers for one recording.
+
+    The meta device is asked when somebody wants to know: it works in Python, and the first question of a process has it
+    import what takes more than a second.
+    """
+
+    def __init__(self) -> None:
+        self._questions: dict[Any, tuple[Any, Any, Any]] = {}
+        self._answers: dict[Any, list[tuple[Any, ...]] | None] = {}
+
+    def question(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]
+    ) -> Callable[[], int]:
+        """What tells how much of ``results`` the meta device gives: `NOTHING`, `FORM` or `LAYOUT`. It keeps none."""
+        key = call_key(func, args, kwargs)
+        if key not in self._questions:
+            self._questions[key] = func, _forms_in(args, {}), _forms_in(kwargs, {})
+        return partial(self._foresees, key, [_form(tensor) for tensor in results])
+
+    def _foresees(self, key: Any, forms: list[tuple[Any, ...]]) -> int:
+        if key not in self._answers:
+            self._answers[key] = _worked_out(*self._questions[key])
+        found = self._answers[key]
+        if found is None or len(found) != len(forms):
+            return NOTHING
+        # a further result without elements is one that this device's kernel leaves out (what batch normalisation keeps
+        # for gradients), and nobody sees
+        both = enumerate(zip(forms, found, strict=True))
+        pairs = [(one, other) for place, (one, other) in both if not place or one[0] != (0,)]
+        if any(one[:2] != other[:2] for one, other in pairs):
+            return NOTHING
+        return LAYOUT if all(one == other for one, other in pairs) else FORM
+
+
+@dataclass(eq=False, slots=True)
+class _Kept:
+    """A tensor among kept arguments; ``form`` is its shape, stride and dtype, None for what the meta device has not."""
+
+    form: tuple[Any, Any, Any] | None
+
+
+def _forms_in(value: Any, known: dict[int, _Kept]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if id(value) not in known:
+            known[id(value)] = _Kept((value.shape, value.stride(), value.dtype) if _plain(value) else None)
+        return known[id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_forms_in(item, known) for item in value)
+    if isinstance(value, dict):
+        return {key: _forms_in(item, known) for key, item in value.items()}
+    return value
+
+
+def call_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a kernel's call has in common with all calls that give results of the same forms."""
+    return func._op, forms_key(args, kwargs)
+
+
+def forms_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The forms of a call's tensors, and its other arguments."""
+    return _key(args), _key(kwargs.items()) if kwargs else None
+
+
+def on_meta(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
+    """The same arguments on the meta device; one object stays one object. Raises `TypeError` for what it has not."""
+    if isinstance(value, torch.Tensor):
+        if id(value) not in known:
+            if not _plain(value):
+                raise TypeError("a sparse or quantised tensor")
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            known[id(value)] = value, made
+        return known[id(value)][1]
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_meta(item, known) for item in value)
+    if isinstance(value, dict):
+        return {key: on_meta(item, known) for key, item in value.items()}
+    return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if not _plain(tensor):
+        return None if tensor.is_nested else tuple(tensor.shape), tensor.dtype, None
+    return tuple(tensor.shape), tensor.dtype, tuple(tensor.stride())
+
+
+def _key(values: Iterable[Any]) -> tuple[Any, ...]:
+    """What tells arguments apart whose results may differ in form. In one pass: this is asked of every kernel."""
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            try:
+                found.append((value.shape, value.stride(), value.dtype))
+            except (RuntimeError, NotImplementedError):  # sparse or nested
+                found.append(None)
+        elif kind in _NUMBERS:
+            found.append((kind, value))
+        elif isinstance(value, (list, tuple)):
+            found.append(_key(value))
+        else:
+            found.append(repr(value))
+    return tuple(found)
+
+
+def _worked_out(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
+    if torch.Tag.inplace_view in func.tags:
+        return None
+    known: dict[int, torch.Tensor] = {}
+    try:
+        with torch.no_grad():
+            result = func(*_made(args, known), **_made(kwargs, known))
+    except Exception:  # no kernel, or one that wants data
+        return None
+    return [_form(tensor) for tensor in arguments_of((result,), {})]
+
+
+def _made(value: Any, known: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, _Kept):
+        if value.form is None:
+            raise TypeError("a sparse or quantised tensor")
+        if id(value) not in known:
+            shape, stride, dtype = value.form
+            known[id(value)] = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        return known[id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_made(item, known) for item in value)
+    if isinstance(value, dict):
+        return {key: _made(item, known) for key, item in value.items()}
+    return torch.device("meta") if isinstance(value, torch.device) else value

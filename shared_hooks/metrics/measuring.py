@@ -1,0 +1,185 @@
+"""From the marks of one forward to its records. While the model runs only marks are taken; the rest comes after."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from shared_hooks.metrics.clocks import clock_for
+from shared_hooks.metrics.energy import Gpu
+from shared_hooks.metrics.reading import Reading
+from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, TensorShape, outputs_of
+from shared_hooks.metrics.sampler import Window, sampler
+from shared_hooks.metrics.series import Track
+from shared_hooks.modules import ModuleInfo, call_name
+
+
+class Allocated(NamedTuple):
+    """Bytes in torch's CUDA allocator: held now, and the most since the process began or somebody reset it."""
+
+    held: int
+    peak: int
+
+
+Outputs = tuple[tuple[torch.Size, torch.dtype], ...]
+Marks = tuple[Any, Any, Allocated | None, int, int, int, ModuleInfo, int, Outputs]
+"""Of one layer: started, stopped (marks of a `clock_for`), memory when it was done, processor time when it started and
+when it stopped, layer id, module, number of the module's call, outputs. Only `Measurement` packs and unpacks it: a
+class with names would cost each layer three times as much.
+"""
+
+
+class Measurement:
+    """One measured forward. It begins when it is made; ``device`` is the model's.
+
+    A session takes `mark` and `cpu` before each layer, and hands them to `add` after it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.gpu = gpu_of(device)
+        sampler.touch(self.gpu)
+        self.clock = clock_for(device)
+        self.mark = self.clock.mark
+        # one thread computes: its own time; several: nobody knows whose, so the process's
+        self.cpu = time.thread_time_ns if torch.get_num_threads() == 1 else time.process_time_ns
+        self._memory = None if self.gpu is None else CudaMemory(device)
+        self._layers: list[Marks] = []
+        self._memory_before = None if self._memory is None else self._memory()
+        self._cpu_began = self._cpu_ended = self.cpu()
+        self._began = self.mark()
+        self._ended: Any = None
+
+    def add(self, layer_id: int, info: ModuleInfo, call: int, started: Any, cpu_started: int, output: Any) -> None:
+        """A layer is done; ``call`` is the number of its module's call. As little work as can be: the forward waits."""
+        stopped = self.mark()
+        memory = None if self._memory is None else self._memory()
+        cpu_stopped = self.cpu()
+        # one tensor is the rule, and a call that is saved pays for this one
+        outputs = ((output.shape, output.dtype),) if isinstance(output, torch.Tensor) else outputs_of(output)
+        self._layers.append((started, stopped, memory, cpu_started, cpu_stopped, layer_id, info, call, outputs))
+
+    def end(self) -> None:
+        """The forward is over. On a GPU this waits for the device, once."""
+        self._ended = self.mark()
+        self._cpu_ended = self.cpu()
+        self.clock.settle(self._began, self._ended)
+
+    def layer_metrics(self) -> list[LayerMetrics]:
+        at = self.clock.at
+        window = sampler.window(at(self._began), self.gpu)
+        found: list[LayerMetrics] = []
+        before = self._memory_before
+        for started, stopped, memory, cpu_started, cpu_stopped, layer_id, info, call, outputs in self._layers:
+            start, stop = at(started), at(stopped)
+            held, peak = _gpu_memory(before, memory) if memory is not None else _memory(window, start, stop)
+            energy, power = _energy(window, start, stop)
+            found.append(
+                LayerMetrics(
+                    layer_id,
+                    call_name(info.path, call),
+                    info.module_type,
+                    stop - start,
+                    sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs),
+                    tuple(_shape(shape, dtype) for shape, dtype in outputs),
+                    cpu_stopped - cpu_started,
+                    energy,
+                    power,
+                    held,
+                    peak,
+                    _mean(window.cpu, start, stop),
+                    _mean(window.gpu, start, stop),
+                    _mean(window.memory, start, stop),
+                )
+            )
+            before = memory
+        return found
+
+    def forward_metrics(self) -> ForwardMetrics:
+        at = self.clock.at
+        start, stop = at(self._began), at(self._ended)
+        window = sampler.window(start, self.gpu)
+        energy, power = _energy(window, start, stop)
+        if self._memory_before is None:
+            _, peak = _memory(window, start, stop)
+        else:
+            seen = [self._memory_before, *(memory for _, _, memory, *_ in self._layers if memory is not None)]
+            most = Allocated(max(one.held for one in seen), seen[-1].peak)
+            _, peak = _gpu_memory(self._memory_before, most)
+        return ForwardMetrics(
+            total_ns=stop - start,
+            layers_ns=sum(at(stopped) - at(started) for started, stopped, _, _, _, _, _, _, _ in self._layers),
+            cpu_ns=self._cpu_ended - self._cpu_began,
+            energy=energy,
+            mean_power=power,
+            memory_peak=peak,
+        )
+
+
+class CudaMemory:
+    """Called for what torch's allocator counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+
+    def __call__(self) -> Allocated:
+        # torch.cuda.memory_allocated flattens and sorts some hundred numbers, for one of them
+        counts = torch.cuda.memory_stats_as_nested_dict(self._index)["allocated_bytes"]["all"]
+        return Allocated(counts["current"], counts["peak"])
+
+
+@functools.cache
+def gpu_of(device: torch.device) -> Gpu | None:
+    """The GPU behind a device of torch; None for the processor."""
+    if device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return Gpu(index, "" if uuid is None else f"GPU-{uuid}")
+
+
+NO_TIME = Reading.unavailable("it took no time")
+
+
+@functools.lru_cache(4096)
+def _shape(shape: torch.Size, dtype: torch.dtype) -> TensorShape:
+    return TensorShape(str(dtype).removeprefix("torch."), tuple(shape))
+
+
+def _energy(window: Window, start: int, stop: int) -> tuple[Reading, Reading]:
+    track = window.energy
+    if isinstance(track, Reading):
+        return track, track
+    energy = track.growth(start, stop)
+    if energy.value is None:
+        return energy, energy
+    if stop <= start:
+        return energy, NO_TIME
+    return energy, Reading(energy.value / (stop - start) * 1e9, energy.status, energy.note)
+
+
+def _memory(window: Window, start: int, stop: int) -> tuple[Reading, Reading]:
+    track = window.resident
+    if isinstance(track, Reading):
+        return track, track
+    return track.end(start, stop), track.peak(start, stop)
+
+
+def _mean(track: Track | Reading, start: int, stop: int) -> Reading:
+    return track if isinstance(track, Reading) else track.mean(start, stop)
+
+
+def _gpu_memory(before: Allocated | None, after: Allocated) -> tuple[Reading, Reading]:
+    held = Reading(float(after.held), "measured", "torch's CUDA allocator")
+    if before is None or after.peak > before.peak:
+        return held, Reading(float(after.peak), "measured", "torch's CUDA allocator")
+    # its high-water mark is the whole process's; resetting it would take it from whoever else reads it
+    return held, Reading(
+        float(max(before.held, after.held)),
+        "estimated",
+        "at least: held before or after; torch's CUDA allocator set no new peak",
+    )

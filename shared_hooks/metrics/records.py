@@ -1,0 +1,126 @@
+"""What is measured of every layer call of a forward."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shared_hooks.metrics.reading import Reading
+from shared_hooks.tensors import tensors_in
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """Of one tensor: ``dtype`` as torch prints it, without "torch."."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
+
+
+NOT_SAMPLED = Reading.unavailable("not sampled")
+
+
+LAYER_READINGS = (
+    "energy",
+    "mean_power",
+    "memory_allocated",
+    "memory_peak",
+    "cpu_utilisation",
+    "gpu_utilisation",
+    "memory_utilisation",
+)
+FORWARD_READINGS = ("energy", "mean_power", "memory_peak")
+
+
+@dataclass(frozen=True)
+class LayerMetrics:
+    """One layer call. Times in nanoseconds, sizes in bytes; a `Reading` says how it was come by.
+
+    ``inference_ns``: from before its forward to after it. ``cpu_ns``: processor time spent meanwhile, of the thread
+    that runs the model where torch computes with one thread, else of the whole process, this library's sampling and
+    other requests included. ``energy`` in joules, ``mean_power`` in watts, both of whole devices: whatever else they
+    did is in it. ``memory_allocated``: bytes held when it was done; ``memory_peak``: the most while it ran.
+    Utilisations in per cent, of all processors (``cpu``), of the GPU, of the memory of this machine.
+    """
+
+    layer_id: int
+    name: str
+    layer_type: str
+    inference_ns: int
+    output_bytes: int
+    outputs: tuple[TensorShape, ...] = ()
+    cpu_ns: int | None = None
+    energy: Reading = NOT_SAMPLED
+    mean_power: Reading = NOT_SAMPLED
+    memory_allocated: Reading = NOT_SAMPLED
+    memory_peak: Reading = NOT_SAMPLED
+    cpu_utilisation: Reading = NOT_SAMPLED
+    gpu_utilisation: Reading = NOT_SAMPLED
+    memory_utilisation: Reading = NOT_SAMPLED
+
+    @property
+    def inference_time(self) -> float:
+        """Seconds."""
+        return self.inference_ns / 1e9
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "layer_id": self.layer_id,
+            "name": self.name,
+            "layer_type": self.layer_type,
+            "inference_time": self.inference_time,
+            "output_bytes": self.output_bytes,
+            "outputs": [str(output) for output in self.outputs],
+            "cpu_time": None if self.cpu_ns is None else self.cpu_ns / 1e9,
+            **{name: getattr(self, name).as_dict() for name in LAYER_READINGS},
+        }
+
+
+@dataclass(frozen=True)
+class ForwardMetrics:
+    """A forward as a whole: what its layers add up to, and what lies outside them. ``layers + outside == total``.
+
+    The whole model, with the looking up of its plan; or a head, with the cutting out of its frontier; or a tail:
+    placing the frontier, the replay of the prefix, the layers after the cut. ``cpu_ns`` and the readings are as in
+    `LayerMetrics`.
+    """
+
+    total_ns: int
+    layers_ns: int
+    cpu_ns: int | None = None
+    energy: Reading = NOT_SAMPLED
+    mean_power: Reading = NOT_SAMPLED
+    memory_peak: Reading = NOT_SAMPLED
+
+    @property
+    def outside_ns(self) -> int:
+        """Nanoseconds in no layer: functional code, Python between the layers, replay and banking at a cut."""
+        return self.total_ns - self.layers_ns
+
+    def as_dict(self) -> dict[str, Any]:
+        """Times in seconds."""
+        return {
+            "total_time": self.total_ns / 1e9,
+            "layers_time": self.layers_ns / 1e9,
+            "outside_time": self.outside_ns / 1e9,
+            "cpu_time": None if self.cpu_ns is None else self.cpu_ns / 1e9,
+            **{name: getattr(self, name).as_dict() for name in FORWARD_READINGS},
+        }
+
+
+def output_bytes(output: Any) -> int:
+    """Bytes of all tensors of an output."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs_of(output))
+
+
+def outputs_of(output: Any) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+    """Shape and dtype of every tensor of an output; as little work as can be, for it is done in the forward."""
+    if isinstance(output, torch.Tensor):
+        return ((output.shape, output.dtype),)
+    return tuple((tensor.shape, tensor.dtype) for tensor in tensors_in(output))

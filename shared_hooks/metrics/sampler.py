@@ -1,0 +1,250 @@
+"""What is sampled while models run: one background thread, started by the first measured forward, ending by itself.
+
+The path of a request never touches a sensor. A forward says that it runs (`Sampler.touch`), and afterwards looks at the
+samples of its time (`Sampler.window`). The thread ends some seconds after the last forward, and starts again with the
+next; a forked child begins without one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+
+from shared_hooks.metrics.energy import Gpu, Machine, Meters, MeterUnavailable, find_meters
+from shared_hooks.metrics.energy.nvml import NvmlUtilisation
+from shared_hooks.metrics.reading import Reading
+from shared_hooks.metrics.series import Series, Track
+
+PERIOD_S = 0.02
+SLOW_PERIOD_S = 0.1
+"""Of what the kernel itself counts in ticks of 10 ms, or makes up from hundreds of files."""
+IDLE_S = 5.0
+
+
+class Level(Protocol):
+    """A number that goes up and down; `read` raises MeterUnavailable."""
+
+    name: str
+    period_s: float
+
+    def read(self) -> float: ...
+
+
+class Channel:
+    """One row of samples and how to go on with it, or why there is none."""
+
+    def __init__(self, what: str, period_s: float, read: Callable[[], float]) -> None:
+        self.series = Series(what, round(period_s * 1e9))
+        self.read = read
+        self.why: Reading | None = None
+        self.due = 0.0
+
+    def prime(self) -> None:
+        """Take one, forget it, and take the next a period later."""
+        self.sample()
+        self.series.clear()
+        self.due = time.monotonic() + self.series.period_ns / 1e9
+
+    def sample(self) -> None:
+        """Take one; a sensor that fails is not asked again until the thread starts anew."""
+        try:
+            before = time.perf_counter_ns()
+            value = self.read()
+        except Exception as error:  # whatever a sensor or its driver raises, requests go on
+            self.lose(str(error) if isinstance(error, MeterUnavailable) else f"{type(error).__name__}: {error}"[:200])
+            return
+        # the middle of the reading; of a slow sensor that is as near as one can know
+        self.series.append((before + time.perf_counter_ns()) // 2, value)
+
+    def lose(self, why: str) -> None:
+        self.why = Reading.unavailable(why)
+        self.series.clear()
+
+    def since(self, start_ns: int) -> Track | Reading:
+        return self.why if self.why is not None else self.series.since(start_ns)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The samples around one forward; a reading in place of a track says why there is none."""
+
+    energy: Track | Reading
+    """Joules, growing, of everything that works for a model on this device."""
+    resident: Track | Reading
+    """Bytes of this process in memory."""
+    cpu: Track | Reading
+    """Per cent of all processors."""
+    memory: Track | Reading
+    """Per cent of this machine's memory."""
+    gpu: Track | Reading
+    """Per cent of the time."""
+
+
+SEARCHING = Reading.unavailable("sensors are still being looked for")
+NO_GPU = Reading.unavailable("the model does not run on a GPU")
+
+
+class Sampler:
+    """The thread and its rows. ``find``: looks for energy meters, in the thread; the rest is for tests."""
+
+    def __init__(
+        self,
+        find: Callable[[], Meters] = find_meters,
+        *,
+        utilisation: Callable[[Gpu], Level] = lambda gpu: NvmlUtilisation(Machine(), gpu),
+        period_s: float = PERIOD_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._find = find
+        self._utilisation = utilisation
+        self._period_s = period_s
+        self._idle_s = idle_s
+        self.forget()
+
+    def forget(self) -> None:
+        """As if nothing had run yet; for a child after a fork, which has no thread and may not use the drivers."""
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._asked = 0.0
+        self._meters: Meters | None = None
+        self._devices: dict[Gpu | None, tuple[Channel, Channel | None] | None] = {None: None}
+        self._process = psutil.Process()
+        self._host = self._host_channels()
+
+    def touch(self, gpu: Gpu | None = None) -> None:
+        """A measured forward begins, on ``gpu`` or on the processor: let there be samples."""
+        self._asked = time.monotonic()
+        if gpu not in self._devices:
+            self._devices[gpu] = None
+        if self._thread is None:
+            self._start()
+
+    def window(self, start_ns: int, gpu: Gpu | None = None) -> Window:
+        """What was sampled from ``start_ns`` (`time.perf_counter_ns`) on."""
+        channels = self._devices.get(gpu)
+        energy, level = channels if channels is not None else (None, None)
+        resident, cpu, memory = (channel.since(start_ns) for channel in self._host)
+        return Window(
+            energy=SEARCHING if energy is None else energy.since(start_ns),
+            resident=resident,
+            cpu=cpu,
+            memory=memory,
+            gpu=NO_GPU if gpu is None else SEARCHING if level is None else level.since(start_ns),
+        )
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None
+
+    def stop(self) -> None:
+        """End the thread, if there is one, and wait for it; the next measured forward starts another."""
+        thread = self._thread
+        self._stop.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=5)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._stop = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._stop,), name="isthmus-sampler", daemon=True
+                )
+                self._thread.start()
+
+    def _host_channels(self) -> tuple[Channel, Channel, Channel]:
+        process = self._process
+        return (
+            Channel("resident set of the process", self._period_s, lambda: float(process.memory_info().rss)),
+            Channel("processor utilisation of this machine", SLOW_PERIOD_S, lambda: psutil.cpu_percent(interval=None)),
+            Channel("memory in use on this machine", SLOW_PERIOD_S, lambda: psutil.virtual_memory().percent),
+        )
+
+    def _run(self, stop: threading.Event) -> None:
+        try:
+            self._loop(stop)
+        finally:
+            with self._lock:
+                if self._stop is stop:
+                    self._thread = None
+
+    def _loop(self, stop: threading.Event) -> None:
+        # samples from before a pause say nothing about the pause
+        self._host = self._host_channels()
+        self._host[1].prime()  # its first answer says nothing, the next ones the time since
+        for gpu in list(self._devices):  # in place: a forward may add another one meanwhile
+            self._devices[gpu] = None
+        self._sample()
+        if self._meters is None:
+            self._meters = self._search()
+        while not stop.is_set():
+            for gpu, channels in list(self._devices.items()):
+                if channels is None:
+                    self._devices[gpu] = self._device_channels(self._meters, gpu)
+            self._sample()
+            if self._ends():
+                return
+            stop.wait(self._period_s)
+
+    def _ends(self) -> bool:
+        """Whether nobody asked for long. A forward that asks meanwhile sees a thread, or starts one."""
+        with self._lock:
+            if time.monotonic() - self._asked <= self._idle_s:
+                return False
+            thread, self._thread = self._thread, None
+            if time.monotonic() - self._asked <= self._idle_s:
+                self._thread = thread
+                return False
+            return True
+
+    def _search(self) -> Meters:
+        try:
+            return self._find()
+        except Exception as error:  # a broken search costs the energy and nothing else
+            return Meters(missing=(("search", f"{type(error).__name__}: {error}"[:200]),))
+
+    def _device_channels(self, meters: Meters, gpu: Gpu | None) -> tuple[Channel, Channel | None]:
+        energy = Channel("energy meters", self._period_s, lambda: 0.0)
+        try:
+            own = meters.total(gpu)
+            energy = Channel(
+                " + ".join(meter.name for meter in own),
+                max(self._period_s, *(meter.period_s for meter in own)),
+                lambda: sum(meter.read() for meter in own),
+            )
+        except MeterUnavailable as error:
+            energy.lose(str(error))
+        if gpu is None:
+            return energy, None
+        level = Channel("GPU utilisation", SLOW_PERIOD_S, lambda: 0.0)
+        try:
+            source = self._utilisation(gpu)
+            level = Channel(source.name, max(self._period_s, source.period_s), source.read)
+        except MeterUnavailable as error:
+            level.lose(str(error))
+        return energy, level
+
+    def _sample(self) -> None:
+        now = time.monotonic()
+        pairs = list(self._devices.values())  # a forward on another device adds to them meanwhile
+        channels = [*self._host, *(one for pair in pairs for one in pair or () if one is not None)]
+        for channel in channels:
+            if channel.why is None and channel.due <= now:
+                channel.due = now + 0.9 * channel.series.period_ns / 1e9
+                channel.sample()
+
+
+sampler = Sampler()
+"""The one of this process."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=sampler.forget)
+atexit.register(sampler.stop)

@@ -1,0 +1,146 @@
+"""Values sampled in the background, and what they say about an interval of time: measured, estimated, or nothing."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections import deque
+
+from shared_hooks.metrics.reading import Reading
+
+LENGTH = 4096
+"""Samples kept: 80 s of those taken every 20 ms."""
+
+REACH_NS = 1_000_000_000
+"""How far beyond the samples an estimate may reach; at least five periods."""
+
+
+class Series:
+    """A bounded row of samples: one thread appends, any thread looks. Locked for moments, never while a sensor is read.
+
+    ``what``: by what it is sampled, in few words. ``period_ns``: the time between two samples.
+    """
+
+    def __init__(self, what: str, period_ns: int) -> None:
+        self.what = what
+        self.period_ns = period_ns
+        self._samples: deque[tuple[int, float]] = deque(maxlen=LENGTH)
+        self._lock = threading.Lock()
+
+    def append(self, at_ns: int, value: float) -> None:
+        """A sample taken at ``at_ns`` of `time.perf_counter_ns`, later than those before it."""
+        with self._lock:
+            self._samples.append((at_ns, value))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._samples.clear()
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def since(self, start_ns: int) -> Track:
+        """The samples from ``start_ns`` on, and two before it."""
+        found: list[tuple[int, float]] = []
+        before = 0
+        with self._lock:
+            for sample in reversed(self._samples):
+                found.append(sample)
+                before += sample[0] <= start_ns
+                if before == 2:
+                    break
+        found.reverse()
+        return Track(self.what, self.period_ns, [at for at, _ in found], [value for _, value in found])
+
+
+class Track:
+    """Samples around a forward.
+
+    An interval is *measured* when it is at least two periods long and enclosed by samples; where a sample came late,
+    its gap counts as the period. Any other interval near samples gets its share by time: *estimated*. Else there is
+    nothing: *unavailable*.
+    """
+
+    def __init__(self, what: str, period_ns: int, times: list[int], values: list[float]) -> None:
+        self.times = times
+        self.values = values
+        self.period_ns = period_ns
+        self._reach = max(REACH_NS, 5 * period_ns)
+        self._measured = f"{what}, sampled every {period_ns / 1e6:.0f} ms"
+        self._estimated = f"share by time of {period_ns / 1e6:.0f} ms samples of {what}"
+        self._near = f"{what}, from samples every {period_ns / 1e6:.0f} ms"
+        self._too_few = Reading.unavailable(f"too few samples yet of {what}")
+        self._elsewhere = Reading.unavailable(f"no samples at that time of {what}")
+        self._levels: dict[tuple[float, bool], Reading] = {}
+
+    def growth(self, start: int, stop: int) -> Reading:
+        """Of a counter: by how much it grew between two times (`time.perf_counter_ns`)."""
+        lacking = self._lacking(start, stop, 2)
+        if lacking is not None:
+            return lacking
+        value = max(0.0, self._at(stop) - self._at(start))
+        if self._is_measured(start, stop):
+            return Reading(value, "measured", self._measured)
+        return Reading(value, "estimated", self._estimated)
+
+    def mean(self, start: int, stop: int) -> Reading:
+        """Of a level: its mean over the interval. A sample speaks for the time since the one before it."""
+        lacking = self._lacking(start, stop, 1)
+        if lacking is not None:
+            return lacking
+        times, values, last = self.times, self.values, len(self.times) - 1
+        first, final = min(last, bisect_left(times, start)), min(last, bisect_left(times, stop))
+        if first == final or stop <= start:
+            return self._level(values[final], start, stop)
+        edges = [start, *times[first:final], stop]
+        total = sum((edges[i + 1] - edges[i]) * values[first + i] for i in range(len(edges) - 1))
+        return self._level(total / (stop - start), start, stop)
+
+    def end(self, start: int, stop: int) -> Reading:
+        """Of a level: what it was at the end of the interval."""
+        lacking = self._lacking(start, stop, 1)
+        if lacking is not None:
+            return lacking
+        return self._level(self.values[min(len(self.times) - 1, bisect_left(self.times, stop))], start, stop)
+
+    def peak(self, start: int, stop: int) -> Reading:
+        """Of a level: the highest sample of the interval, and of the two that enclose it."""
+        lacking = self._lacking(start, stop, 1)
+        if lacking is not None:
+            return lacking
+        first = min(len(self.times) - 1, max(0, bisect_right(self.times, start) - 1))
+        return self._level(max(self.values[first : bisect_left(self.times, stop) + 1]), start, stop)
+
+    def _level(self, value: float, start: int, stop: int) -> Reading:
+        measured = self._is_measured(start, stop)
+        reading = self._levels.get((value, measured))
+        if reading is None:  # layers that are shorter than a sample share it
+            note = self._measured if measured else self._near
+            reading = Reading(value, "measured" if measured else "estimated", note)
+            self._levels[value, measured] = reading
+        return reading
+
+    def _lacking(self, start: int, stop: int, need: int) -> Reading | None:
+        times = self.times
+        if len(times) < need:
+            return self._too_few
+        if stop > times[-1] + self._reach or start < times[0] - self._reach:
+            return self._elsewhere
+        return None
+
+    def _is_measured(self, start: int, stop: int) -> bool:
+        if stop - start < 2 * self.period_ns:
+            return False
+        times = self.times
+        first, final = bisect_right(times, start) - 1, bisect_left(times, stop)
+        if first < 0 or final == len(times):
+            return False
+        return stop - start >= 2 * max(times[i + 1] - times[i] for i in range(first, final))
+
+    def _at(self, when: int) -> float:
+        """A counter's value, on straight lines through the samples."""
+        times, values = self.times, self.values
+        right = min(len(times) - 1, max(1, bisect_left(times, when)))
+        left = right - 1
+        slope = (values[right] - values[left]) / (times[right] - times[left])
+        return values[left] + (when - times[left]) * slope

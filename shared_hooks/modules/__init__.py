@@ -1,0 +1,29 @@
+"""The model as it stands: its modules, and how Isthmus takes hold of them.
+
+hierarchy   which modules are walked, and by which names
+attach      the shim before a module's forward
+fastpath    PyTorch's attention fast path kept off
+agreement   digests of structure, code and weights
+
+May import tensors, errors.
+"""
+
+from shared_hooks.modules.agreement import structure_digest, weights_hash
+from shared_hooks.modules.attach import COMPILED, Runner, Shim, running
+from shared_hooks.modules.fastpath import fast_path_off
+from shared_hooks.modules.hierarchy import ROOT, ModuleInfo, call_name, holder_modules, walk
+
+__all__ = [
+    "COMPILED",
+    "ROOT",
+    "ModuleInfo",
+    "Runner",
+    "Shim",
+    "call_name",
+    "fast_path_off",
+    "holder_modules",
+    "running",
+    "structure_digest",
+    "walk",
+    "weights_hash",
+]

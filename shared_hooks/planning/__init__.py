@@ -1,0 +1,28 @@
+"""From a recording to cuts: what crosses where.
+
+planner     plans made and kept, by signature and path
+plan        layers, cuts, a digest to agree on
+liveness    trace -> frontier of every cut
+cutting     frontier -> description, and captures for the head
+following   is this run still on the plan's path?
+lengths     cuts of sizes that were never planned
+
+May import recording, forward, state, crossing, lifecycle, modules, tensors, errors; nothing of the tail.
+"""
+
+from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
+from shared_hooks.planning.following import Follower
+from shared_hooks.planning.plan import INPUT, Cut, LayerInfo, Plan
+from shared_hooks.planning.planner import Planner
+
+__all__ = [
+    "INPUT",
+    "UNSEEN",
+    "Capture",
+    "Cut",
+    "Cutting",
+    "Follower",
+    "LayerInfo",
+    "Plan",
+    "Planner",
+]

@@ -1,0 +1,353 @@
+"""Turn a trace and a frontier into what both sides need for one cut: the `Crossing` that the tail's side reads, and
+the captures of the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shared_hooks.crossing import (
+    INPUTS,
+    Crossing,
+    Fill,
+    Given,
+    Layout,
+    Mark,
+    Place,
+    Read,
+    Slot,
+    TensorForm,
+    mixes_truth,
+)
+from shared_hooks.errors import CutRefused
+from shared_hooks.forward import Kind
+from shared_hooks.planning.liveness import Frontier
+from shared_hooks.recording import Call, Op, Storage, Trace, Value
+from shared_hooks.tensors import LiveSet, Structure, View, form_of
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Where the head finds a tensor on the storage of one slot: an input, a module's result, an operation's, or that of
+    a kernel that no operation stands for.
+
+    ``view``: what the tensor is of its storage in the plan, so that the slot's origin can be found from the tensor.
+    ``copy``: somebody else may write to it once the head is done (an input, a buffer of the model): take a copy.
+    """
+
+    kind: str
+    where: Any
+    leaf: int
+    view: View
+    copy: bool
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """What crosses, and captures (one a slot) and banked operations for the head.
+
+    ``position``: the seq of the cut; ``watched``: the head needs a function mode; ``below``: and a dispatch mode.
+    ``storages``: what the slots hold.
+    """
+
+    slots: tuple[Slot, ...]
+    marks: tuple[Mark, ...]
+    fills: tuple[Fill, ...]
+    given: tuple[Given, ...]
+    reads: tuple[Read, ...]
+    layouts: tuple[Layout, ...]
+    captures: tuple[Capture, ...]
+    banked: tuple[int, ...]
+    position: int
+    watched: bool
+    below: bool
+    generators: tuple[str, ...]
+    storages: tuple[Storage, ...]
+
+
+def cut_after(trace: Trace, layer: Call | None, frontier: Frontier, *, wide: bool = False) -> Cutting:
+    """Work out the cut after ``layer`` (None: before the first layer). Raises `CutRefused` with the reason.
+
+    ``wide``: what the tail writes is not what it wrote in the plan.
+    """
+    return _Cutter(trace, layer, frontier, wide).work()
+
+
+def crossing_of(
+    cutting: Cutting,
+    trace: Trace,
+    layer_id: int,
+    layer_name: str,
+    depth: int | None,
+    context: dict[str, Any],
+    path: str,
+    plan: str,
+    leaves: tuple[str, ...],
+) -> Crossing:
+    """What travels of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it; ``leaves``: see
+    `Crossing`. Raises `CutRefused`.
+    """
+    if mixes_truth(cutting.slots, cutting.marks):
+        raise CutRefused("the same memory crosses as truth values and as another type")
+    inputs = tuple(TensorForm(value.shape, value.view.stride, value.dtype) for value in trace.inputs)
+    return Crossing(
+        layer_id,
+        layer_name,
+        depth,
+        context,
+        trace.input_structure,
+        inputs,
+        cutting.slots,
+        cutting.marks,
+        cutting.fills,
+        cutting.given,
+        cutting.reads,
+        cutting.layouts,
+        path,
+        plan,
+        cutting.generators,
+        leaves,
+    )
+
+
+_NOWHERE = View((), (), 0)
+UNSEEN = None
+"""In place of a module's path: of a kernel that no operation stands for."""
+
+
+def _reshaped(trace: Trace, layer: Call) -> set[Storage]:
+    """Storages of tensors whose shape is changed in place before the cut: a placeholder cannot change its shape."""
+    ops = (op for op in trace.ops if op.reshapes and op.args_tainted and op.seq < layer.exit)
+    return {value.storage for op in ops for value in op.results if value.storage.born_tainted}
+
+
+class _Cutter:
+    def __init__(self, trace: Trace, layer: Call | None, frontier: Frontier, wide: bool) -> None:
+        # what began as a constant and is only overwritten needs no slot: the cloud has the storage
+        frontier = {storage: live for storage, live in frontier.items() if live or storage.born_tainted}
+        if layer is not None:
+            frontier |= {
+                storage: LiveSet.empty(storage.elements) for storage in _reshaped(trace, layer) - set(frontier)
+            }
+        self.trace = trace
+        self.wide = wide
+        self.layer = layer
+        self.position = 0 if layer is None else layer.exit
+        self.frontier = frontier
+        self.slot_of = {storage: number for number, storage in enumerate(frontier)}
+        self.marks: list[Mark] = []
+        self.marked: set[Storage] = set()
+        self.fills: dict[Storage, Fill] = {}
+        self.given: list[Given] = []
+        self.reads: list[Read] = []
+        self.layouts: list[Layout] = []
+        self.banked: list[int] = []
+
+    def work(self) -> Cutting:
+        self._check_trace()
+        for storage in self.frontier:
+            if storage.opaque:
+                raise CutRefused("a sparse, nested or quantised tensor crosses")
+            if storage.foreign:
+                raise CutRefused("a value that no operation made (threads, NumPy, an extension) crosses")
+            if storage.outside:
+                raise CutRefused("the model keeps a value of this request in its own state, and reads it after the cut")
+        self._inputs()
+        for call, place, op in self._prefix():
+            if op is None:
+                self._opaque(call)
+            else:
+                self._operation(place, op)
+        self._check_placed()
+        last_writes = self.trace.last_writes
+        unsure = self.wide or max(self.trace.dynamic, default=-1) > self.position
+        slots = tuple(
+            Slot(storage.dtype, storage.elements, live.pieces, unsure or last_writes.get(storage, -1) > self.position)
+            for storage, live in self.frontier.items()
+        )
+        captures = tuple(self._capture(storage) for storage in self.frontier)
+        dynamic = any(seq < self.position for seq in self.trace.dynamic)
+        below = any(capture.kind == "kernel" for capture in captures)
+        watched = dynamic or below or bool(self.banked) or any(capture.kind == "op" for capture in captures)
+        return Cutting(
+            slots,
+            tuple(self.marks),
+            tuple(self.fills.values()),
+            tuple(self.given),
+            tuple(self.reads),
+            tuple(self.layouts),
+            captures,
+            tuple(self.banked),
+            self.position,
+            watched and self.layer is not None,
+            below and self.layer is not None,
+            self._generators(),
+            tuple(self.frontier),
+        )
+
+    def _check_trace(self) -> None:
+        """Reasons to refuse that hold for the model rather than for one value."""
+        trace = self.trace
+        for refusal in trace.refusals:
+            if refusal.first <= self.position <= refusal.last:
+                raise CutRefused(refusal.reason)
+        if trace.unsteady:  # even before the first layer: the state is one side's, not the other's
+            raise CutRefused(trace.unsteady)
+        if self.layer is None:
+            return
+        for name, drawn in trace.dice.items():
+            # the states of Python's, NumPy's and torch's own generator of the CPU cross
+            if name not in ("python", "numpy", "cpu") and drawn[0][1] < self.position < drawn[-1][1]:
+                raise CutRefused(
+                    f"random numbers of a generator ({name}) whose state does not cross are drawn on both sides"
+                )
+        if trace.foreign >= self.position:
+            raise CutRefused("code that torch does not see (threads, an extension) reads values after the cut")
+
+    def _generators(self) -> tuple[str, ...]:
+        """The generators whose states must arrive with a request."""
+        dice = self.trace.dice
+        torchs = ("torch",) if any(last > self.position for _, last in dice.get("cpu", ())) else ()
+        # the tail repeats the model's Python from its beginning
+        return torchs + tuple(name for name in ("python", "numpy") if name in dice)
+
+    # -- the prefix ---------------------------------------------------------------------------------------------
+
+    def _prefix(self) -> Iterator[tuple[Call, Place, Op | None]]:
+        """Every operation before the cut with its place; for a scripted or compiled module the call alone."""
+        if self.layer is None:
+            return
+        for call, number, item in self.trace.placed:
+            if (item.enter if isinstance(item, Call) else item.seq) > self.position:
+                return
+            if isinstance(item, Op):
+                yield call, Place(call.path, call.number, number), item
+            elif item.opaque and item.args_tainted:
+                yield item, Place(item.path, item.number, -1), None
+
+    def _inputs(self) -> None:
+        for leaf, value in enumerate(self.trace.inputs):
+            if value.storage in self.slot_of:
+                self._mark(INPUTS, leaf, value)
+            elif value.storage.opaque:
+                raise CutRefused("an input is sparse, nested or quantised")
+
+    def _mark(self, place: Place, leaf: int, value: Value) -> None:
+        flags = value.flags.replace("g", "")
+        self.marks.append(Mark(place, leaf, self.slot_of[value.storage], value.view, value.dtype, flags))
+        self.marked.add(value.storage)
+
+    def _operation(self, place: Place, op: Op) -> None:
+        if any(value.storage.foreign for value in op.args):
+            raise CutRefused(
+                f"before the cut {op.name} takes a value that no operation made (threads, NumPy, an extension)"
+            )
+        if not op.args_tainted and not op.draws:
+            return
+        if op.trouble:
+            raise CutRefused(f"{op.name} before the cut cannot be replayed: {op.trouble}")
+        if op.kind is Kind.VALUE:
+            if op.hidden:
+                raise CutRefused(f"before the cut {op.name} reads a value where torch functions are not seen")
+            self.banked.append(self.trace.ordinals[op])
+            self.reads.append(Read(place, op.name, form_of(op.structure)))
+            return
+        for storage in op.writes:
+            self._written(place, op, storage)
+        # what is made of no tensor may hold numbers that were read from data
+        told = op.dynamic or (op.draws and not op.args) or (not op.reshapes and op.is_untold)
+        if told:
+            self.given.append(self._given(place, op))
+        for leaf, value in enumerate(op.results):
+            if value in op.args or op.reshapes:
+                continue
+            if value.storage in self.slot_of:
+                if value.storage not in self.marked or self.marks[-1].place == place:
+                    self._first(place, leaf, value)
+            elif value.storage.opaque:
+                raise CutRefused("a sparse, nested or quantised tensor is made before the cut")
+            elif not told and not op.laid and value.storage.tainted <= op.end:
+                self.layouts.append(Layout(place, leaf, value.view.stride))
+
+    def _first(self, place: Place, leaf: int, value: Value) -> None:
+        if not value.storage.born_tainted:
+            return  # the cloud makes the storage itself; its content comes with a fill
+        self._mark(place, leaf, value)
+
+    def _written(self, place: Place, op: Op, storage: Storage) -> None:
+        """A storage that began as a constant gets its content at the last write before the cut."""
+        if storage.born_tainted or storage not in self.slot_of:
+            return
+        for number, value in enumerate(op.args):
+            if value.storage is storage:
+                self.fills[storage] = Fill(place, number, self.slot_of[storage])
+                return
+        raise CutRefused("a value is written in place where the write cannot be replayed")
+
+    def _given(self, place: Place, op: Op) -> Given:
+        structure: Structure = op.structure or ["v", None]
+        writes = tuple(number for number, value in enumerate(op.args) if value.storage in op.writes)
+        return Given(place, op.name, structure, self._leaves(op.results, op.args), writes)
+
+    def _opaque(self, call: Call) -> None:
+        if call.structure is None:
+            raise CutRefused(f"{call.name} is scripted or compiled, and its result cannot be replayed")
+        place = Place(call.path, call.number, -1)
+        self.given.append(Given(place, call.path, call.structure, self._leaves(call.results, call.args)))
+        for leaf, value in enumerate(call.results):
+            if value in call.args:
+                continue
+            if not value.storage.born_tainted or value.storage.opaque:
+                raise CutRefused(f"{call.name} is scripted or compiled, and its result cannot be replayed")
+            if value.storage in self.slot_of and value.storage not in self.marked:
+                self._mark(place, leaf, value)
+
+    @staticmethod
+    def _leaves(results: list[Value], args: list[Value]) -> tuple[TensorForm | int, ...]:
+        return tuple(
+            args.index(value) if value in args else TensorForm(value.shape, value.view.stride, value.dtype)
+            for value in results
+        )
+
+    def _check_placed(self) -> None:
+        """Every storage that crosses must have been taken up by an input, a result, or code that runs again."""
+        for storage in self.slot_of:
+            if storage.born_tainted and storage not in self.marked:
+                raise CutRefused("a value that crosses is made where torch functions are not seen")
+            if not storage.born_tainted and storage not in self.fills:
+                raise CutRefused("a value is written in place where the write cannot be replayed")
+        for value in self._touched_by_tail():
+            if value.storage in self.slot_of and "g" in value.flags:
+                raise CutRefused("a gradient is taken across the cut")
+            if value.chosen:
+                raise CutRefused("a part of the model's own memory that data has chosen is read after the cut")
+
+    def _touched_by_tail(self) -> set[Value]:
+        later = {value for op in self.trace.ops if op.seq > self.position for value in op.args}
+        later.update(value for call in self.trace.calls if call.enter > self.position for value in call.args)
+        later.update(self.trace.outputs)
+        return {value for value in later if value.made < self.position}
+
+    # -- the head -----------------------------------------------------------------------------------------------
+
+    def _capture(self, storage: Storage) -> Capture:
+        if not self.frontier[storage]:
+            return Capture("nothing", None, 0, _NOWHERE, False)
+        for leaf, value in enumerate(self.trace.inputs):
+            if value.storage is storage:
+                return Capture("input", None, leaf, value.view, True)
+        copy = not storage.born_tainted
+        for call, leaf, value in self.trace.results_on.get(storage, ()):
+            if call.exit <= self.position:
+                return Capture("result", (call.path, call.number), leaf, value.view, copy)
+        first = self.trace.first_on.get(storage)
+        if first is not None and first[0].seq < self.position:
+            op, leaf, value = first
+            return Capture("op", self.trace.ordinals[op], leaf, value.view, copy)
+        unseen = self.trace.unseen_on.get(storage)
+        if unseen is not None and self.trace.unseen[unseen[0]].seq < self.position:
+            number, leaf, value = unseen
+            return Capture("kernel", (UNSEEN, number), leaf, value.view, copy)
+        raise CutRefused("a value that crosses is made where torch functions are not seen")

@@ -1,0 +1,281 @@
+"""A plan: what recording a model on one input signature yields. Layers, frontiers, cuts, and a digest to agree on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from shared_hooks.crossing import Crossing
+from shared_hooks.errors import CutRefused, UnknownLayer, near
+from shared_hooks.planning.cutting import Cutting, crossing_of, cut_after
+from shared_hooks.planning.following import footprint, form_of_result
+from shared_hooks.planning.liveness import Frontier, Liveness, frontier_bytes
+from shared_hooks.recording import Call, Trace, collector
+from shared_hooks.tensors import LiveSet
+
+INPUT = "input"
+Cut = int | str
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """One layer call. Sizes in bytes, raw; ``frontier_bytes`` crosses when the model is cut after it.
+
+    A plan's own are made without what takes long (what crosses, whether a cut is possible and why not): that is worked
+    out when somebody looks.
+    """
+
+    layer_id: int
+    name: str
+    layer_type: str
+    output_bytes: int
+    frontier_bytes: int
+    can_split: bool
+    # no default on the class, which would be found before `__getattr__` is asked
+    reason: str = field(default_factory=str)
+
+    @classmethod
+    def on_demand(
+        cls, number: int, call: Call, crossing: Callable[[int], int], refusal: Callable[[int], str]
+    ) -> LayerInfo:
+        """The layer of a call; ``crossing`` and ``refusal`` tell the bytes and the reason (or none) of a cut."""
+        made = object.__new__(cls)
+        known = {"layer_id": number, "name": call.name, "layer_type": call.module_type}
+        vars(made).update(known, output_bytes=call.output_bytes, _later=(crossing, refusal))
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        later = vars(self).get("_later")
+        if later is None or name not in ("frontier_bytes", "can_split", "reason"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        crossing, refusal = later
+        if name == "frontier_bytes":
+            vars(self)[name] = crossing(self.layer_id)
+        else:
+            reason = refusal(self.layer_id)
+            vars(self).update(reason=reason, can_split=not reason)
+        return vars(self)[name]
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple(getattr(self, one.name) for one in fields(self))
+
+
+class Known:
+    """What a plan has worked out of the paths that are known. Where another one is added the whole of it is replaced,
+    so that a thread that is at work meanwhile keeps nothing of fewer paths.
+    """
+
+    def __init__(self) -> None:
+        self.cuttings: dict[tuple[int, bool], tuple[Cutting, Crossing] | CutRefused] = {}
+        self.layers: tuple[LayerInfo, ...] | None = None
+
+
+@dataclass(eq=False)
+class Plan:
+    """One path through the model. ``siblings`` are the plans of other paths that inputs of this signature take;
+    ``leaves``: names of Python state that a run leaves changed, and that tells on no later one.
+    """
+
+    trace: Trace
+    signature: str
+    depth: int | None
+    context: dict[str, Any]
+    aliases: dict[str, str]
+    siblings: list[Plan] = field(default_factory=list)
+    leaves: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        with collector.put_off():
+            self._work_out()
+
+    def _work_out(self) -> None:
+        self._known = Known()
+        self._refused: dict[int, str] = {}
+        self.names = [op.name for op in self.trace.ops]
+        self.calls = {(call.path, call.number): call for call in self.trace.calls}
+        self.paths = [call.path for call in self.trace.layers]
+        self._ids = {call.name: number for number, call in enumerate(self.trace.layers)}
+        self.digest = self._digest()
+
+    @cached_property
+    def liveness(self) -> Liveness:
+        """What is alive where."""
+        with collector.put_off():
+            return Liveness(self.trace)
+
+    @cached_property
+    def forms(self) -> list[list[Any]]:
+        """Where the arguments and results of every operation lie."""
+        return [[footprint(value) for value in (*op.args, *op.results)] for op in self.trace.ops]
+
+    def _digest(self) -> str:
+        """Over operations and what they are told, layers, shapes and dtypes.
+
+        Not over strides and devices, which may differ between the sides; nor, where Python reads data, over fractions
+        that operations are told: they may come from the data, and kernels of other devices round them differently.
+        """
+        trace = self.trace
+        told = [_without_fractions(op.literals) if trace.dynamic else op.literals for op in trace.ops]
+        layers = [[call.name, call.module_type, [trace.signature_of(v) for v in call.results]] for call in trace.layers]
+        text = json.dumps([self.signature, self.names, told, layers], separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    # -- cuts ---------------------------------------------------------------------------------------------------
+
+    def layer_id(self, cut: Cut) -> int:
+        """The id of a cut given by id or name; -1 for ``"input"``. Raises `UnknownLayer` with near names."""
+        count = len(self.paths)
+        if isinstance(cut, bool) or not isinstance(cut, (int, str)):
+            raise UnknownLayer(f"a cut is a layer id, a layer name or {INPUT!r}, not {cut!r:.60}")
+        if isinstance(cut, int):
+            if -1 <= cut < count:
+                return cut
+            raise UnknownLayer(f"no layer {cut}: this model ran layers 0 to {count - 1}")
+        if cut == INPUT:
+            return -1
+        if cut in self._ids:
+            return self._ids[cut]
+        path, mark, number = cut.partition("#")
+        alias = self.aliases.get(path, path) + mark + number
+        if alias in self._ids:
+            return self._ids[alias]
+        if cut.isdecimal():
+            return self.layer_id(int(cut))
+        raise UnknownLayer(f"no layer {cut!r} ran in this model.{near(cut, self._ids)}")
+
+    def resolve(self, cut: Cut) -> LayerInfo | None:
+        """The layer of a cut; None for ``"input"``."""
+        number = self.layer_id(cut)
+        return None if number < 0 else self.layers[number]
+
+    def frontier_bytes(self, cut: Cut) -> int:
+        """Raw bytes that cross at a cut."""
+        return frontier_bytes(self._merged(self.layer_id(cut)))
+
+    def cutting(self, cut: Cut, *, wide: bool = False) -> tuple[Cutting, Crossing]:
+        """What head and tail do for a cut. Raises `CutRefused`, with the layer's name and the reason.
+
+        ``wide``: for a run that read other values from its data than the plan did. They may say which part of a tensor
+        the tail reads or writes, so storages cross whole and the tail works on copies.
+        """
+        number = self.layer_id(cut)
+        if number in self._refused:
+            raise self._refusal(number, self._refused[number])
+        known = self._known
+        found = known.cuttings.get((number, wide))
+        if found is None:
+            try:
+                found = self._cut(number, wide)
+            except CutRefused as error:
+                found = self._refusal(number, str(error))
+            known.cuttings[number, wide] = found
+        if isinstance(found, CutRefused):
+            raise found
+        return found
+
+    def _refusal(self, number: int, reason: str) -> CutRefused:
+        name = INPUT if number < 0 else f"layer {number} ({self.trace.layers[number].name})"
+        return CutRefused(f"cannot cut after {name}: {reason}")
+
+    def refuse(self, cut: Cut, reason: str) -> None:
+        """Mark a cut as one that must not be used: ``verify`` found it wrong."""
+        self._refused[self.layer_id(cut)] = reason
+        self._known = Known()
+
+    def forget_cuts(self) -> None:
+        """Another path became known: what must cross may have grown."""
+        self._known = Known()
+
+    def _cut(self, number: int, wide: bool) -> tuple[Cutting, Crossing]:
+        layer = None if number < 0 else self.trace.layers[number]
+        frontier = self._merged(number)
+        if wide:
+            frontier = {storage: LiveSet.full(storage.elements) for storage in frontier}
+        cutting = cut_after(self.trace, layer, frontier, wide=wide)
+        name = INPUT if layer is None else layer.name
+        path = "" if layer is None else self.trace.path_digests[number]
+        leaves = tuple(sorted(self.leaves.union(*(one.leaves for one in self.siblings))))
+        return cutting, crossing_of(
+            cutting, self.trace, number, name, self.depth, self.context, path, self.digest, leaves
+        )
+
+    def _merged(self, number: int) -> Frontier:
+        """The frontier of a cut, with what the other known paths that share this prefix read after it."""
+        merged = self.liveness.at(self._position(number))
+        for frontier in self.of_siblings(number):
+            own = {storage.index: storage for storage in (*merged, *self._storages())}
+            for storage, live in frontier.items():
+                mine = own.get(storage.index)
+                if mine is not None:
+                    merged[mine] = merged[mine].join(live) if mine in merged else live
+        return dict(sorted(merged.items(), key=lambda entry: entry[0].index))
+
+    def of_siblings(self, number: int) -> list[Frontier]:
+        """What the other known paths that share the prefix of a cut read after it."""
+        siblings = [one for one in self.siblings if one is not self and self._shares_prefix(one, number)]
+        return [sibling.liveness.at(sibling._position(number)) for sibling in siblings]
+
+    def _position(self, number: int) -> int:
+        """The seq of a cut."""
+        return 0 if number < 0 else self.trace.layers[number].exit
+
+    def _storages(self) -> list[Any]:
+        found = {value.storage for value in self.trace.inputs}
+        for op in self.trace.ops:
+            found.update(value.storage for value in op.results)
+        for call in self.trace.layers:
+            found.update(value.storage for value in call.results)
+        return list(found)
+
+    def _shares_prefix(self, other: Plan, number: int) -> bool:
+        if number < 0:
+            return True
+        if len(other.trace.layers) <= number:
+            return False
+        mine, theirs = self.trace.layers[number], other.trace.layers[number]
+        count = sum(op.seq < mine.exit for op in self.trace.ops)
+        same_calls = self.paths[: number + 1] == other.paths[: number + 1] and mine.exit == theirs.exit
+        return same_calls and self.names[:count] == other.names[:count] and self.forms[:count] == other.forms[:count]
+
+    @property
+    def path(self) -> tuple[Any, ...]:
+        """What tells one path through the model from another."""
+        returned = [
+            (call.name, form_of_result(call.structure), [footprint(value) for value in call.results])
+            for call in self.trace.calls
+        ]
+        return self.digest, self.names, self.forms, self.paths, returned
+
+    # -- layers -------------------------------------------------------------------------------------------------
+
+    @property
+    def layers(self) -> tuple[LayerInfo, ...]:
+        """Every layer call in execution order. Making the list takes no time; see `LayerInfo`."""
+        known = self._known
+        layers = known.layers
+        if layers is None:
+            layers = known.layers = tuple(
+                LayerInfo.on_demand(number, call, self.frontier_bytes, self._refused_because)
+                for number, call in enumerate(self.trace.layers)
+            )
+        return layers
+
+    def _refused_because(self, number: int) -> str:
+        """Why there is no cut after a layer; nothing if there is one."""
+        try:
+            self.cutting(number)
+        except CutRefused as error:
+            return str(error).partition(": ")[2]
+        return ""
+
+
+def _without_fractions(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_fractions(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_fractions(item) for key, item in value.items()}
+    return "fraction" if isinstance(value, float) else value

@@ -1,0 +1,386 @@
+"""Makes plans, and keeps them: by input signature, and within one signature by the path that an input takes."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import sys
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.crossing import Crossing
+from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
+from shared_hooks.forward import context, run_plain
+from shared_hooks.lifecycle.registry import Lifecycle
+from shared_hooks.lifecycle.stages import Stage
+from shared_hooks.modules import ModuleInfo
+from shared_hooks.planning.cutting import Cutting
+from shared_hooks.planning.lengths import Lengths, family_of
+from shared_hooks.planning.plan import Cut, Plan
+from shared_hooks.recording import Judge, MemoryKept, Taint, Trace, depends, record
+from shared_hooks.state import Dice, Numbers, PythonState, Read, Spot, lasting_name, portable, remains, spread, told
+from shared_hooks.tensors import Buffers, UnknownHolder, copied, flatten, identical
+
+MAX_SIGNATURES = 64
+MAX_TICKS_KEPT = 2_000_000
+"""Calls and operations that the plans of all signatures may consist of together, at a kilobyte or two each."""
+MAX_PATHS = 16
+
+
+class Planner:
+    """The plans of one model; safe with threads, which wait for each other to plan."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: dict[nn.Module, ModuleInfo],
+        aliases: dict[str, str],
+        depth: int | None,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._model = model
+        self._modules = modules
+        self._aliases = aliases
+        self._depth = depth
+        self._lifecycle = lifecycle
+        self._anchor = _find_anchor(model)
+        self._plans: OrderedDict[Any, list[Plan]] = OrderedDict()
+        self._numbers: Numbers | None = None
+        self._own: set[Spot] = set()
+        self._left = Left()
+        self._built: set[str] = set()  # names of Python state that first runs built for good
+        self._latest: Plan | None = None
+        self._obstacle = "call plan() or forward() with example inputs first"
+        self._impossible: set[Any] = set()
+        self._refused: dict[str, str] = {}  # layers that no plan is to be cut after, and why
+        self._lengths = Lengths()
+        self._lock = threading.RLock()
+        self.made = 0
+        """How often the model was recorded."""
+
+    @property
+    def latest(self) -> Plan:
+        """The plan made or found last; `UnknownLayer`, with what was in the way, if there is none."""
+        if self._latest is None:
+            raise UnknownLayer(f"no plan yet: {self._obstacle}")
+        return self._latest
+
+    def weight(self) -> torch.Tensor | None:
+        """The model's first parameter or buffer, as it is now.
+
+        Asked for at every forward: walking the module tree each time would cost more than a small layer.
+        """
+        owner, name = self._anchor
+        return None if owner is None else owner.get(name)
+
+    def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        """Record the model on these inputs; a path that is known already gives the plan that is known."""
+        return self._told(args, kwargs)[0]
+
+    def _told(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, unless_known: bool = False) -> list[Plan]:
+        """`_plan` between two stages, whose hooks are called without the lock."""
+        self._lifecycle.emit(Stage.BEFORE_PLAN, args=args, kwargs=kwargs)
+        plans = self._plan(args, kwargs, unless_known)
+        self._lifecycle.emit(Stage.AFTER_PLAN, plan=plans[0])
+        return plans
+
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any], unless_known: bool) -> list[Plan]:
+        """The plan of these inputs; or those of their signature, if another thread has made any meanwhile."""
+        digest, around = context.signature(self._modules, args, kwargs)
+        key = self._key(args, kwargs)
+        with self._lock:
+            if unless_known and self._plans.get(key):
+                return list(self._plans[key])
+            self.made += 1
+            if self._anchor[0] is None:
+                self._anchor = _find_anchor(self._model)
+            left = self._left.copy()
+            # a context of its own, so that no context variable keeps what the model sets
+            run = contextvars.copy_context().run
+            trace = run(self._record_quietly, args, kwargs, settle=not self._plans.get(key))
+            if self._left != left:
+                self._plans.clear()  # another path may read what this one was found to leave behind
+            key = self._key(args, kwargs)  # only now it is known what the model changes by itself
+            paths = self._plans.setdefault(key, [])
+            self._plans.move_to_end(key)
+            leaves = frozenset(map(portable, self._left.names | self._built))
+            plan = Plan(trace, digest, self._depth, around, self._aliases, leaves=leaves)
+            for layer, reason in self._refused.items():
+                _refuse(plan, layer, reason)
+            for known in paths:
+                if known.path == plan.path:
+                    if not leaves <= known.leaves:
+                        known.leaves |= leaves
+                        known.forget_cuts()
+                    self._latest = known
+                    return [known]
+            paths.insert(0, plan)
+            del paths[MAX_PATHS:]
+            for known in paths:
+                known.siblings = paths
+                known.forget_cuts()
+            while len(self._plans) > MAX_SIGNATURES or (len(self._plans) > 1 and self._ticks() > MAX_TICKS_KEPT):
+                self._plans.popitem(last=False)
+            self._latest = plan
+            family = self._family(args, kwargs)
+            if family is not None:
+                self._lengths.add(*family, plan)
+            return [plan]
+
+    def _family(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[int, ...]] | None:
+        numbers, (structure, _, *around) = self._key(args, kwargs)
+        return family_of((numbers, structure, *around), flatten((args, kwargs))[1])
+
+    def foretold(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut
+    ) -> tuple[Plan, Cutting, Crossing] | None:
+        """For inputs of no known plan: what plans of other sizes tell of this cut (`lengths`), None if nothing."""
+        with self._lock:
+            if self._plans.get(self._key(args, kwargs)) or self._refused or self._left != Left():
+                return None  # of what is left behind it must be seen that no run of this size reads it
+            family = self._family(args, kwargs)
+            return None if family is None else self._lengths.foretold(*family, cut)
+
+    def not_so(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What was foretold of these inputs was wrong."""
+        with self._lock:
+            family = self._family(args, kwargs)
+            if family is not None:
+                self._lengths.forget(family[0])
+
+    def refuse(self, layer: str, reason: str) -> None:
+        """No plan, known or still to be made, is cut after the layer of this name ("input": before the first)."""
+        with self._lock:
+            self._refused[layer] = reason
+            known = {id(plan): plan for paths in self._plans.values() for plan in paths}
+            if self._latest is not None:
+                known[id(self._latest)] = self._latest
+            for plan in known.values():
+                _refuse(plan, layer, reason)
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        numbers = 0 if self._numbers is None else self._numbers.current()
+        return numbers, context.key_of(self._modules, self.weight(), args, kwargs)
+
+    def _ticks(self) -> int:
+        return sum(plan.trace.end for paths in self._plans.values() for plan in paths)
+
+    def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
+        """The plans of these inputs' signature; made now if there is none."""
+        return self._plans_of(self._key(args, kwargs), args, kwargs)
+
+    def _plans_of(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
+        with self._lock:
+            known = list(self._plans.get(key, ()))
+        return known or self._told(args, kwargs, unless_known=True)
+
+    def plans_if_possible(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
+        """The same for a forward without a cut: a model that cannot be planned cannot be cut, but it can run."""
+        key: Any = None
+        try:
+            key = self._key(args, kwargs)
+            return [] if key in self._impossible else self._plans_of(key, args, kwargs)
+        except UnknownHolder as error:
+            self._obstacle = str(error)
+        except Exception as error:  # if it is the model's own, the run that follows raises it
+            self._obstacle = f"{type(error).__name__}: {error}"
+            self._impossible.add(key)
+        return []
+
+    def _record_quietly(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
+        """As if nobody had planned: the caller's random numbers go on, memory and Python state are put back.
+
+        Of Python state only what was built once and hangs on no input (a table of positions) stays: the plan is of runs
+        that find it there.
+        """
+        weight = self.weight()
+        devices = [weight.device] if weight is not None and weight.is_cuda else []
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            buffers, trial = Buffers(self._model), _Trial(self._model, self._modules, args, kwargs)
+            trial.left = self._left
+            try:
+                return trial.run(settle=settle)
+            finally:
+                self._built |= trial.built
+                trial.end()
+                buffers.restore()
+                if self._numbers is None or not trial.changed <= self._own:
+                    self._own |= trial.changed
+                    self._numbers = Numbers(PythonState(self._model), self._own)
+
+
+@dataclass
+class Left:
+    """What runs leave behind that no run reads, of all paths that are known: names of Python state, and the addresses
+    of storages.
+    """
+
+    names: set[str] = field(default_factory=set)
+    scratch: set[int] = field(default_factory=set)
+
+    def copy(self) -> Left:
+        return Left(set(self.names), set(self.scratch))
+
+
+class _Trial:
+    """The runs of a model that make one trace."""
+
+    def __init__(
+        self, model: nn.Module, modules: dict[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._model = model
+        self._modules = modules
+        self._inputs = args, kwargs
+        self._dice = Dice()
+        self._before = PythonState(model)
+        self._memory = MemoryKept([*model.parameters(), *model.buffers(), *self._before.tensors()])
+        self._keeps_what_it_built = False
+        self._rewritten: set[int] = set()
+        self.changed: set[Spot] = set()
+        """The attributes that the model changes by itself."""
+        self.left = Left()
+        self.built: set[str] = set()
+        """Names of what the first run built for good."""
+
+    def _fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._dice.restore()
+        return copied(*self._inputs)
+
+    def run(self, *, settle: bool) -> Trace:
+        """``settle``: run once before, so that caches are built and the state is steady."""
+        if self._before.unrepeatable:
+            raise CutRefused(f"planning would move what cannot be put back: {told(self._before.unrepeatable)}")
+        first = self._settled() if settle else None
+        built = self._before.changes()
+        self._rewritten |= self._memory.changed() if built else set()
+        state = PythonState(self._model) if built else self._before
+        trace, second, judge = self._recorded(state, settle=settle)
+        self.changed |= {change.spot for change in [*built, *judge.seen.values()] if change.spot is not None}
+        changes = judge.changes()
+        kept = [change.name for change in changes]
+        if kept and not settle:
+            self._before.restore()
+            return self.run(settle=True)
+        left = self.left.names | {lasting_name(change, state.places) for change in changes}
+        if left:
+            unread = _is_timeless(trace) and self._hangs_on_none(left, second)
+            state.restore()
+            if unread:
+                self.left.names |= left
+                kept = []
+                trace.forget_half_done(left)
+            else:
+                kept = kept or sorted(left)
+        kept += judge.from_data()
+        if judge.log.reads_first(self.left.scratch):
+            kept.append("memory that it uses as scratch on another path")
+        self.left.scratch |= judge.log.addresses(judge.log.scratch)
+        # what is set anew in every run was not built once
+        built = [change for change in built if lasting_name(change, self._before.places) not in left]
+        self.built = {lasting_name(change, self._before.places) for change in built}
+        if not kept and any(Judge(self._before, judge.log).matters(change) for change in built):
+            kept = self._built_from_inputs(left)
+            self._keeps_what_it_built = True
+        once = judge.log.not_written(self._rewritten) if self._keeps_what_it_built else []
+        if state.overflow:
+            trace.unsteady = "the model keeps more Python objects than are looked at"
+        elif kept:
+            trace.unsteady = f"the model keeps state from one run to the next: {told(kept)}"
+        elif once:  # the note would stay, and what it is about be put back
+            trace.unsteady = (
+                f"only its first forward writes to {told(once)}, and it keeps a note of that: "
+                "run the model once, on both sides, before it is wrapped"
+            )
+        elif settle and not identical(first, second):
+            trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
+        self._keeps_what_it_built &= not trace.unsteady
+        return trace
+
+    def _settled(self) -> Any:
+        """The output of one run. Compiled modules run as they are, without an eye on what they write to."""
+        if not any(info.opaque for info in self._modules.values()):
+            with contextlib.suppress(Exception), self._memory:
+                return run_plain(self._model, *self._fresh())
+            _forget_compiled()
+            self._before.restore()
+        return run_plain(self._model, *self._fresh())
+
+    def _recorded(self, state: PythonState, *, settle: bool) -> tuple[Trace, Any, Judge]:
+        try:
+            with self._memory:
+                return record(self._model, self._modules, self._fresh, state)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            _forget_compiled()
+            if not settle:
+                self._before.restore()
+                run_plain(self._model, *self._fresh())  # raises what is the model's own
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CutRefused(f"the model cannot be recorded, so that no cut is possible: {what}") from error
+
+    def _hangs_on_none(self, left: set[str], expected: Any) -> bool:
+        """Whether a run gives the same that finds poison under these names, and overwrites it all."""
+        state = PythonState(self._model)
+        try:
+            if not spread(state, left):
+                return False
+            with self._memory:
+                output = run_plain(self._model, *self._fresh())
+            clean = not any(remains(change.now) for change in state.changes())
+            return clean and identical(output, expected)
+        except (Read, Exception):
+            return False
+        finally:
+            state.restore()
+
+    def _built_from_inputs(self, left: set[str]) -> list[str]:
+        """What the first run leaves in the model's state for good must hang on no input; names of what does."""
+        self._before.restore()
+        args, kwargs = self._fresh()
+        taint = Taint((args, kwargs))
+        with self._memory, taint:
+            run_plain(self._model, args, kwargs)
+        changes = [one for one in self._before.changes() if lasting_name(one, self._before.places) not in left]
+        return [change.name for change in changes if depends(change, taint, self._before.reach)]
+
+    def end(self) -> None:
+        """Put the model's state back, but for what it keeps for good."""
+        self._dice.restore()
+        self._memory.restore()
+        if not self._keeps_what_it_built:
+            self._before.restore()
+
+
+def _is_timeless(trace: Trace) -> bool:
+    """Whether every run on inputs of this form takes the path of this one."""
+    return not trace.dynamic and not {"python", "numpy"} & set(trace.dice)
+
+
+def _forget_compiled() -> None:
+    """What torch compiled under our modes (torch.cond, flex_attention) fails outside of them, too."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+
+
+def _refuse(plan: Plan, layer: str, reason: str) -> None:
+    with contextlib.suppress(UnknownLayer):  # on another path the layer may not run
+        plan.refuse(layer, reason)
+
+
+def _find_anchor(model: nn.Module) -> tuple[dict[str, Any] | None, str]:
+    """Where the first parameter or buffer is kept: (the dictionary, its name)."""
+    for tensors in ("_parameters", "_buffers"):
+        for module in model.modules():
+            kept = vars(module).get(tensors)
+            if not isinstance(kept, dict):  # a scripted module has a wrapper of its own
+                continue
+            for name, tensor in kept.items():
+                if tensor is not None:
+                    return kept, name
+    return None, ""

@@ -1,0 +1,21 @@
+"""Which modules provably write no state, so that a tail need not run them.
+
+modules   is this module pure?
+code         the source of its forward, read as an abstract program
+expressions  ... what its expressions may give
+calls        ... what it may call
+source       ... as a tree, where it is for certain the code that runs
+values       what its names may hold
+turns        threads that run a model which is not pure take turns
+
+May import forward, modules, errors.
+"""
+
+from shared_hooks.purity.modules import is_safe, pure_modules
+from shared_hooks.purity.turns import Turns
+
+__all__ = [
+    "Turns",
+    "is_safe",
+    "pure_modules",
+]

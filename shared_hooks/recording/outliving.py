@@ -1,0 +1,103 @@
+"""What of a change of Python state tells on later runs: the rules by which planning judges a recorded run.
+
+A change does not matter where an equal value takes the old one's place and does not hang on the inputs, or where no
+code of the model's ever reads the attribute. All else does: the next run starts from another state than this one, and
+two processes that each run a part of the model would keep two states.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from shared_hooks.recording.kernels import KernelLog
+from shared_hooks.recording.taint import Taint
+from shared_hooks.recording.trace import NEVER
+from shared_hooks.state import PLAIN, Change, PythonState, Reach, agree, is_read
+
+
+class Judge:
+    """Judges changes since ``state`` by what one recording has seen."""
+
+    def __init__(self, state: PythonState, log: KernelLog) -> None:
+        self.state = state
+        self.log = log
+        self.seen: dict[Any, Change] = {}
+        """What has changed at any time during the run, whether it matters or not."""
+        self._read: dict[tuple[str, type], bool] = {}
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether Python has looked at values that hang on the inputs."""
+        return bool(self.log.dynamic or self.log.escaped)
+
+    def changes(self) -> list[Change]:
+        """The changes that matter, now."""
+        found = self.state.changes()
+        self.seen.update((change.name, change) for change in found)
+        return [change for change in found if self.matters(change)]
+
+    def matters(self, change: Change) -> bool:
+        """Whether a change tells on later runs."""
+        if agree(change.before, change.now, self._may_be_data):
+            return False
+        return not (change.is_attribute and self._is_unread(change.attribute, change.kind))
+
+    def from_data(self) -> list[str]:
+        """Names of attributes that the model's code sets to plain values, where it reads data: they may be data."""
+        if not self.reads_data:
+            return []
+        return [
+            place.entry(key)
+            for place in self.state.places
+            if place.is_attributes and place.keys is not None
+            for key, value in zip(place.keys, place.values, strict=True)
+            if type(value) in PLAIN and self._set_and_read(key, place.kind)
+        ]
+
+    def _set_and_read(self, name: Any, kind: type) -> bool:
+        return isinstance(name, str) and self.state.reach.writes(name) and not self._is_unread(name, kind)
+
+    def _is_unread(self, name: str, kind: type) -> bool:
+        """Whether no code looks at an attribute of this name of such an object, be it by its name as text."""
+        if (name, kind) not in self._read:
+            self._read[name, kind] = is_read(self.state.reach, name, kind)
+        return not self._read[name, kind]
+
+    def _may_be_data(self, value: Any) -> bool:
+        """Whether another input may give another value."""
+        if isinstance(value, torch.Tensor):
+            return self.log.storage_of(value).tainted < NEVER
+        return self.reads_data
+
+
+def depends(change: Change, taint: Taint, reach: Reach) -> bool:
+    """Whether what a change has put there hangs on the inputs, or may. An attribute that none of the model's own code
+    sets by its name is its library's (a note that hooks are installed).
+    """
+    if isinstance(change.now, PLAIN):
+        own = not change.is_attribute or reach.writes(change.attribute)
+        return taint.reads_data and change.now is not None and own
+    return any(taint.escaped or taint.has(tensor) for tensor in _tensors_in(change.now, set()))
+
+
+def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Tensors in containers and plain objects, however nested."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif not isinstance(value, (*PLAIN, type)) and id(value) not in seen and len(seen) < 10_000:
+        seen.add(id(value))
+        held = [*value] if isinstance(value, (list, tuple, set, frozenset, deque)) else []
+        held += [*dict.values(value)] if isinstance(value, dict) else []
+        own = getattr(value, "__dict__", None)
+        held += [*own.values()] if type(own) is dict else []
+        for cell in getattr(value, "__closure__", None) or ():
+            try:
+                held.append(cell.cell_contents)
+            except ValueError:  # not yet filled
+                continue
+        for part in held:
+            yield from _tensors_in(part, seen)

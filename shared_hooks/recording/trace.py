@@ -1,0 +1,332 @@
+"""What one forward did: the facts a plan is made from.
+
+A trace holds, in order of a running number ``seq``: module calls (a tree), operations at the level of torch functions,
+and data events at the level below (which elements of which storage were read, overwritten or written). Nothing here
+refers to a live tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from shared_hooks.crossing import CALL, PathDigest
+from shared_hooks.forward import LAYOUT, NOTHING, Kind
+from shared_hooks.tensors import Structure, View
+
+NEVER = 1 << 62
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """One allocation, numbered in order of appearance.
+
+    ``created`` and ``tainted`` are the seq at which it came to be and first held a value that depends on the inputs.
+    Inputs are created and tainted at -1. ``outside``: it existed before the forward and is no input (a parameter, say).
+    ``opaque``: its elements cannot be addressed (sparse, nested). ``foreign``: it appeared during the forward, made
+    by no operation. ``name``: of a storage from outside that the forward writes, where the model keeps it.
+    """
+
+    index: int
+    elements: int
+    dtype: torch.dtype
+    device: str
+    created: int
+    tainted: int = NEVER
+    outside: bool = False
+    opaque: bool = False
+    foreign: bool = False
+    base: int = 0
+    born_tainted: bool = False
+    nbytes: int = 0
+    name: str = ""
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One tensor object: a view of a storage. ``made`` is the seq at which it appeared.
+
+    ``flags``: c = conjugated, n = negated view, g = autograd recorded how it was made. ``hidden``: no torch
+    function made it. ``chosen``: a view of memory that hangs on no input, but which view it is does.
+    """
+
+    index: int
+    storage: Storage
+    view: View
+    dtype: torch.dtype
+    flags: str = ""
+    made: int = -1
+    made_in: Call | None = None
+    hidden: bool = False
+    chosen: bool = False
+
+    def hangs(self, seq: int) -> bool:
+        """Whether it depends on the inputs at that time."""
+        return self.chosen or self.storage.tainted <= seq
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.view.shape
+
+
+Span = tuple[Storage, View]
+
+
+@dataclass(eq=False, slots=True)
+class Event:
+    """Data read, overwritten unread, or written by one operation of the dispatcher; ``handed``: all it was given."""
+
+    seq: int
+    reads: list[Span]
+    overwrites: list[Span]
+    writes: list[Storage]
+    handed: list[Storage] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One call of a torch function made from Python while no other was running.
+
+    ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
+    ``untold``: its result's form cannot be worked out without data; ``laid``: and so can the strides (see `is_untold`).
+    ``takes_chosen``: an argument is a ``chosen`` `Value`.
+    """
+
+    seq: int
+    name: str
+    args: list[Value]
+    kind: Kind = Kind.FORM
+    structure: Structure | None = None
+    results: list[Value] = field(default_factory=list)
+    args_tainted: bool = False
+    reads_tainted: bool = False
+    draws: bool = False
+    dynamic: bool = False
+    writes: list[Storage] = field(default_factory=list)
+    hidden: bool = False
+    trouble: str = ""
+    end: int = -1
+    literals: Any = None
+    reshapes: bool = False
+    untold: bool = False
+    laid: bool = True
+    takes_chosen: bool = False
+    unasked: list[Callable[[], int]] = field(default_factory=list)
+
+    @property
+    def is_untold(self) -> bool:
+        """``untold``, once those have been asked who may know (how much of a kernel's results is foreseen)."""
+        if self.unasked:
+            least = min(foreseen() for foreseen in self.unasked)
+            self.untold |= least == NOTHING
+            self.laid = self.laid and least == LAYOUT
+            self.unasked.clear()
+        return self.untold
+
+    @property
+    def counts(self) -> bool:
+        """Whether a tail has to know of it: what hangs on no input it runs by itself, be it the first time or not."""
+        return self.args_tainted or self.draws
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call of a hooked module. ``items``: the operations and calls inside, in order."""
+
+    path: str
+    number: int
+    module_type: str
+    opaque: bool
+    parent: Call | None
+    enter: int
+    exit: int = NEVER
+    items: list[Op | Call] = field(default_factory=list)
+    args: list[Value] = field(default_factory=list)
+    structure: Structure | None = None
+    results: list[Value] = field(default_factory=list)
+    has_child: bool = False
+    layer_id: int | None = None
+    output_bytes: int = 0
+    args_tainted: bool = False
+
+    @property
+    def name(self) -> str:
+        """The module path, with ``#n`` from the second call on."""
+        return self.path if self.number == 1 else f"{self.path}#{self.number}"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """No cut at a position from ``first`` up to ``last`` (seqs) can be vouched for, because of ``reason``."""
+
+    first: int
+    last: int
+    reason: str
+
+
+@dataclass(eq=False)
+class Trace:
+    """The record of one forward.
+
+    ``input_structure``: of (args, kwargs); ``end``: the last seq; ``dynamic``: where Python read data; ``foreign``:
+    the last
+    seq at which a tensor appeared that no operation made (threads of the model's own, extensions), -1 if none;
+    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree; ``refusals``: where not to cut.
+
+    ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``,
+    torch's by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
+
+    ``half_done``: by layer id, where the model's Python state after that layer is not as it is after the forward:
+    names of what has to be put back after a head.
+    """
+
+    root: Call
+    layers: list[Call]
+    events: list[Event]
+    ops: list[Op]
+    input_structure: Structure
+    inputs: list[Value]
+    outputs: list[Value]
+    end: int
+    dynamic: list[int]
+    foreign: int
+    draws: list[int]
+    unsteady: str = ""
+    refusals: tuple[Refusal, ...] = ()
+    dice: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    half_done: dict[int, set[str]] = field(default_factory=dict)
+
+    def forget_half_done(self, names: set[str]) -> None:
+        """What no run reads need not be put back."""
+        self.half_done = {layer: changed for layer, changed in self.half_done.items() if changed - names}
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """Every call, inner ones first."""
+        return calls_in(self.root)
+
+    @cached_property
+    def ordinals(self) -> dict[Op, int]:
+        """The number of every operation."""
+        return {op: number for number, op in enumerate(self.ops)}
+
+    @cached_property
+    def results_on(self) -> dict[Storage, list[tuple[Call, int, Value]]]:
+        """The results of calls on each storage, with their number in the result; in the order of `calls`."""
+        found: dict[Storage, list[tuple[Call, int, Value]]] = {}
+        for call in self.calls:
+            for leaf, value in enumerate(call.results):
+                found.setdefault(value.storage, []).append((call, leaf, value))
+        return found
+
+    @cached_property
+    def first_on(self) -> dict[Storage, tuple[Op, int, Value]]:
+        """The first operation with a result on each storage, and the number of that result."""
+        found: dict[Storage, tuple[Op, int, Value]] = {}
+        for op in self.ops:
+            for leaf, value in enumerate(op.results):
+                found.setdefault(value.storage, (op, leaf, value))
+        return found
+
+    @cached_property
+    def unseen(self) -> list[Op]:
+        """The kernels that no torch function of the model's Python stands for, in order."""
+        return [item for _, _, item in self.placed if isinstance(item, Op) and item.hidden]
+
+    @cached_property
+    def unseen_on(self) -> dict[Storage, tuple[int, int, Value]]:
+        """The first of them with a result on each storage: its number among them, that of the result, the result."""
+        found: dict[Storage, tuple[int, int, Value]] = {}
+        for number, op in enumerate(self.unseen):
+            for leaf, value in enumerate(op.results):
+                found.setdefault(value.storage, (number, leaf, value))
+        return found
+
+    @cached_property
+    def last_writes(self) -> dict[Storage, int]:
+        """The seq at which each storage is written in place for the last time."""
+        found: dict[Storage, int] = {}
+        for event in self.events:
+            for storage in event.writes:
+                found[storage] = max(found.get(storage, -1), event.seq)
+        return found
+
+    @cached_property
+    def placed(self) -> list[tuple[Call, int, Op | Call]]:
+        """Every operation and call in order, with the call that makes it and its number among those of that call's
+        operations that count (for others and for calls: how many of them came before).
+        """
+        found: list[tuple[Call, int, Op | Call]] = []
+        waiting: list[tuple[Call, int, int]] = [(self.root, 0, 0)]
+        while waiting:
+            call, position, ops = waiting.pop()
+            while position < len(call.items):
+                item = call.items[position]
+                found.append((call, ops, item))
+                position += 1
+                if isinstance(item, Call):
+                    waiting += [(call, position, ops), (item, 0, 0)]
+                    break
+                ops += item.counts
+        return found
+
+    @cached_property
+    def writes_inputs(self) -> bool:
+        """Whether the model works in the memory of its inputs."""
+        inputs = {value.storage for value in self.inputs}
+        return any(storage in inputs for event in self.events for storage in event.writes)
+
+    def path_items(self, layer_id: int | None = None) -> Iterator[tuple[Any, ...]]:
+        """What the path's digest is made of: ``(CALL, path, number)`` and ``(name, ((shape, dtype), ...))``, up to the
+        exit of a layer.
+        """
+        position = NEVER if layer_id is None else self.layers[layer_id].exit
+        for start, item in self._timed_items():
+            if start >= position:
+                return
+            yield item
+
+    def _timed_items(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        for _, _, item in self.placed:
+            if isinstance(item, Call):
+                yield item.enter, (CALL, item.path, item.number)
+            elif item.counts and not item.hidden:
+                results = item.results if item.kind is Kind.TENSOR else []
+                yield item.seq, (item.name, tuple((tuple(value.shape), str(value.dtype)) for value in results))
+
+    @cached_property
+    def path_digests(self) -> dict[int, str]:
+        """The digest of the path (`path_digest`) at the exit of every layer, by layer id."""
+        digest = PathDigest()
+        found: dict[int, str] = {}
+        ends = sorted(((call.exit, call.layer_id) for call in self.layers if call.layer_id is not None), reverse=True)
+        for start, item in self._timed_items():
+            while ends and ends[-1][0] < start:
+                found[ends.pop()[1]] = digest.hexadecimal()
+            digest.item(item)
+        for _, layer_id in ends:
+            found[layer_id] = digest.hexadecimal()
+        return found
+
+    def signature_of(self, value: Value) -> list[Any]:
+        """Shape and dtype, for digests and messages."""
+        return [list(value.shape), str(value.dtype).removeprefix("torch.")]
+
+
+def calls_in(call: Call) -> list[Call]:
+    """Every call inside, inner ones first. No recursion: modules may be nested deeper than Python's stack."""
+    found: list[Call] = []
+    waiting = [call]
+    while waiting:
+        outer = waiting.pop()
+        found.append(outer)
+        waiting += [item for item in outer.items if isinstance(item, Call)]
+    return found[:0:-1]

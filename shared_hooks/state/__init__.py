@@ -1,0 +1,46 @@
+"""Python state: all that code can change besides tensors, compared and put back.
+
+python_state   what a model's code can reach, as it is at one moment
+walk           ... how it is found
+places         ... where it lies: compared, put back
+lasting        which changes would tell on a later run
+reach          which code a forward may run
+installed      whose code that is
+probes         what objects written in C hide
+settings       the process's and the thread's settings
+dice           generators of random numbers
+numbers        plain values that somebody may change between requests
+poison         is what a forward leaves behind ever read?
+
+May import modules, errors.
+"""
+
+from shared_hooks.state.dice import Dice, DiceWatch
+from shared_hooks.state.lasting import PLAIN, agree, is_read, lost, portable, told
+from shared_hooks.state.numbers import Numbers, Spot
+from shared_hooks.state.places import Change
+from shared_hooks.state.poison import Read, lasting_name, remains, spread
+from shared_hooks.state.python_state import PythonState
+from shared_hooks.state.reach import Reach
+from shared_hooks.state.settings import Settings
+
+__all__ = [
+    "PLAIN",
+    "Change",
+    "Dice",
+    "DiceWatch",
+    "Numbers",
+    "PythonState",
+    "Reach",
+    "Read",
+    "Settings",
+    "Spot",
+    "agree",
+    "is_read",
+    "lasting_name",
+    "lost",
+    "portable",
+    "remains",
+    "spread",
+    "told",
+]

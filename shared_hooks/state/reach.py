@@ -1,0 +1,191 @@
+"""Which Python code a model's forward may run, and the globals and closures that this code names.
+
+By names, so that it is too much rather than too little: starting from ``forward``, every function of a class of the
+model counts whose name some function that counts mentions. Code of torch and of the standard library does not count.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from shared_hooks.state.installed import is_installed
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_NOT_OURS = frozenset({"torch", "numpy", "builtins", "logging", *sys.stdlib_module_names}) - {"__main__"}
+
+
+def is_foreign(kind: type) -> bool:
+    """Whether a class belongs to torch, NumPy or the standard library: nothing is kept on it for a model."""
+    return kind.__module__.partition(".")[0] in _NOT_OURS
+
+
+def file_of(kind: type) -> str:
+    """The file a class is written in; "" if there is none."""
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+
+
+def unwrapped(value: Any) -> Iterator[types.FunctionType]:
+    """The Python functions in what a class or a module holds under a name."""
+    if isinstance(value, types.FunctionType):
+        yield value
+    elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
+        yield from unwrapped(value.__func__)
+    elif isinstance(value, property):
+        for part in (value.fget, value.fset, value.fdel):
+            yield from unwrapped(part)
+    elif isinstance(value, functools.partial):
+        yield from unwrapped(value.func)
+    elif isinstance(value, functools._lru_cache_wrapper):
+        yield from unwrapped(value.__wrapped__)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _names(code: _Same) -> frozenset[str]:
+    found = set(code.code.co_names)
+    for part in code.code.co_consts:
+        if isinstance(part, types.CodeType):
+            found |= _names(_Same(part))
+    return frozenset(found)
+
+
+class _Same:
+    """Code by identity: two functions may have equal code in different places."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+
+    def __hash__(self) -> int:
+        return id(self.code)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.code is other.code
+
+
+def names_in(function: types.FunctionType) -> frozenset[str]:
+    """Globals and attributes that a function mentions, and the functions written inside it."""
+    return _names(_Same(function.__code__))
+
+
+_IDLE = ("CACHE", "SWAP", "ROT_TWO", "COPY", "DUP_TOP", "EXTENDED_ARG")
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _accesses(code: _Same) -> tuple[frozenset[str], frozenset[str]]:
+    steps = [step for step in dis.get_instructions(code.code) if step.opname not in _IDLE]
+    read: set[str] = set()
+    written: set[str] = set()
+    for number, step in enumerate(steps):
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR") and not _only_added_to(steps[number:]):
+            read.add(str(step.argval))
+        elif step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            written.add(str(step.argval))
+    for part in code.code.co_consts:
+        if isinstance(part, types.CodeType):
+            inner = _accesses(_Same(part))
+            read |= inner[0]
+            written |= inner[1]
+        else:  # getattr(self, "name")
+            read |= {text for text in (part if isinstance(part, tuple) else (part,)) if isinstance(text, str)}
+    return frozenset(read), frozenset(written)
+
+
+def _only_added_to(steps: list[dis.Instruction]) -> bool:
+    """Whether a load begins ``x.n += constant or name``, so that what is read of x.n goes nowhere else."""
+    if len(steps) < 4:
+        return False
+    load, operand, operation, last = steps[:4]
+    return (
+        operand.opname in ("LOAD_CONST", "LOAD_FAST", "LOAD_SMALL_INT")
+        and ((operation.argrepr.endswith("=") and operation.opname == "BINARY_OP") or "INPLACE_" in operation.opname)
+        and last.opname == "STORE_ATTR"
+        and last.argval == load.argval
+    )
+
+
+def accesses(function: types.FunctionType) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of attributes (read, set) in a function. Text counts as read; what is only added to in place does not."""
+    return _accesses(_Same(function.__code__))
+
+
+class Reach:
+    """The functions that a model's forward may run: grows by classes and functions that are found on the way.
+
+    ``files``: where the model's own classes are written. Of installed libraries only functions in these count; a
+    model's library has thousands of others.
+    """
+
+    def __init__(self, files: set[str]) -> None:
+        self.files = files
+        self.functions: dict[int, types.FunctionType] = {}
+        self.names: set[str] = {"forward"}
+        self._waiting: dict[str, list[types.FunctionType]] = {}
+        self._kinds: set[type] = set()
+        self._fresh: list[types.FunctionType] = []
+
+    def counts(self, file: str) -> bool:
+        """Whether code of this file is the model's own."""
+        if file in self.files:
+            return True
+        return not file.startswith(_OWN) and not is_installed(file)
+
+    def owns(self, kind: type) -> bool:
+        """Whether a class is the model's own."""
+        return not is_foreign(kind) and self.counts(file_of(kind))
+
+    def add_class(self, kind: type) -> None:
+        """A class of which there is an instance, or which some function names; its bases are classes, too."""
+        if kind in self._kinds:
+            return
+        self._kinds.add(kind)
+        for name, value in list(vars(kind).items()):
+            for function in unwrapped(value):
+                always = name.startswith("__") and not (name == "__init__" and issubclass(kind, nn.Module))
+                if always or name in self.names:
+                    self.add(function)
+                else:
+                    self._waiting.setdefault(name, []).append(function)
+
+    def add(self, function: types.FunctionType) -> None:
+        """A function that may run."""
+        if id(function) in self.functions or not self.counts(function.__code__.co_filename):
+            return
+        self.functions[id(function)] = function
+        self._fresh.append(function)
+        names = names_in(function) - self.names
+        if function.__name__ == "__init__":
+            names -= {"__init__"}  # an object's ``super().__init__()`` is no call of a module's
+        for name in names:
+            self.names.add(name)
+            for waiting in self._waiting.pop(name, ()):
+                self.add(waiting)
+
+    def fresh(self) -> list[types.FunctionType]:
+        """Functions that were added since the last call."""
+        found, self._fresh = self._fresh, []
+        return found
+
+    def reads(self, attribute: str) -> bool:
+        """Whether any of the functions may look at an attribute of this name."""
+        return any(attribute in accesses(function)[0] for function in self.functions.values())
+
+    def names_of_others(self, kind: type) -> set[str]:
+        """What a class inherits mentions, where that is not the model's own code: torch's normalisation reads
+        ``training``.
+        """
+        others = [base for base in kind.__mro__[:-1] if not self.owns(base)]
+        functions = (function for base in others for value in vars(base).values() for function in unwrapped(value))
+        return {name for function in functions for name in names_in(function)}
+
+    def writes(self, attribute: str) -> bool:
+        """Whether any of the functions sets an attribute of this name."""
+        return any(attribute in accesses(function)[1] for function in self.functions.values())

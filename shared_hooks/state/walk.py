@@ -1,0 +1,244 @@
+"""The walk to all mutable Python state that a model's code can reach.
+
+From the modules it goes through attributes, containers, plain objects, closures, class attributes and the globals that
+the model's code names; not into torch, the standard library, or tensors (those count by identity).
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.modules import Shim
+from shared_hooks.state.places import MISSING, ClassEntries, Fetched, Place, put_class, put_dict, put_list, put_other
+from shared_hooks.state.probes import probe_of
+from shared_hooks.state.reach import Reach, file_of, is_foreign, names_in
+
+MAX_OBJECTS = 50_000
+
+_ATOMS = frozenset(
+    {
+        type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), torch.dtype,
+        torch.device, torch.layout, torch.memory_format, torch.Size, torch.Tensor, nn.Parameter, Shim,
+        types.BuiltinFunctionType, types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
+        types.MethodWrapperType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
+    }
+)  # fmt: skip
+# Of the standard library and of torch, what people keep things in.
+_HOLDERS = frozenset(
+    """
+    UserDict UserList ChainMap SimpleNamespace local Event Condition Semaphore Barrier Queue LifoQueue PriorityQueue
+    SimpleQueue ExitStack WeakKeyDictionary WeakValueDictionary WeakSet
+    """.split()
+)
+_MODULE_OWN = frozenset(vars(nn.Module()))
+_EMPTY_MOSTLY = tuple(name for name, value in vars(nn.Module()).items() if "hooks" in name and value is not None)
+
+
+class Walk:
+    """What one walk from a model has found. ``overflow``: there is more than is looked at; ``probes``: of objects
+    written in C: (name, probe, what it told); ``hooks``: dictionaries of modules' hooks that are empty.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.places: list[Place] = []
+        self.probes: list[tuple[str, Any, Any]] = []
+        kinds = {type(module) for module in model.modules()}
+        self.reach = Reach({file_of(kind) for kind in kinds if not is_foreign(kind)} - {""})
+        self.overflow = False
+        self.hooks: list[Any] = []
+        self.seen: dict[int, Any] = {}
+        self._classes: set[int] = set()
+        self._todo: collections.deque[tuple[str, Any]] = collections.deque([(type(model).__qualname__, model)])
+        self._globals: dict[tuple[int, str], None] = {}
+        self._walk()
+
+    def _walk(self) -> None:
+        while self._todo or self._functions():
+            if len(self.seen) > MAX_OBJECTS:
+                self.overflow = True
+                return
+            name, value = self._todo.popleft()
+            if id(value) not in self.seen:
+                self.seen[id(value)] = value
+                self._visit(name, value)
+
+    def _add(self, name: str, values: Iterable[Any]) -> None:
+        for value in values:
+            if type(value) not in _ATOMS and id(value) not in self.seen:
+                self._todo.append((name, value))
+
+    def _keep(self, name: str, owner: Any, view: Any, put: Callable[[Place], None]) -> Place:
+        place = Place(name, owner, view, put)
+        self.places.append(place)
+        return place
+
+    def _visit(self, name: str, value: Any) -> None:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            return
+        if isinstance(value, nn.Module):
+            self._module(name, value)
+        elif isinstance(value, dict):
+            self._keep(name, value, dict.values(value), put_dict)
+            self._entries(name, value)
+        elif isinstance(value, (list, set, collections.deque)):
+            self._keep(name, value, value, put_list if isinstance(value, list) else put_other)
+            if not _ATOMS.issuperset(map(type, value)):
+                for number, item in enumerate(value):
+                    self._add(f"{name}[{number}]" if not isinstance(value, set) else name, (item,))
+        elif isinstance(value, (tuple, frozenset)):
+            self._add(name, value)
+        elif isinstance(value, types.FunctionType):
+            self._function(name, value)
+        elif isinstance(value, (types.MethodType, staticmethod, classmethod)):
+            self._add(name, (value.__func__, getattr(value, "__self__", None)))
+        elif isinstance(value, property):
+            self._add(name, (value.fget, value.fset))
+        elif isinstance(value, functools.partial):
+            self._add(name, (value.func, value.args, value.keywords))
+        elif isinstance(value, types.CellType):
+            self._cell(name, value)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, types.ModuleType) or kind.__module__.partition(".")[0] == "shared_hooks":
+            return
+        elif (probe := probe_of(value)) is not None:
+            self.probes.append((name, probe, probe.now()))
+            self._add(name, probe.inside)
+        if not is_foreign(kind) or kind.__name__ in _HOLDERS:
+            self._instance(name, value)
+
+    def _module(self, name: str, module: nn.Module) -> None:
+        own = vars(module)
+        self._keep(f"{name}.", own, own.values(), put_dict).kind = type(module)
+        for hooks in _EMPTY_MOSTLY:
+            found = own.get(hooks)
+            if found:
+                self._add(f"{name}.{hooks}", (found,))
+            elif found is not None:
+                self.hooks.append(found)
+        for register in ("_parameters", "_buffers", "_modules"):
+            held = own.get(register)
+            if isinstance(held, dict):
+                self.seen[id(held)] = held
+                self._keep(f"{name}.", held, held.values(), put_dict).kind = type(module)
+                if register == "_modules":
+                    self._entries(f"{name}.", held)
+        self._entries(f"{name}.", {key: value for key, value in own.items() if key not in _MODULE_OWN})
+
+    def _entries(self, name: str, held: dict[Any, Any]) -> None:
+        if not _ATOMS.issuperset(map(type, dict.values(held))):
+            for key, value in dict.items(held):
+                self._add(f"{name}{key}" if name.endswith(".") else f"{name}[{key!r:.40}]", (value,))
+        if not _ATOMS.issuperset(map(type, held)):
+            self._add(name, held)
+
+    def _instance(self, name: str, value: Any) -> None:
+        """Attributes of an object, and its class."""
+        if isinstance(value, type):
+            return
+        own = getattr(value, "__dict__", None)
+        if type(own) is dict and not isinstance(value, (nn.Module, types.FunctionType)):
+            self.seen[id(own)] = own
+            self._keep(f"{name}.", own, own.values(), put_dict).kind = type(value)
+            self._entries(f"{name}.", own)
+        for base in type(value).__mro__:
+            for slot, member in vars(base).items():
+                if isinstance(member, types.MemberDescriptorType) and not is_foreign(base):
+                    self._several(f"{name}.{slot}", [functools.partial(member.__get__, value)],
+                                  functools.partial(_set_slot, member, value))  # fmt: skip
+        self._class(type(value))
+
+    def _several(self, name: str, fetch: list[Callable[[], Any]], put: Callable[[Any], None]) -> None:
+        place = self._keep(name, None, Fetched(fetch), lambda place: put(place.values[0]))
+        place.set_one = put
+        self._add(name, place.values)
+
+    def _cell(self, name: str, cell: Any) -> None:
+        self._several(name, [functools.partial(getattr, cell, "cell_contents")], functools.partial(_set_cell, cell))
+
+    def _function(self, name: str, function: types.FunctionType) -> None:
+        self.reach.add(function)
+        if function.__closure__:
+            for variable, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
+                self._add(f"{variable} of {function.__qualname__}", (cell,))
+        if self.reach.counts(function.__code__.co_filename):
+            self._add(f"{function.__qualname__}'s defaults", (function.__defaults__, function.__kwdefaults__))
+            if function.__dict__:
+                self._add(f"{function.__qualname__}.", (function.__dict__,))
+
+    def _functions(self) -> bool:
+        """The globals that functions found meanwhile name; whether there is more to look at."""
+        for function in self.reach.fresh():
+            self.seen.setdefault(id(function), function)
+            self._function(function.__qualname__, function)
+            space = function.__globals__
+            names = names_in(function)
+            self._named_in(space, names)
+            for name in names:
+                value = space.get(name)
+                if isinstance(value, types.ModuleType) and not _is_foreign_module(value):
+                    self._named_in(vars(value), names)
+        return bool(self._todo)
+
+    def _named_in(self, space: dict[str, Any], names: Iterable[str]) -> None:
+        for name in names:
+            key = id(space), name
+            if key not in self._globals and (name in space or not hasattr(__builtins__, name)):
+                self._globals[key] = None
+                if name not in space:
+                    continue
+                value = space[name]
+                where = f"global {space.get('__name__', '?').rpartition('.')[2]}.{name}"
+                self._several(where, [functools.partial(space.__getitem__, name)],
+                              functools.partial(_set_global, space, name))  # fmt: skip
+                if isinstance(value, type) and self.reach.owns(value):
+                    self._add(where, (value,))
+
+    def _class(self, kind: type) -> None:
+        for base in kind.__mro__:
+            # a class may have been met as a value before: what it holds has not been looked at by that
+            if id(base) in self._classes or not self.reach.owns(base):
+                continue
+            self._classes.add(id(base))
+            self.seen[id(base)] = base
+            self.reach.add_class(base)
+            self._keep(f"{base.__qualname__}.", base, ClassEntries(base), put_class)
+            for name, value in vars(base).items():
+                if not isinstance(value, (types.FunctionType, staticmethod, classmethod, property)):
+                    self._add(f"{base.__qualname__}.{name}", (value,))
+        self.seen.setdefault(id(kind), kind)
+
+
+def _is_foreign_module(module: types.ModuleType) -> bool:
+    root = module.__name__.partition(".")[0]
+    return root in ("torch", "numpy") or (root in sys.stdlib_module_names and root != "__main__")
+
+
+def _set_cell(cell: Any, value: Any) -> None:
+    if value is MISSING:
+        del cell.cell_contents
+    else:
+        cell.cell_contents = value
+
+
+def _set_slot(member: Any, owner: Any, value: Any) -> None:
+    if value is MISSING:
+        member.__delete__(owner)
+    else:
+        member.__set__(owner, value)
+
+
+def _set_global(space: dict[str, Any], name: str, value: Any) -> None:
+    if value is MISSING:
+        space.pop(name, None)
+    else:
+        space[name] = value

@@ -1,0 +1,32 @@
+"""The cloud's half: past the cut without computing what lies before it. It knows no plan and no recording.
+
+tail          the model's own Python again, answered from the recipe
+rehearsal     one run without data -> recipe
+notes         ... what it has noted so far
+claims        ... what the edge says of the cut, believed where it fits
+rehearsed     ... the operations on its way
+recipe        what the tail does before the cut
+recipe_book   recipes made once, kept, within a budget
+ghosts        kernels without data
+placing       the memory of one request
+slots         what crossed, in memory wholly written
+
+May import purity, forward, state, crossing, lifecycle, metrics, modules, tensors, errors.
+"""
+
+from shared_hooks.tail.recipe import Answer, Enter, ReadValue, Recipe, Run, Skip
+from shared_hooks.tail.recipe_book import RecipeBook, RehearsalLimits, paid_by
+from shared_hooks.tail.tail import TailSession
+
+__all__ = [
+    "Answer",
+    "Enter",
+    "ReadValue",
+    "Recipe",
+    "RecipeBook",
+    "RehearsalLimits",
+    "Run",
+    "Skip",
+    "TailSession",
+    "paid_by",
+]

@@ -1,0 +1,299 @@
+"""What one kernel gives when some of its tensors have no data: worked out on the meta device.
+
+A *ghost* is a `Placeholder`, or a real tensor whose storage depends on the inputs. Kernels on constants run; kernels on
+ghosts give placeholders of the right form. Writes go to ghosts and to what this run made, never to the model's own
+memory. Everything is counted against a `Budget` before it is done.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from shared_hooks.crossing import TensorForm
+from shared_hooks.errors import CutRefused, TooLarge
+from shared_hooks.forward import FORM_ONLY, Placeholder, arguments_of, call_key, on_meta
+from shared_hooks.tail.placing import Placing
+from shared_hooks.tensors import View
+
+_INPLACE_VIEW = torch.Tag.inplace_view
+_SEEDED = torch.Tag.nondeterministic_seeded
+_TROUBLE = frozenset({"aten::resize_", "aten::set_", "aten::resize_as_"})
+
+
+class Unknown(BaseException):
+    """What an operation gives cannot be worked out without data; not an Exception, so that no model catches it."""
+
+
+@dataclass
+class Budget:
+    """What working out one recipe may use. Raises `TooLarge` when it is spent.
+
+    ``operations``: kernels; ``native_bytes``: of constants that are computed for real; ``elements``: of all results,
+    before the cut and after it, as far as they can be foreseen; ``held_bytes``: of results after the cut that are alive
+    at one moment; ``seconds``: of wall-clock time.
+    """
+
+    operations: int = 400_000
+    native_bytes: int = 1 << 30
+    elements: int = 1 << 36
+    seconds: float = 60.0
+    held_bytes: int = 1 << 34
+
+    def __post_init__(self) -> None:
+        self._until = time.monotonic() + self.seconds
+        self._held: dict[weakref.ref[Any], int] = {}
+
+    def hold(self, value: torch.Tensor) -> None:
+        """Count the memory of a result of the tail for as long as the model holds on to it."""
+        size = value.numel() * value.itemsize
+        self.held_bytes -= size
+        self._held[weakref.ref(value, self._released)] = size
+        if self.held_bytes < 0:
+            raise TooLarge("on inputs of this form the model needs too much memory after the cut")
+
+    def _released(self, reference: weakref.ref[Any]) -> None:
+        self.held_bytes += self._held.pop(reference, 0)
+
+    def spend(self, operations: int = 0, native_bytes: int = 0, elements: int = 0) -> None:
+        """Count what is about to be done."""
+        self.operations -= operations
+        self.native_bytes -= native_bytes
+        self.elements -= elements
+        if self.operations < 0:
+            raise TooLarge("the model runs too many operations on inputs of this form")
+        if self.native_bytes < 0:
+            raise TooLarge("on inputs of this form the model makes constants that are too large")
+        if self.elements < 0:
+            raise TooLarge("on inputs of this form the model computes too many elements")
+        if time.monotonic() > self._until:
+            raise TooLarge("working out what the tail does on inputs of this form takes too long")
+
+
+class Ghosts:
+    """Runs kernels for one rehearsal. ``models``: the tensors that are the model's own.
+
+    Since `begin`: ``taints``, the tensors whose storages were written with what depends on the inputs; ``drew``: random
+    numbers were drawn; ``reshaped``: a tensor changed its shape in place.
+    """
+
+    def __init__(self, placing: Placing, budget: Budget, models: list[torch.Tensor]) -> None:
+        self.placing = placing
+        self.budget = budget
+        self.made: set[int] = set()
+        self.models = {_key(tensor) for tensor in models} - {None}
+        self.after_cut = False
+        self._on_ghosts_now = False
+        self.taints: list[torch.Tensor] = []
+        self.drew = False
+        self.reshaped = False
+        self._alive: list[StorageWeakRef] = []
+        self._forms: dict[Any, Any] = {}
+        self._sizes: dict[Any, int] = {}
+
+    def begin(self) -> None:
+        """An operation begins."""
+        self.taints = []
+        self.drew = False
+        self.reshaped = False
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One kernel. Raises `Unknown`, `CutRefused`, `TooLarge`, and what the kernel raises."""
+        self.budget.spend(operations=1)
+        tensors = arguments_of(args, kwargs)
+        self._on_ghosts_now = any(map(self.placing.is_tainted, tensors))
+        if self._on_ghosts_now:
+            return self._on_ghosts(func, args, kwargs, tensors)
+        return self._on_constants(func, args, kwargs, tensors)
+
+    # -- constants ----------------------------------------------------------------------------------------------
+
+    def _on_constants(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+        written = self._check_writes(func, args, kwargs)
+        if not _is_view(func):
+            self._foresee(func, args, kwargs)
+        draws = _SEEDED in func.tags
+        before = torch.get_rng_state() if draws else None
+        result = func(*args, **kwargs)
+        made = arguments_of((result,), {})
+        self._note_made(made, tensors)
+        if before is not None and not torch.equal(before, torch.get_rng_state()):
+            self.drew = True
+            for tensor in made:
+                self.placing.taint(tensor)
+            self.taints += written  # random numbers drawn into memory that was there
+        return result
+
+    def _foresee(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count the memory that a kernel on constants is going to take, before it takes it."""
+        key = call_key(func, args, kwargs)
+        if key not in self._sizes:
+            self._sizes[key] = _size(func, args, kwargs)
+        size = self._sizes[key]
+        self.budget.spend(native_bytes=size, elements=size)
+
+    def _note_made(self, made: list[torch.Tensor], given: list[torch.Tensor]) -> None:
+        known = {_key(tensor) for tensor in given}
+        for tensor in made:
+            key = _key(tensor)
+            if key is not None and key not in known and key not in self.made:
+                self.made.add(key)
+                self._alive.append(StorageWeakRef(tensor.untyped_storage()))
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether this run made the memory of a tensor."""
+        return _key(tensor) in self.made
+
+    def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that are written: none of the model's own, where the tail will really write."""
+        written = written_by(func, args, kwargs)
+        for tensor in written:
+            if _key(tensor) in self.models and (self.after_cut or not self._on_ghosts_now):
+                where = "after" if self.after_cut else "before"
+                raise CutRefused(f"{func._schema.name} writes to memory of the model's own {where} the cut")
+        return written
+
+    # -- ghosts -------------------------------------------------------------------------------------------------
+
+    def _on_ghosts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+        name = func._schema.name
+        if name in FORM_ONLY:
+            self._foresee(func, args, kwargs)
+            result = func(*_swapped(args, _uninitialised), **_swapped(kwargs, _uninitialised))
+            self._note_made(arguments_of((result,), {}), tensors)
+            return result
+        if _INPLACE_VIEW in func.tags or name in _TROUBLE:
+            if name in _TROUBLE or any(type(tensor) is Placeholder for tensor in tensors):
+                raise Unknown(f"{name} changes the shape of a value that does not cross")
+            self.reshaped = True
+            return func(*args, **kwargs)
+        if _is_view(func) and not any(type(tensor) is Placeholder for tensor in tensors):
+            return func(*args, **kwargs)
+        for tensor in self._check_writes(func, args, kwargs):
+            if type(tensor) is not Placeholder:
+                self.placing.taint(tensor)
+                self.taints.append(tensor)
+        if _SEEDED in func.tags:
+            self.drew = True
+        return self._on_meta(func, args, kwargs, tensors)
+
+    def _on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+        key = call_key(func, args, kwargs)
+        if key not in self._forms:
+            self._forms[key] = _worked_out(func, args, kwargs, tensors)
+        return self._given(self._forms[key], tensors, held=self.after_cut and not _is_view(func))
+
+    def _given(self, found: Any, tensors: list[Any], *, held: bool) -> Any:
+        if isinstance(found, TensorForm):
+            self.budget.spend(elements=View(found.shape, found.stride, 0).numel)
+            hole = self.placing.hole(found)
+            if held:
+                self.budget.hold(hole)
+            return hole
+        if isinstance(found, int):
+            return tensors[found]
+        return None if found is None else type(found)(self._given(item, tensors, held=held) for item in found)
+
+
+def _worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+    """The results of a kernel, a form or the number of an argument in place of every tensor. Raises `Unknown`."""
+    known: dict[int, tuple[Any, Any]] = {}
+    try:
+        result = func(*on_meta(args, known), **on_meta(kwargs, known))
+    except Exception as error:  # no kernel for meta, or a shape that depends on data
+        raise Unknown(f"{func._schema.name}: {error!s:.120}") from error
+    numbers = {id(tensor): number for number, tensor in reversed(list(enumerate(tensors)))}
+    back = {id(made): numbers[id(tensor)] for tensor, made in known.values()}
+    return _formal(result, back)
+
+
+def _formal(value: Any, back: dict[int, int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return back[id(value)] if id(value) in back else form_of_tensor(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(_formal(item, back) for item in value)
+    if value is None:
+        return None
+    raise Unknown("an operation gives a number that depends on data")
+
+
+def _size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Bytes that a kernel's results take; a guess that is rather too large where that cannot be foreseen."""
+    known: dict[int, tuple[Any, Any]] = {}
+    try:
+        found = func(*on_meta(args, known), **on_meta(kwargs, known))
+    except Exception:  # it has no such kernel, or needs data
+        return _guessed(args, kwargs)
+    return sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))
+
+
+_SENTINEL = 1 << 62
+
+
+def _guessed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Bytes that a kernel may take of which nobody can say: all its sizes together, or some copies of its tensors."""
+    size, waiting = 8, [*args, *kwargs.values()]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (list, tuple)):
+            waiting += value
+        elif type(value) is int and 1 < value < _SENTINEL:
+            size *= value
+    return max(size, 8 * sum(tensor.numel() * tensor.itemsize for tensor in arguments_of(args, kwargs)))
+
+
+def form_of_tensor(tensor: torch.Tensor) -> TensorForm:
+    """Shape, stride and dtype of a tensor."""
+    return TensorForm(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a kernel writes in place."""
+    if not func._schema.is_mutable:
+        return []
+    found: list[torch.Tensor] = []
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            found += arguments_of((value,), {})
+    return found
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return (
+        bool(returns)
+        and not func._schema.is_mutable
+        and all(result.alias_info is not None and not result.alias_info.is_write for result in returns)
+    )
+
+
+def _key(tensor: torch.Tensor) -> int | None:
+    try:
+        return None if type(tensor) is Placeholder else int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _uninitialised(value: torch.Tensor) -> torch.Tensor:
+    """For kernels that look at the form alone; of a placeholder there is nothing else."""
+    if type(value) is not Placeholder:
+        return value
+    # memory that is never touched costs nothing
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _swapped(value: Any, into: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return into(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_swapped(item, into) for item in value)
+    if isinstance(value, dict):
+        return {key: _swapped(item, into) for key, item in value.items()}
+    return value

@@ -1,0 +1,221 @@
+"""The recipes of one model: each rehearsed once, kept while they are used, made within a budget."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.crossing import EarlyOutput, generators
+from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlanMismatch, ServerUnavailable
+from shared_hooks.forward import context
+from shared_hooks.modules import ModuleInfo, fast_path_off
+from shared_hooks.purity import Turns
+from shared_hooks.state import Settings
+from shared_hooks.tail.ghosts import Budget
+from shared_hooks.tail.placing import Placing
+from shared_hooks.tail.recipe import Recipe
+from shared_hooks.tail.rehearsal import Facts, Rehearsal
+from shared_hooks.tail.slots import blank_slots
+from shared_hooks.tensors import ClassFinder
+
+
+@dataclass(frozen=True)
+class RehearsalLimits:
+    """What rehearsals may use: each one (`ghosts.Budget`), and all together.
+
+    ``recipes`` and ``steps`` that are kept; ``seconds_a_minute``: of rehearsing in any minute, for all and for one
+    `payer`; beyond it new cuts are put off. ``refusal_seconds``: how long a refusal is believed without looking again.
+    """
+
+    operations: int = 400_000
+    native_bytes: int = 1 << 30
+    elements: int = 1 << 36
+    seconds: float = 60.0
+    recipes: int = 1024
+    steps: int = 4_000_000
+    seconds_a_minute: float = 60.0
+    seconds_a_minute_each: float = 60.0
+    held_bytes: int = 1 << 34
+    refusal_seconds: float = 60.0
+
+
+payer: ContextVar[str] = ContextVar("payer", default="")
+"""On whose behalf this thread works: one who has new cuts rehearsed all the time takes nobody else's share."""
+
+
+@contextmanager
+def paid_by(who: str) -> Iterator[None]:
+    """What is rehearsed in the block is on this one's account."""
+    token = payer.set(who)
+    try:
+        yield
+    finally:
+        payer.reset(token)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """``until``: of the monotonic clock; ``largest``: the recipe is good for values read from data up to it."""
+
+    found: Recipe | IsthmusError
+    until: float
+    largest: float
+
+
+class RecipeBook:
+    """Safe with threads: one rehearses at a time."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: dict[nn.Module, ModuleInfo],
+        find: ClassFinder,
+        limits: RehearsalLimits,
+        turns: Turns,
+    ) -> None:
+        self._model = model
+        self._modules = modules
+        self._find = find
+        self._limits = limits
+        self._turns = turns
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._steps = 0
+        self._spent: deque[tuple[float, float, str]] = deque()
+        self._facts: Facts | None = None
+        self._lock = threading.Lock()
+        self._rehearsing = threading.RLock()
+        self.rehearsals = 0
+        """How often the model was rehearsed."""
+
+    def recipe(self, early: EarlyOutput, device: torch.device) -> Recipe:
+        """How to resume from ``early``. Raises `CutRefused`, `Disagreement`, `PlanMismatch`, `TooLarge`, and
+        `ServerUnavailable` when too much was rehearsed lately.
+        """
+        found = self._known(early)
+        if found is None:
+            with self._turns.one(), self._rehearsing:
+                found = self._known(early) or self._made(early, device)
+        if isinstance(found, IsthmusError):
+            raise copy.copy(found)  # one that is raised holds on to the request: its frames, and so its payload
+        return found
+
+    def warm(self, early: EarlyOutput, device: torch.device) -> None:
+        """Rehearse once before anybody waits: the first time has torch import what takes seconds."""
+        with self._turns.one(), self._rehearsing, suppress(IsthmusError):
+            self._keep(early, self._rehearsed(early, device))
+
+    def _known(self, early: EarlyOutput) -> Recipe | IsthmusError | None:
+        """Nobody who brings a known cut waits for a rehearsal of another."""
+        digest = early.crossing.digest
+        with self._lock:
+            kept = self._kept.get(digest)
+            if kept is None or kept.until < time.monotonic() or _largest(early.values) > kept.largest:
+                return None
+            self._kept.move_to_end(digest)
+            return kept.found
+
+    def _made(self, early: EarlyOutput, device: torch.device) -> Recipe | IsthmusError:
+        self._check_time()
+        started = time.monotonic()
+        found: Recipe | IsthmusError
+        try:
+            found = self._rehearsed(early, device)
+        except (CutRefused, Disagreement, PlanMismatch) as error:
+            if early.values:
+                raise  # with other values it may be another path
+            found = copy.copy(error)
+        finally:
+            self._spent.append((time.monotonic(), time.monotonic() - started, payer.get()))
+        self._keep(early, found)
+        return found
+
+    def _rehearsed(self, early: EarlyOutput, device: torch.device) -> Recipe:
+        limits = self._limits
+        budget = Budget(limits.operations, limits.native_bytes, limits.elements, limits.seconds, limits.held_bytes)
+        placing = Placing(blank_slots(early.crossing.slots, device), device)
+        if self._facts is None or not self._facts.state.is_same:
+            self._facts = Facts.of(self._model, self._modules)
+        facts, settings = self._facts, Settings()
+        state = facts.state
+        rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, facts)
+        self.rehearsals += 1
+        try:
+            # the generators are one for all threads: a tail that draws right now must not notice
+            everybodys = generators.kept(generators.ALL)
+            with everybodys, torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
+                recipe = contextvars.copy_context().run(rehearsal.recipe, self._find)
+            # what a forward leaves on the model is a request's own, and goes with it
+            recipe.state, recipe.kept, recipe.is_open = state, facts.tensors, not rehearsal.ended
+            recipe.leaves = recipe.is_open or not state.is_same
+            recipe.settings = settings
+            return recipe
+        finally:
+            state.restore()
+            settings.restore()
+
+    def _check_time(self) -> None:
+        now = time.monotonic()
+        while self._spent and self._spent[0][0] < now - 60:
+            self._spent.popleft()
+        own = sum(seconds for _, seconds, who in self._spent if who == payer.get())
+        if own > self._limits.seconds_a_minute_each:
+            raise ServerUnavailable("this client brought too many new cuts or input forms in the last minute")
+        if sum(seconds for _, seconds, _ in self._spent) > self._limits.seconds_a_minute:
+            raise ServerUnavailable("too many new cuts or input forms in the last minute; try again later")
+
+    def _keep(self, early: EarlyOutput, found: Recipe | IsthmusError) -> None:
+        digest = early.crossing.digest
+        # a refusal may come of the moment: no memory, another thread at the model's state
+        until = math.inf if isinstance(found, Recipe) else time.monotonic() + self._limits.refusal_seconds
+        with self._lock:
+            old = self._kept.pop(digest, None)
+            self._steps -= _size(old)
+            self._kept[digest] = kept = _Kept(found, until, _bound(_largest(early.values)))
+            self._steps += _size(kept)
+            while len(self._kept) > self._limits.recipes or (self._steps > self._limits.steps and len(self._kept) > 1):
+                self._steps -= _size(self._kept.popitem(last=False)[1])
+
+
+def _size(kept: _Kept | None) -> int:
+    if kept is None:
+        return 0
+    if not isinstance(kept.found, Recipe):
+        return 1
+    return len(kept.found.steps) + len(kept.found.crossing.to_bytes()) // STEP_BYTES
+
+
+STEP_BYTES = 16
+"""Bytes of the cut's description, which a recipe holds on to, that count as one step."""
+_SMALL = 1024.0
+
+
+def _bound(largest: float) -> float:
+    """Values up to it ask for no work to speak of beyond what was rehearsed: the next power of two."""
+    return max(_SMALL, 2.0 ** math.ceil(math.log2(largest))) if largest > 0 else _SMALL
+
+
+def _largest(values: Any) -> float:
+    """The largest number among values read from data: it may be a size, or how often something is done."""
+    found, waiting = 0.0, list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif type(value) in (int, float) and value == value:
+            found = max(found, min(abs(value), _MOST))
+    return float(found)
+
+
+_MOST = 1e300

@@ -1,0 +1,288 @@
+"""A rehearsal: the tail's side runs the model's Python once on placeholders, and notes what the prefix of a cut does.
+
+What it notes is the `Recipe`. No data is there and none is computed: the results of operations are worked out on the
+meta device (`ghosts`), values that Python reads come with the request, and what crosses is taken up where the
+`Crossing` marks it, if form and type are those found here. After the cut the run goes on, so that the model's Python
+ends as it would and the work to come is counted, until something needs data.
+
+Modules whose own Python is proven to write no state (`purity`) become one `Skip`; all others run again in each replay.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shared_hooks.crossing import Crossing, Place
+from shared_hooks.errors import Disagreement, IsthmusError, PlanMismatch, TooLarge
+from shared_hooks.forward import interruptible
+from shared_hooks.modules import ModuleInfo, call_name, running
+from shared_hooks.purity import is_safe, pure_modules
+from shared_hooks.state import PythonState
+from shared_hooks.tail.claims import Claims
+from shared_hooks.tail.ghosts import Budget, Ghosts, Unknown
+from shared_hooks.tail.notes import Frame, Notes
+from shared_hooks.tail.placing import Placing
+from shared_hooks.tail.recipe import Alias, End, Enter, ReadValue, Recipe, Skip
+from shared_hooks.tail.rehearsed import Operations
+from shared_hooks.tensors import ClassFinder, Structure, UnknownHolder, flatten, no_class, tensors_in, unflatten
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What rehearsals of one model share as long as its Python ``state`` stays as it is: the tensors that are its own,
+    and the modules whose Python writes no state.
+    """
+
+    state: PythonState
+    tensors: list[torch.Tensor]
+    pure: set[nn.Module]
+
+    @classmethod
+    def of(cls, model: nn.Module, modules: Iterable[nn.Module]) -> Facts:
+        """As it is now."""
+        state = PythonState(model, settings=False)
+        tensors = [*model.parameters(), *model.buffers(), *state.tensors()]
+        return cls(state, tensors, pure_modules(modules))
+
+
+class Rehearsal:
+    """One rehearsal in one thread. ``values`` are those that the request at hand brings; ``facts``: what is known of
+    the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: dict[nn.Module, ModuleInfo],
+        crossing: Crossing,
+        values: tuple[Structure, ...],
+        placing: Placing,
+        budget: Budget,
+        facts: Facts,
+    ) -> None:
+        self.model = model
+        self.modules = modules
+        self.crossing = crossing
+        self.placing = placing
+        self.pure = facts.pure
+        self.notes = Notes(crossing)
+        self.ghosts = Ghosts(placing, budget, facts.tensors)
+        self.ghosts.after_cut = self.notes.done
+        self.claims = Claims(crossing, self.notes, placing, self.ghosts)
+        self.operations = Operations(self.notes, self.claims, placing, self.ghosts, values)
+        self.counts: dict[str, int] = {}
+        self.layers = 0
+        self.ended = False
+        """The model returned: nothing after the cut needed data."""
+
+    def failed(self, error: BaseException) -> None:
+        """A placeholder's entry: it could not be read."""
+        self.notes.failed(error)
+
+    def recipe(self, find: ClassFinder) -> Recipe:
+        """Run, and make the recipe. Raises an `IsthmusError` that says where the crossing does not fit the model."""
+        started = time.perf_counter()
+        inputs = tuple(self.claims.input(leaf, form) for leaf, form in enumerate(self.crossing.inputs))
+        tensors = [self.placing.tensor(source, []) for source in inputs]
+        args, kwargs = arguments_from(self.crossing.input_structure, tensors, find)
+        self._run(args, kwargs)
+        if self.crossing.layer_id < 0:
+            self._check_size()
+        else:
+            self._check()
+        seconds = time.perf_counter() - started
+        return Recipe(self.crossing, inputs, tuple(self.notes.steps), self.counts, seconds)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        token = running.set(self)
+        try:
+            with _Functions(self), _Kernels(self), interruptible(self.ghosts.budget.seconds):
+                self.model(*args, **kwargs)
+            self.ended = True
+        except Unknown as error:
+            if not self.notes.done:
+                raise self.notes.refusal(f"cannot work out {error}") from error
+        except IsthmusError as error:
+            self.notes.failed(error)
+        except Exception as error:
+            # before the cut the model takes these inputs or not; after it, placeholders may be what it does not take
+            if not self.notes.done:
+                raise self.notes.refusal(
+                    f"on placeholders the model raises {type(error).__name__}: {error!s:.200}"
+                ) from error
+        finally:
+            running.reset(token)
+
+    def _check_size(self) -> None:
+        if isinstance(self.notes.failure, TooLarge):
+            raise self.notes.failure
+        if len(self.claims.taken) < len(self.crossing.slots):
+            raise self.notes.refusal("a slot is none of the inputs")
+
+    def _check(self) -> None:
+        if self.notes.failure is not None:
+            raise self.notes.failure
+        if not self.notes.done:
+            raise self.notes.refusal("the model ended before the cut")
+        missing = set(range(len(self.crossing.slots))) - self.claims.taken
+        if missing:
+            raise self.notes.refusal(f"slot {min(missing)} is not taken up anywhere before the cut")
+        if self.digest_at_cut != self.crossing.path_digest:
+            raise Disagreement(
+                f"before the cut after {self.crossing.layer_name} the model's code took another path here than on the "
+                "edge: other operations, or results of other shapes"
+            )
+
+    # -- module calls -------------------------------------------------------------------------------------------
+
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The shim's entry."""
+        info = self.modules.get(module)
+        if info is None or self.notes.done or self.operations.inside or self.notes.in_opaque:
+            return forward(*args, **kwargs)
+        number = self.counts[info.path] = self.counts.get(info.path, 0) + 1
+        self.notes.frame.has_child = True
+        self.notes.digest.call(info.path, number)
+        with torch._C.DisableTorchFunction():  # our own look at tensors is no operation of the model's
+            arguments = list(tensors_in((args, kwargs)))
+            tainted = any(map(self.placing.is_tainted, arguments))
+        frame = Frame(info.path, number, len(self.notes.steps))
+        if info.opaque and tainted:
+            with torch._C.DisableTorchFunction():
+                output = self._opaque(frame, arguments)
+        else:
+            output = self._entered(frame, info, forward, args, kwargs)
+        if not self.notes.done:
+            with torch._C.DisableTorchFunction():
+                plain = tainted and all(map(is_safe, (*args, *kwargs.values())))
+                self._left(frame, module, arguments, output, opaque=info.opaque and tainted, plain=plain)
+        return output
+
+    def _left(
+        self,
+        frame: Frame,
+        module: nn.Module,
+        arguments: list[torch.Tensor],
+        output: Any,
+        *,
+        opaque: bool,
+        plain: bool,
+    ) -> None:
+        """A module's call is over. ``plain``: it is given what `is_safe` says."""
+        if frame.wrote:
+            self.notes.frame.wrote = True
+        skipped = opaque or (plain and self._collapse(frame, module, arguments, output))
+        if not skipped and len(self.notes.steps) == frame.start + 1:
+            self.notes.steps.pop()  # nothing in it hangs on the inputs: it runs, and nobody has to know
+        if not frame.has_child:
+            if self.layers == self.crossing.layer_id:
+                self._reached(frame, ended=not skipped)
+            self.layers += 1
+
+    def _entered(
+        self, frame: Frame, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.notes.steps.append(Enter(info.path))
+        self.notes.stack.append(frame)
+        self.notes.in_opaque += info.opaque
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self.notes.in_opaque -= info.opaque
+            self.notes.stack.pop()
+
+    def _reached(self, frame: Frame, *, ended: bool) -> None:
+        """The cut layer has returned."""
+        name = call_name(frame.path, frame.number)
+        if name != self.crossing.layer_name:
+            raise self.notes.refusal(f"layer {self.layers} is {name} here")
+        if ended:
+            self.notes.steps.append(End(frame.path))
+        self.counts = dict(self.counts)
+        self.ghosts.after_cut = True
+        self.digest_at_cut = self.notes.digest.hexadecimal()
+        self.notes.done = True
+
+    def _collapse(self, frame: Frame, module: nn.Module, arguments: list[torch.Tensor], output: Any) -> bool:
+        """Make one step of a call whose Python leaves nothing behind but its result."""
+        if frame.wrote or module not in self.pure:
+            return False
+        try:
+            structure, tensors = flatten(output, plain=True)
+        except UnknownHolder:
+            return False
+        steps = self.notes.steps[frame.start :]
+        if has_number(structure) and any(isinstance(step, ReadValue) for step in steps):
+            return False
+        sources = [self.claims.plain_source(tensor, arguments) for tensor in tensors]
+        if any(source is None or isinstance(source, Alias) for source in sources):
+            return False
+        kept = tuple(source for source in sources if source is not None)
+        self.notes.steps[frame.start :] = [Skip(frame.path, structure, kept)]
+        return True
+
+    def _opaque(self, frame: Frame, arguments: list[torch.Tensor]) -> Any:
+        place = Place(frame.path, frame.number, -1)
+        given = self.claims.given.get(place)
+        if given is None or given.name != frame.path or given.writes:
+            raise self.notes.refusal(f"{frame.path} is scripted or compiled, and what it gives is not told")
+        sources = self.claims.told(given, arguments)
+        self.notes.steps.append(Skip(frame.path, given.structure, sources))
+        return unflatten(given.structure, [self.operations.placed(source, arguments) for source in sources], no_class)
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        super().__init__()
+        self.rehearsal = rehearsal
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.rehearsal.operations.inside:
+            return func(*args, **(kwargs or {}))
+        return self.rehearsal.operations.operation(func, args, kwargs or {})
+
+
+class _Kernels(TorchDispatchMode):
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rehearsal = rehearsal
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rehearsal = self.rehearsal
+        try:
+            with torch._C.DisableTorchFunction():
+                return rehearsal.operations.kernel(func, args, kwargs or {})
+        except IsthmusError as error:
+            rehearsal.notes.failed(error)
+            raise
+
+
+def arguments_from(
+    structure: Structure, tensors: list[torch.Tensor], find: ClassFinder
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The model's (args, kwargs)."""
+    value = unflatten(structure, tensors, find)
+    if not (
+        isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
+    ):
+        raise PlanMismatch("the inputs are not positional and keyword arguments")
+    return value
+
+
+def has_number(structure: Any) -> bool:
+    """Whether a structure holds a number."""
+    if isinstance(structure, list):
+        if len(structure) == 2 and structure[0] == "v":
+            return structure[1] is not None and not isinstance(structure[1], str)
+        return any(map(has_number, structure))
+    return False

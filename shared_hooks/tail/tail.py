@@ -1,0 +1,345 @@
+"""The tail: the model's own Python runs again, the prefix is answered from the recipe, the rest runs at native speed.
+
+Until the cut, every module call that lies wholly before it is answered at once (a *stub*), and every operation between
+modules is *replayed*: it yields injected values and placeholders. What does not depend on the inputs simply runs. Right
+after the cut the function mode is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from shared_hooks.crossing import EarlyOutput, generators
+from shared_hooks.errors import PlanMismatch
+from shared_hooks.forward import (
+    REFLECTED,
+    Frame,
+    Kind,
+    Placeholder,
+    Session,
+    arguments_of,
+    is_form,
+    is_mapped,
+    kind_of,
+    name_of,
+    uninterrupted,
+)
+from shared_hooks.lifecycle.registry import Lifecycle
+from shared_hooks.lifecycle.stages import Stage
+from shared_hooks.metrics import Measurement
+from shared_hooks.modules import ModuleInfo, running
+from shared_hooks.state import lost, told
+from shared_hooks.tail.placing import Placing
+from shared_hooks.tail.recipe import (
+    NOTHING,
+    Answer,
+    End,
+    Enter,
+    Hole,
+    Nothing,
+    ReadValue,
+    Recipe,
+    Run,
+    Skip,
+    Source,
+    Step,
+    label,
+)
+from shared_hooks.tail.rehearsal import arguments_from
+from shared_hooks.tail.slots import slots_of
+from shared_hooks.tensors import ClassFinder, Structure, no_class, tensors_in, unflatten
+
+
+class TailSession(Session):
+    """Replays the prefix of one recipe and then runs the rest as any session does."""
+
+    def __init__(
+        self,
+        modules: dict[nn.Module, ModuleInfo],
+        measurement: Measurement | None,
+        save: set[int | str],
+        early: EarlyOutput,
+        recipe: Recipe,
+        device: torch.device,
+        lifecycle: Lifecycle,
+    ) -> None:
+        super().__init__(modules, measurement, save)
+        self.lifecycle = lifecycle
+        self.recipe = recipe
+        self.crossing = early.crossing
+        self.steps = recipe.steps
+        self.position = 0
+        self.in_opaque = 0
+        self.resumed = False
+        self.resumed_at = 0
+        self.values = early.values
+        self.generators = early.generators
+        self.shared: Shared = recipe.cache.setdefault(device, Shared(recipe))
+        self.placing = Placing(slots_of(early, device), device, self.shared.holes)
+        self.modes: list[Replay | Below] = []
+        self.inside = False
+        self.tagged = False
+        """The model set an attribute on a placeholder."""
+
+    def inputs(self, find: ClassFinder) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The model's (args, kwargs): injected where they are read after the cut, placeholders elsewhere."""
+        tensors = [self.placing.tensor(source, []) for source in self.recipe.inputs]
+        return arguments_from(self.crossing.input_structure, tensors, find)
+
+    # -- the replay ---------------------------------------------------------------------------------------------
+
+    def next_step(self) -> Step | Nothing:
+        """The step that is due."""
+        return self.steps[self.position] if self.position < len(self.steps) else NOTHING
+
+    def advance(self) -> None:
+        """One step is done; after the last the cut is reached."""
+        self.position += 1
+        if self.position == len(self.steps):
+            self.resume()
+
+    def release(self) -> None:
+        self.placing.release()
+        if self.tagged:
+            self.shared.forget()
+        # they refer to this session: a cycle that would keep the frontier until the collector runs
+        self.modes.clear()
+
+    def resume(self) -> None:
+        """The cut is reached: number layers from here, leave the function mode."""
+        with uninterrupted():
+            self._resume()
+
+    def _resume(self) -> None:
+        self.resumed = True
+        self.next_layer = self.crossing.layer_id + 1
+        self.counts = dict(self.recipe.counts)
+        self.leave(only_on_top=True)
+        generators.at_cut(self.crossing.generators, self.generators)
+        token = running.set(None)  # a hook that runs the model is no part of this forward
+        try:
+            self.lifecycle.emit(Stage.AFTER_INJECT, split=self.crossing.layer_name)
+            self.lifecycle.emit(Stage.BEFORE_TAIL, split=self.crossing.layer_name)
+        finally:
+            running.reset(token)
+        self.resumed_at = time.perf_counter_ns()
+
+    def enter(self) -> None:
+        """Watch the prefix; below the function level there is rarely anything to replay."""
+        for mode in (Replay(self), Below(self)) if self.shared.has_below else (Replay(self),):
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            self.modes.append(mode)
+
+    def leave(self, *, only_on_top: bool = False) -> None:
+        """Stop watching; in the middle of the model only if nobody put a mode over ours, else at the end."""
+        on_top = [*_get_current_function_mode_stack()[-1:], *_get_current_dispatch_mode_stack()[-1:]]
+        for mode in list(self.modes):
+            if not only_on_top or mode in on_top:
+                self.modes.remove(mode)
+                mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.resumed:
+            return super().run(info, forward, args, kwargs)
+        path = info.path
+        if self.stack:
+            self.stack[-1].has_child = True
+        step = self.next_step()
+        if isinstance(step, Skip) and step.path == path:
+            output = self.shared.ready.get(self.position)
+            if output is None:
+                output = self.skipped(step, args, kwargs)
+            self.advance()
+            return output
+        if isinstance(step, Enter) and step.path == path:
+            self.advance()
+        frame = Frame(info, 0)
+        self.stack.append(frame)
+        self.in_opaque += info.opaque
+        try:
+            output = forward(*args, **kwargs)
+        finally:
+            self.stack.pop()
+            self.in_opaque -= info.opaque
+        step = self.next_step()
+        if isinstance(step, End) and step.path == path and not self.resumed:
+            self.advance()
+        return output
+
+    def skipped(self, step: Skip, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a module of the prefix; most give one placeholder, which is kept for the next request."""
+        self.inside = True
+        try:
+            with torch._C.DisableTorchFunction():
+                output = self.answer(step.structure, step.sources, list(tensors_in((args, kwargs))))
+        finally:
+            self.inside = False
+        if type(output) is Placeholder and type(step.sources[0]) is Hole:
+            self.shared.ready[self.position] = output
+        return output
+
+    def answer(
+        self, structure: Structure, sources: Sequence[Source], arguments: list[torch.Tensor], *, fresh: bool = False
+    ) -> Any:
+        """The result of a module or operation of the prefix. ``fresh``: autograd will put its mark on the tensors."""
+        try:
+            tensors = [self.placing.tensor(source, arguments, fresh=fresh) for source in sources]
+        except PlanMismatch as error:
+            raise self.mismatch(str(error)) from error
+        return unflatten(structure, tensors, no_class)
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One torch function called in the prefix; the function mode is off while this runs."""
+        name = name_of(func)
+        arguments = arguments_of(args, kwargs)
+        if is_mapped(arguments):
+            return func(*args, **kwargs)
+        self.inside = True
+        try:
+            return self._operation(name, arguments, func, args, kwargs)
+        finally:
+            self.inside = False
+
+    def _operation(
+        self, name: str, arguments: list[torch.Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        step = self.next_step()
+        # Python asks a subclass first, so that `constant < placeholder` arrives as `placeholder > constant`
+        matches = isinstance(step, _OPERATIONS) and step.name in (name, REFLECTED.get(name))
+        matches = matches and not getattr(step, "below", False)
+        if not any(map(self.placing.is_tainted, arguments)):
+            if not (matches and isinstance(step, Answer) and step.draws):
+                return self.run_here(func, args, kwargs, arguments)
+        elif not matches:
+            if is_form(name):
+                return self.run_here(func, args, kwargs, arguments)
+            result = self.run_here(func, args, kwargs, arguments)
+            if kind_of(name, bool(arguments), result) is Kind.FORM:
+                return result
+            raise self.mismatch(f"{name}() ran")
+        if isinstance(step, Run):
+            result = self.run_here(func, args, kwargs, arguments)
+        elif isinstance(step, ReadValue):
+            result = unflatten(self.values[step.number], [], no_class)
+        else:
+            assert isinstance(step, Answer)
+            result = self.answer(step.structure, step.sources, arguments)
+            self.write(step, arguments)
+        self.advance()
+        return result
+
+    def run_here(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: list[torch.Tensor]) -> Any:
+        """An operation that is run; what it makes is noted where something is written later."""
+        result = func(*args, **kwargs)
+        if self.shared.has_taints:
+            self.placing.note_made(result, arguments)
+        return result
+
+    def write(self, step: Answer, arguments: list[torch.Tensor]) -> None:
+        """Storages that began as constants depend on the inputs now, and may get their content."""
+        for number in step.taints:
+            try:
+                self.placing.overwrite(arguments[number])
+            except (PlanMismatch, IndexError) as error:
+                raise self.mismatch(str(error)) from error
+        for fill in step.fills:
+            try:
+                self.placing.fill(fill.slot, self.crossing.slots[fill.slot].pieces, arguments[fill.argument])
+            except (PlanMismatch, IndexError) as error:
+                raise self.mismatch(str(error)) from error
+
+    def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One operation of the dispatcher that no torch function of the prefix called."""
+        arguments = arguments_of(args, kwargs)
+        self.inside = True
+        try:
+            with torch._C.DisableTorchFunction():
+                step = self.next_step()
+                matches = isinstance(step, (Answer, Run)) and step.below and step.name == str(func)
+                if not any(map(self.placing.is_tainted, arguments)):
+                    if not (matches and isinstance(step, Answer) and step.draws):
+                        return self.run_here(func, args, kwargs, arguments)
+                elif not matches:
+                    raise self.mismatch(f"{func} ran")
+                if isinstance(step, Run):
+                    result = self.run_here(func, args, kwargs, arguments)
+                else:
+                    assert isinstance(step, Answer)
+                    result = self.answer(step.structure, step.sources, arguments, fresh=True)
+                    self.write(step, arguments)
+        finally:
+            self.inside = False
+        self.advance()
+        return result
+
+    def check_left(self, recipe: Recipe, versions: list[int]) -> None:
+        """After a path that data may have decided on: Python state that was written there is put back when a tail ends,
+        and the next forward would have found it. The edge's plan knows nothing of it, or it would have refused.
+        """
+        names = [] if recipe.state is None else lost(recipe.state, frozenset(self.crossing.leaves))
+        if recipe.versions() != versions:
+            names.append("a parameter, buffer or other tensor, written in place")
+        if names:
+            raise PlanMismatch(
+                f"after the cut the model took a path on which it keeps state that no plan has seen: {told(names)}"
+            )
+
+    def mismatch(self, what: str) -> PlanMismatch:
+        """An error that says where the replay left the plan; kept, in case the model catches it."""
+        layer = f"the cut after layer {self.crossing.layer_id} ({self.crossing.layer_name})"
+        due = label(self.next_step())
+        error = PlanMismatch(f"resuming at {layer}: {what} where the plan has {due}; the code or its state differs")
+        self.failed(error)
+        return error
+
+
+_OPERATIONS = (Answer, ReadValue, Run)
+
+
+class Shared:
+    """What the replays of one recipe on one device share: placeholders, by source and by skipped module."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.holes: dict[Hole, Placeholder] = {}
+        self.ready: dict[int, Placeholder] = {}
+        self.has_below = any(isinstance(step, (Answer, Run)) and step.below for step in recipe.steps)
+        self.has_taints = any(isinstance(step, Answer) and step.taints for step in recipe.steps)
+
+    def forget(self) -> None:
+        """A placeholder was changed: the next request gets new ones."""
+        self.holes.clear()
+        self.ready.clear()
+
+
+class Replay(TorchFunctionMode):
+    """Hands the prefix's operations to the session, which enters and leaves it: it ends inside the model."""
+
+    def __init__(self, session: TailSession) -> None:
+        super().__init__()
+        self.session = session
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.session.resumed or self.session.in_opaque:
+            return func(*args, **(kwargs or {}))
+        return self.session.operation(func, args, kwargs or {})
+
+
+class Below(TorchDispatchMode):
+    """The same for the kernels below, where the recipe has steps for them."""
+
+    def __init__(self, session: TailSession) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.session = session
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        session = self.session
+        if session.resumed or session.in_opaque or session.inside:
+            return func(*args, **(kwargs or {}))
+        return session.kernel(func, args, kwargs or {})

@@ -1,0 +1,56 @@
+"""Values and memory: nested values taken apart, views of a storage, sets of its elements.
+
+trees     nested values <-> a structure and a list of tensors
+views     views of a storage; what of it they cover
+boxes     sets of elements as boxes of a grid
+runs      ... as runs without a gap
+copies    inputs copied, buffers put back
+compare   the same, bit for bit?
+
+May import errors.
+"""
+
+from shared_hooks.tensors.compare import identical
+from shared_hooks.tensors.copies import Buffers, bytes_of, copied
+from shared_hooks.tensors.trees import (
+    PLAIN,
+    ClassFinder,
+    Structure,
+    UnknownHolder,
+    classes_of,
+    dtype_name,
+    dtype_named,
+    flatten,
+    flatten_inputs,
+    form_of,
+    is_namedtuple,
+    leaves_of,
+    no_class,
+    tensors_in,
+    unflatten,
+)
+from shared_hooks.tensors.views import LiveSet, View
+
+__all__ = [
+    "PLAIN",
+    "Buffers",
+    "ClassFinder",
+    "LiveSet",
+    "Structure",
+    "UnknownHolder",
+    "View",
+    "bytes_of",
+    "classes_of",
+    "copied",
+    "dtype_name",
+    "dtype_named",
+    "flatten",
+    "flatten_inputs",
+    "form_of",
+    "identical",
+    "is_namedtuple",
+    "leaves_of",
+    "no_class",
+    "tensors_in",
+    "unflatten",
+]

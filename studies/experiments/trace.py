@@ -1,0 +1,206 @@
+"""A moving cut against an oracle: the link's rate changes, the server goes and comes back, requests go on throughout.
+
+The oracle knows the trace and runs each phase with the best fixed candidate. It is measured, not predicted: before the
+trace, every plausible candidate serves requests on the link of each phase, and the one of the smallest mean counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.planning.predict import predict
+from shared_hooks.models import InputItem, load_spec
+from shared_hooks.profiling import profile_file
+from studies.experiments import images
+from studies.experiments.phases import Move, Phase, Request, judge
+from studies.experiments.prediction import ANSWER_SIZES, PROBE_SIZES, ask, link_of
+from studies.experiments.testbed import SERVER, Testbed, reference
+
+PHASE_SECONDS = 13.0
+RATES: Sequence[tuple[str, float | None]] = (
+    ("100 Mbit/s", 100),
+    ("5 Mbit/s", 5),
+    ("50 Mbit/s", 50),
+    ("1 Mbit/s", 1),
+    ("server gone", None),
+    ("back, 100 Mbit/s", 100),
+)
+PLAUSIBLE, MOST = 1.6, 7
+"""Measured for the oracle: what is predicted within so many times the best, so many at most, and either side alone."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """``photos``: inputs are JPEG files, which may be sent as they are; else tensors."""
+
+    name: str
+    model: str
+    photos: bool
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much is measured."""
+
+    cases: Sequence[Case] = (
+        Case("AlexNet, tensors", "alexnet", False),
+        Case("ViT, photos", "vit", True),
+    )
+    phase_seconds: float = PHASE_SECONDS
+    rounds: int = 12
+    oracle_seconds: float = 15.0
+    profile_seconds: float = 30.0
+    profile_repetitions: int = 20
+    probe_seconds: float = 5.0
+
+
+FULL = Scope()
+QUICK = Scope(cases=FULL.cases[:1], phase_seconds=6.0, rounds=5, oracle_seconds=6.0, profile_seconds=15.0)
+
+
+def run(scope: Scope, say: Callable[[str], None]) -> dict[str, Any]:
+    """JSON-able: for each case the phases, what was measured of each, every decision with its numbers."""
+    with tempfile.TemporaryDirectory(prefix="isthmus-experiment-") as folder:
+        scenes = images.write(Path(folder), 4, width=960, height=720)
+        with Testbed(tuple({case.model for case in scope.cases})) as bed:
+            return {"cases": [_case(bed, case, _inputs(case, scenes), scope, say) for case in scope.cases]}
+
+
+def _inputs(case: Case, scenes: Sequence[Path]) -> list[str]:
+    if case.photos:
+        return [str(path) for path in scenes]
+    spec, made = load_spec(reference(case.model)), []
+    for path in scenes:
+        (tensor,), _ = spec.preprocess(InputItem(path))
+        np.save(path.with_suffix(".npy"), tensor.numpy())
+        made.append(str(path.with_suffix(".npy")))
+    return made
+
+
+def _case(bed: Testbed, case: Case, files: Sequence[str], scope: Scope, say: Callable[[str], None]) -> dict[str, Any]:
+    phases = [Phase(name, rate, scope.phase_seconds) for name, rate in RATES]
+    with bed.edge("studies.experiments.edge", reference(case.model), SERVER) as process:
+        ask(process, "")
+        bed.slow(process)
+        bed.network.rate(100)
+        say(f"{case.name}: profiles ...")
+        depth = {"repetitions": scope.profile_repetitions, "seconds": scope.profile_seconds}
+        plan = {"edge": ask(process, "profile", file=files[0], **depth), "cloud": ask(process, "cloud", **depth)}
+        plan["file_crosses"] = case.photos
+        oracle = _oracle(bed, process, case, plan, files, phases, scope, say)
+        bed.network.rate(100)
+        plan |= _probe(process, scope)
+        say(f"{case.name}: the trace ...")
+        begins, found = _play(bed, process, plan, files, phases, scope)
+    requests = [Request(start, end, chosen, split, error) for start, end, chosen, split, error, _ in found["requests"]]
+    entries = [{**one, "seconds": one["seconds"] + found["began"] - begins[0]} for one in found["decisions"]]
+    moved = [one for one in entries if one["kind"] == "choice" and one["moved"]]
+    moves = [Move(begins[0] + one["seconds"], one["candidate"]) for one in moved[1:]]  # the first is no move
+    judged = judge(phases, begins, oracle, requests, moves)
+    for phase in judged["phases"]:
+        say(_line(phase))
+    return {
+        "case": case.name,
+        **judged,
+        "wrong": sum(not same for *_, error, same in found["requests"] if error is None),
+        "oracle": oracle,
+        "log": [one for one in entries if one["kind"] != "choice" or one["moved"]],
+    }
+
+
+def _probe(process: subprocess.Popen[str], scope: Scope) -> Any:
+    return ask(process, "probe", sizes=PROBE_SIZES, answer_sizes=ANSWER_SIZES, seconds=scope.probe_seconds)
+
+
+def _oracle(
+    bed: Testbed,
+    process: subprocess.Popen[str],
+    case: Case,
+    plan: Mapping[str, Any],
+    files: Sequence[str],
+    phases: Sequence[Phase],
+    scope: Scope,
+    say: Callable[[str], None],
+) -> dict[str, dict[str, float]]:
+    """Of each phase every plausible candidate's mean latency (ms)."""
+    edge, cloud = (profile_file.from_json(plan[side]) for side in ("edge", "cloud"))
+    by_rate: dict[float | None, dict[str, float]] = {}
+    for phase in phases:
+        if phase.mbits in by_rate:
+            continue
+        names = [EDGE_ONLY]
+        if phase.mbits is not None:
+            bed.network.rate(phase.mbits)
+            link, load = link_of(_probe(process, scope))
+            predicted = predict(edge, cloud, link, load, file=edge.files[0], file_crosses=case.photos)
+            predicted.sort(key=lambda one: one.latency_ns)
+            limit = PLAUSIBLE * predicted[0].latency_ns
+            near = [one.name for one in predicted if one.latency_ns <= limit][:MOST]
+            ends = [
+                one.name for one in predicted if one.name in (CLOUD_ONLY, CLOUD_FILE) and one.latency_ns < 2 * limit
+            ]
+            names = list(dict.fromkeys([*near, *ends, EDGE_ONLY]))
+        words = {"rounds": scope.rounds, "seconds": scope.oracle_seconds, "seed": 1, "warm": True}
+        measured = ask(process, "measure", candidates=names, files=files, **words)
+        by_rate[phase.mbits] = {
+            name: statistics.fmean(ns / 1e6 for it, _, ns, _ in measured if it == name) for name in names
+        }
+        say(f"{case.name}: {phase.name}: " + ", ".join(f"{n} {ms:.0f}" for n, ms in by_rate[phase.mbits].items()))
+    return {phase.name: by_rate[phase.mbits] for phase in phases}
+
+
+def _play(
+    bed: Testbed,
+    process: subprocess.Popen[str],
+    plan: Mapping[str, Any],
+    files: Sequence[str],
+    phases: Sequence[Phase],
+    scope: Scope,
+) -> tuple[list[float], Any]:
+    """The trace: when each phase began, and what the edge recorded. Ends with the server there."""
+    answers: list[Any] = []
+    total = sum(phase.seconds for phase in phases)
+
+    def wait() -> None:
+        answers.append(ask(process, "auto", plan=plan, files=files, seconds=total))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    begins: list[float] = []
+    for phase in phases:
+        begins.append(time.monotonic())
+        if phase.mbits is None:
+            bed.relay("refuse")
+            bed.stop_server()
+            bed.start_server()  # behind a relay that refuses
+        else:
+            bed.network.rate(phase.mbits)
+            if len(begins) > 1 and phases[len(begins) - 2].mbits is None:
+                bed.await_server()
+                bed.relay("pass")
+        time.sleep(max(0.0, begins[-1] + phase.seconds - time.monotonic()))
+    waiting.join()
+    if not answers:
+        raise OSError("the edge ended during the trace; what it said is above")
+    return begins, answers[0]
+
+
+def _line(one: Mapping[str, Any]) -> str:
+    ratio = "-" if one["ratio"] is None else f"{one['ratio']:.3f}"
+    splits = ", ".join(f"{name} x{count}" for name, count in one["splits"].items())
+    return (
+        f"  {one['name']:17} {one['requests']:4} requests, {one['lost']} lost, mean {one['mean_ms'] or 0:6.1f} ms, "
+        f"oracle {one['oracle_ms']:6.1f} ({one['oracle']}), ratio {ratio}, "
+        f"settled after {one['settled_after_s']:.2f} s, {one['moves_after_settling']} moves after; {splits}"
+    )

@@ -1,1 +1,0 @@
-"""Benchmarks: ratios within one run, no limits on time: ``python -m tests.benchmarks``; see docs/benchmarks.md."""

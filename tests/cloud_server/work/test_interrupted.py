@@ -1,0 +1,85 @@
+"""Ended at any line of the model's run, a request leaves nothing half done: the next one is answered rightly."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from cloud_server.work.overtime import Overtime
+from shared_hooks.crossing import generators
+from shared_hooks.modules.attach import running
+from studies.attacks.bulk import Target
+from studies.attacks.corpus import KEEPER, READER, Recording, record
+
+WATCH = ("overtime.py", "threading.py", "contextlib.py")
+
+
+@contextmanager
+def ended_at(target: Target, number: int) -> Iterator[list[str]]:
+    """`Overtime` comes at the ``number``-th line that runs where it may come; the place is told."""
+    left, places = number, list[str]()
+    thread, until = threading.get_ident(), target.core._overtime._until
+
+    def line(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename.endswith(WATCH):
+            return None  # between the last line of a block with a lock and the lock's release nothing comes in earnest
+        if event == "line" and until.get(thread, float("inf")) != float("inf") and not places:
+            left -= 1
+            if left < 0:
+                places.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+                raise Overtime
+        return line
+
+    sys.settrace(line)
+    try:
+        yield places
+    finally:
+        sys.settrace(None)
+    if not places:
+        places.append(str(left))
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["tail", "rehearsal"])
+@pytest.mark.parametrize("model", [KEEPER, READER])
+def test_ended_anywhere(model: str, fresh: bool) -> None:
+    recordings = [*record(model, 1, 3)]
+    target = Target((model,))
+    try:
+        recording = recordings[-1]
+        assert target.honest(recording, 1) == ""
+        lines = _lines(target, recording, fresh=fresh)
+        state = generators.now(generators.ALL)
+        for turn in range(24):
+            if fresh:
+                target.engines[0]._wrapped.recipes._kept.clear()
+            with ended_at(target, turn * lines // 24) as places:
+                wrong = target.honest(recording, 100 + turn)
+            assert wrong == "" or "for more than" in wrong, (places, wrong)
+            assert not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack(), places
+            assert running.get() is None and not torch.is_autocast_enabled("cpu"), places
+            assert all(map(torch.equal, state, generators.now(generators.ALL))), places
+            assert target.honest(recording, 200 + turn) == "", places
+    finally:
+        target.core.close()
+
+
+def _lines(target: Target, recording: Recording, *, fresh: bool) -> int:
+    """How many lines run where a request may be ended."""
+    if fresh:
+        target.engines[0]._wrapped.recipes._kept.clear()
+    with ended_at(target, NEVER) as left:
+        target.honest(recording, 99)
+    return NEVER - int(left[-1])
+
+
+NEVER = 1 << 40

@@ -1,0 +1,217 @@
+"""`--split auto` in virtual time: near an oracle that knows the link, quick to follow it, and calm when it is calm."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge_client.adaptive.controller import SplitController, Steady, undominated
+from edge_client.adaptive.hedge import is_late
+from edge_client.load import Load
+from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
+from edge_client.planning.link import Curve, Link
+from edge_client.planning.objective import Constraints, Objective
+from edge_client.planning.predict import predict
+from shared_hooks.errors import SpecError
+from tests.edge_client.planning.made import MS, Layer, funnel, profile
+from tests.edge_client.planning.world import SECOND, Phase, Run, World, controlled, oracle
+
+SHAPES = {
+    "funnel": funnel(),
+    "slow edge": funnel(1200, 30),
+    "fast edge": funnel(60, 10),
+    "flat": [*(Layer(20, 1, 60_000) for _ in range(10)), Layer(20, 1, 400)],
+    "wide": funnel(400, 20, 16, 3_000_000),
+    "small": funnel(8, 2, 10, 16_000),
+}
+TRACE = (100, 5, 50, 1, None, 100)
+"""Mbit/s; None = the server is gone."""
+SECONDS = 15.0
+SETTLED = 2.5
+"""Adaptation within 2 s, seen at the next request: one that is under way may take half a second more."""
+
+
+def world(shape: str, seed: int, trace: tuple[float | None, ...] = TRACE, **more: float) -> World:
+    layers = SHAPES[shape]
+    phases = [Phase(SECONDS, mbit) for mbit in trace]
+    return World(profile("edge", layers), profile("cloud", layers), phases, seed=seed, **more)  # type: ignore[arg-type]
+
+
+def both(shape: str, seed: int, trace: tuple[float | None, ...] = TRACE, **more: float) -> tuple[Run, Run, World]:
+    ideal = oracle(world(shape, seed, trace, **more), 100)
+    mine = world(shape, seed, trace, **more)
+    return controlled(mine, SplitController(mine.edge, mine.cloud, mine.link(0)), 100), ideal, mine
+
+
+def late_moves(run: Run, where: World) -> list[int]:
+    """Of each phase, the moves after it has settled."""
+    starts = [end - SECONDS * SECOND for end in where.ends]
+    return [
+        sum(start + SETTLED * SECOND <= when < end for when, _, _ in run.moves)
+        for start, end in zip(starts, where.ends, strict=True)
+    ]
+
+
+@settings(max_examples=8, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(shape=st.sampled_from(sorted(SHAPES)), seed=st.integers(0, 10_000))
+def test_over_the_trace_it_is_near_the_oracle_and_calm(shape: str, seed: int) -> None:
+    run, ideal, where = both(shape, seed)
+    assert run.mean <= 1.10 * ideal.mean
+    assert max(late_moves(run, where)) <= 1
+
+
+@settings(max_examples=5, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(shape=st.sampled_from(sorted(SHAPES)), seed=st.integers(0, 10_000), noise=st.floats(0.02, 0.1))
+def test_noise_alone_makes_it_move_hardly_ever(shape: str, seed: int, noise: float) -> None:
+    run, ideal, _ = both(shape, seed, (20.0, 20.0, 20.0), noise=noise)
+    assert run.mean <= 1.10 * ideal.mean
+    assert len(run.moves) <= 4  # the first choice, and three in 45 seconds
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_while_the_server_is_gone_everything_runs_here_and_nothing_is_lost(shape: str) -> None:
+    run, ideal, where = both(shape, 3)
+    gone, back = where.ends[3], where.ends[4]
+    assert {name for began, name in zip(run.began, run.names, strict=True) if gone < began < back} == {EDGE_ONLY}
+    after = [name for began, name in zip(run.began, run.names, strict=True) if began > back + SETTLED * SECOND]
+    assert set(after) & {name for began, name in zip(ideal.began, ideal.names, strict=True) if began > back}
+    assert all(latency > 0 for latency in run.latencies)
+
+
+LAYERS = funnel()
+EDGE, CLOUD = profile("edge", LAYERS), profile("cloud", LAYERS)
+
+
+def link(mbit: float, rtt_ms: float = 10.0) -> Link:
+    return Link(Curve.line(rtt_ms * MS, mbit * 125_000), Curve.line(0, 125e6))
+
+
+def test_a_server_found_later_is_used() -> None:
+    one = SplitController(EDGE)
+    assert one.choose(0).candidate.name == EDGE_ONLY
+    assert one.wants_probe(0) is None
+    one.server_found(1, CLOUD, link(100))
+    assert one.choose(2).candidate.name == CLOUD_ONLY
+
+
+def test_a_server_that_cannot_be_used_changes_nothing() -> None:
+    one = SplitController(EDGE)
+    with pytest.raises(SpecError, match="weights"):
+        one.server_found(1, profile("cloud", SHAPES["funnel"], weights_hash="dd"), link(100))
+    assert one.choose(2).candidate.name == EDGE_ONLY
+    strict = SplitController(EDGE, constraints=Constraints(max_edge_memory=1))
+    with pytest.raises(SpecError, match="no candidate"):
+        strict.server_found(1, CLOUD, link(100))
+    assert strict.choose(2).candidate.name == EDGE_ONLY
+
+
+def test_a_lost_server_is_left_at_once_and_taken_again_after_its_return() -> None:
+    one = SplitController(EDGE, CLOUD, link(100))
+    assert one.choose(0).candidate.name == CLOUD_ONLY
+    one.server_gone(1)
+    choice = one.choose(2)
+    assert (choice.candidate.name, choice.moved, choice.reason) == (EDGE_ONLY, True, "no server")
+    assert one.wants_probe(SECOND) is None
+    one.server_back(2 * SECOND)
+    assert one.wants_probe(2 * SECOND) is not None
+    assert one.choose(2 * SECOND).candidate.name == CLOUD_ONLY
+
+
+def test_a_request_that_is_late_moves_the_next_one() -> None:
+    one = SplitController(EDGE, CLOUD, link(100))
+    sent = one.choose(0).candidate
+    now = 1000 * int(MS)
+    one.observe_slow(now, sent.name, sent.bytes_up, now)
+    choice = one.choose(now)
+    assert choice.moved and choice.candidate.bytes_up < sent.bytes_up
+    assert choice.numbers["up_bytes_per_second"] < 200_000  # type: ignore[operator]
+    assert is_late(sent, now)
+
+
+def test_what_is_early_means_nothing() -> None:
+    one = SplitController(EDGE, CLOUD, link(100))
+    sent = one.choose(0).candidate
+    one.observe_slow(50, sent.name, sent.bytes_up, int(sent.latency_ns))
+    assert not is_late(sent, sent.latency_ns)
+    assert not one.choose(60).moved
+
+
+def test_one_slow_transfer_is_noise_and_two_are_a_change() -> None:
+    one = SplitController(EDGE, CLOUD, link(100))
+    sent = one.choose(0).candidate
+    slow = int(sent.bytes_up / 125_000 * SECOND)  # 1 Mbit/s
+    one.observe_transfer(1, sent.bytes_up, 500, slow)
+    assert not one.choose(2).moved
+    one.observe_transfer(3, sent.bytes_up, 500, slow)
+    assert one.choose(4).moved
+
+
+def test_a_small_gain_must_last() -> None:
+    steady = Steady(gain=0.1, decisions=3, seconds=100)
+    one = SplitController(EDGE, CLOUD, link(100), steady=steady)
+    held = one.choose(0).candidate.name
+    names = []
+    for at in range(1, 40):  # a tenth slower at a time: never a surprise
+        one.observe_transfer(at, 150_200, 500, int(22 * MS * 1.1**at))
+        names.append(one.choose(at).candidate.name)
+    assert names[0] == held and names[-1] != held
+    assert len(set(names)) <= 6
+
+
+def test_a_slower_server_and_a_queue_are_seen() -> None:
+    one = SplitController(EDGE, CLOUD, link(100))
+    held = one.choose(0).candidate
+    for at in range(6):
+        one.observe_server(at, held.name, int(held.server_ns * 40), int(100 * MS))
+    choice = one.choose(10)
+    assert choice.candidate.name == EDGE_ONLY
+    assert choice.numbers["server_factor"] > 10 and choice.numbers["queue_ms"] > 50  # type: ignore[operator]
+
+
+def test_a_busy_edge_is_seen() -> None:
+    one = SplitController(EDGE, CLOUD, link(1.0))
+    held = one.choose(0).candidate
+    for at in range(6):
+        one.observe_edge(at, held.name, int(held.stages_ns["edge"] * 10))
+    choice = one.choose(10)
+    assert choice.numbers["edge_factor"] > 5  # type: ignore[operator]
+    assert choice.candidate.stages_ns["edge"] / 10 < held.stages_ns["edge"]
+
+
+def test_probes_are_asked_for_while_nothing_else_tells_the_goodput_and_not_too_often() -> None:
+    one = SplitController(EDGE, CLOUD, link(0.2))
+    assert one.choose(0).candidate.name == EDGE_ONLY
+    asked = [at for at in range(0, 20 * SECOND, SECOND // 20) if one.wants_probe(at) is not None]
+    assert 2 <= len(asked) <= 21
+    fast = link(100)
+    one.observe_link(20 * SECOND, Link(Curve(tuple((n, fast.up.ns(n)) for n in (0, 16384, 32768))), fast.down), Load())
+    assert one.choose(20 * SECOND).candidate.name == CLOUD_ONLY
+
+
+def test_constraints_and_objectives_hold_for_every_choice() -> None:
+    limit = Constraints(max_bytes_per_second=200_000, rate=2)
+    one = SplitController(EDGE, CLOUD, link(100), objective=Objective.parse("latency"), constraints=limit)
+    chosen = one.choose(0).candidate
+    assert 2 * (chosen.bytes_up + chosen.bytes_down) <= 200_000
+    with pytest.raises(SpecError, match="energy: unavailable"):
+        SplitController(EDGE, CLOUD, link(100), objective=Objective.parse("energy"))
+    with pytest.raises(SpecError, match="no candidate satisfies"):
+        SplitController(EDGE, CLOUD, link(100), constraints=Constraints(max_edge_memory=1))
+    with pytest.raises(SpecError, match="gain"):
+        Steady(gain=2)
+
+
+@given(
+    mbit=st.floats(0.1, 1000),
+    rtt=st.floats(0.1, 200),
+    edge=st.floats(0.2, 5),
+    server=st.floats(0.2, 5),
+    shape=st.sampled_from(sorted(SHAPES)),
+)
+def test_what_is_dominated_never_wins(mbit: float, rtt: float, edge: float, server: float, shape: str) -> None:
+    here, there = profile("edge", SHAPES[shape]), profile("cloud", SHAPES[shape])
+    kept = {one.name for one in undominated(predict(here, there, link(50)))}
+    now = predict(here, there, link(mbit, rtt), edge_factor=edge, server_factor=server)
+    best = min(one.latency_ns for one in now)
+    assert min(one.latency_ns for one in now if one.name in kept) == pytest.approx(best)

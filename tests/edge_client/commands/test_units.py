@@ -1,0 +1,22 @@
+"""Sizes, rates and durations as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_client.commands import units
+from shared_hooks.errors import SpecError
+
+
+def test_what_people_write_is_understood() -> None:
+    assert units.size("--x", "64MiB") == 64 * 2**20
+    assert units.size("--x", "1.5 kB") == 1500
+    assert units.size("--x", "12") == 12
+    assert units.rate("--x", "5mbit") == 625_000
+    assert units.nanoseconds("--x", "30ms") == 30e6
+
+
+@pytest.mark.parametrize("text", ["", "fast", "5", "-5mbit", "5 mbitt", "0mbit", "1e3mbit"])
+def test_another_rate_is_refused_by_the_options_name(text: str) -> None:
+    with pytest.raises(SpecError, match="--uplink"):
+        units.rate("--uplink", text)

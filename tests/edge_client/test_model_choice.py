@@ -1,0 +1,47 @@
+"""Which model: made once of the words of the command line, and handed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from edge_client import ModelChoice
+from edge_client.commands.arguments import make_parser
+from edge_client.commands.loading import choice_of
+from edge_client.process.local_server import _words_of, local_server
+from shared_hooks.errors import SpecError
+from shared_hooks.models import load_spec
+
+
+def test_the_words_of_the_command_line_are_one_choice() -> None:
+    words = "--model mine=digits --weights a --weights b --selection c --depth 2 --device cpu --threads 3".split()
+    choice = choice_of(make_parser().parse_args(["layers", *words]))
+    assert choice == ModelChoice("mine=digits", weights=("a", "b"), selection="c", depth=2, device="cpu", threads=3)
+    assert choice_of(make_parser().parse_args(["verify"])) == ModelChoice()
+
+
+def test_a_server_of_ones_own_is_told_the_same() -> None:
+    choice = ModelChoice("digits", weights=("a", "b"), selection=Path("c"), depth=2, device="cpu", threads=3)
+    words = "--model digits --device cpu --weights a --weights b --selection c --depth 2 --threads 3".split()
+    assert _words_of(choice) == words
+    with (
+        pytest.raises(SpecError, match="by its name or file, not Identity"),
+        local_server(ModelChoice(torch.nn.Identity())),
+    ):
+        pass
+
+
+def test_the_spec_of_a_choice() -> None:
+    spec = ModelChoice("mine=digits", weights=("w.safetensors",)).spec()
+    assert spec.model_id == "mine" and [path.name for path in spec.weights] == ["w.safetensors"]
+    settled = ModelChoice("digits", weights=("w.safetensors",), selection="s", device="cpu", threads=2).with_spec(spec)
+    assert settled == ModelChoice(spec, device="cpu", threads=2) and settled.spec() is spec
+    with pytest.raises(SpecError, match="a module has no spec"):
+        ModelChoice(torch.nn.Identity()).spec()
+
+
+def test_what_is_no_choice_yet_becomes_one() -> None:
+    choice, spec = ModelChoice("digits", device="cpu"), load_spec("digits")
+    assert ModelChoice.of(choice) is choice and ModelChoice.of(spec) == ModelChoice(spec)

@@ -1,4 +1,0 @@
-"""A sweep over other people's models: transformers, timm, torchvision, small and with random weights, cut everywhere.
-
-`python -m tests.library` runs it; see `__main__`.
-"""

@@ -1,1 +1,0 @@
-"""The hierarchy map and what comes of it."""

@@ -1,1 +1,0 @@
-"""Channel selection: what is captured, scored, masked, pruned and served."""

@@ -1,0 +1,113 @@
+"""Several threads, one wrapped model, mixed cuts."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from shared_hooks import WrappedModel
+from tests.shared_hooks.cutting import case_of, through_bytes
+from tests.zoo.case import Draw
+from tests.zoo.compare import same
+
+THREADS = 8
+
+
+@pytest.mark.parametrize("name", ["residual", "one_module_several_times", "hf_bert", "base_and_view_cross_then_write"])
+def test_mixed_cuts_in_eight_threads(name: str) -> None:
+    case = case_of(name)
+    wrapped = WrappedModel(case.build())
+    args, kwargs = case.inputs()
+    wrapped.plan(*args, **kwargs)
+    cuts: list[Any] = ["input", *(layer.layer_id for layer in wrapped.layers)]
+    plain = case.build()
+    expected = [case.run(plain, case.make(Draw(seed))) for seed in range(THREADS)]
+    start = threading.Barrier(THREADS)
+
+    def work(seed: int) -> list[str]:
+        start.wait(30)
+        wrong = []
+        for turn in range(6):
+            args, kwargs = case.make(Draw(seed))
+            if turn % 3 == 2:
+                got = wrapped.forward(*args, **kwargs)
+                where = "whole"
+            else:
+                cut = cuts[(seed * 5 + turn * 3) % len(cuts)]
+                where = str(cut)
+                got = wrapped.forward(through_bytes(wrapped.forward(*args, end=cut, **kwargs)), start=cut)
+            if not same(got, expected[seed]):
+                wrong.append(f"thread {seed}, {where}")
+        return wrong
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        wrong = [text for found in pool.map(work, range(THREADS)) for text in found]
+    assert not wrong
+
+
+def test_first_use_by_many_threads_at_once() -> None:
+    """Planning itself is raced for."""
+    case = case_of("unet_skips")
+    wrapped = WrappedModel(case.build())
+    shapes = [(1 + i % 3, 3, 16, 16) for i in range(THREADS)]
+    plain = case.build()
+    start = threading.Barrier(THREADS)
+
+    def work(number: int) -> bool:
+        x = Draw(number).randn(*shapes[number])
+        with torch.no_grad():
+            expected = plain(x)
+        start.wait(30)
+        return same(wrapped.forward(wrapped.forward(x, end=1 + number % 4), start=1 + number % 4), expected)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(pool.map(work, range(THREADS)))
+
+
+def test_metrics_are_each_threads_own() -> None:
+    case = case_of("residual")
+    wrapped = WrappedModel(case.build())
+    args, _ = case.inputs()
+    wrapped.forward(*args)
+    start = threading.Barrier(4)
+
+    def work(cut: int) -> bool:
+        start.wait(30)
+        for _ in range(5):
+            wrapped.forward(*args, end=cut)
+            if [record.layer_id for record in wrapped.get_layer_metrics()] != list(range(cut + 1)):
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, [1, 3, 5, 7]))
+
+
+def test_unwrapped_use_beside_wrapped_use() -> None:
+    """While one thread stops heads, another calls the model directly."""
+    case = case_of("residual")
+    model = case.build()
+    wrapped = WrappedModel(model)
+    args, _ = case.inputs()
+    expected = wrapped.forward(*args)
+    stop = threading.Event()
+
+    def direct() -> bool:
+        fine = True
+        while not stop.is_set():
+            with torch.no_grad():
+                fine &= same(model(*args), expected)
+        return fine
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(direct)
+        try:
+            for cut in range(10):
+                assert same(wrapped.forward(wrapped.forward(*args, end=cut), start=cut), expected)
+        finally:
+            stop.set()
+        assert running.result()
