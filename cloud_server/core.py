@@ -102,8 +102,7 @@ class Core:
 
     @contextmanager
     def probing(self) -> Iterator[Probe]:
-        """A stream that measures the link. Raises ServerUnavailable while draining, or when there are enough."""
-        self.check_open()
+        """A stream that measures the link. Raises ServerUnavailable when there are enough."""
         if not self._probes.acquire(blocking=False):
             raise ServerUnavailable(f"{self.limits.max_probes} streams probe the link, which is the limit")
         try:

@@ -1,5 +1,6 @@
 """The core behind gRPC.
 
+door       may this call be served? for every RPC
 server     our service, health and reflection, and the end of it all
 servicer   frames between gRPC and sessions
 

@@ -11,7 +11,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cloud_server.core import Core
-from cloud_server.transport.servicer import SERVICE, SplitServicer
+from cloud_server.transport.door import SERVICE, Door
+from cloud_server.transport.servicer import SplitServicer
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Stage
 
@@ -51,6 +52,7 @@ class CloudServer:
             futures.ThreadPoolExecutor(threads, thread_name_prefix="isthmus-grpc"),
             options=options(core.limits.max_message_bytes),
             maximum_concurrent_rpcs=threads,
+            interceptors=[Door(core)],
         )
         self._health = health.HealthServicer(
             experimental_non_blocking=True, experimental_thread_pool=futures.ThreadPoolExecutor(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -13,13 +13,12 @@ from google.protobuf.message import DecodeError
 from cloud_server import wire
 from cloud_server.core import Core
 from cloud_server.streams import InFrame, Probe, Session
+from cloud_server.transport.door import SERVICE, abort
 from protos import chunks, padding
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError
 
 log = logging.getLogger(__name__)
-
-SERVICE = split_pb2.DESCRIPTOR.services_by_name["Split"].full_name
 
 
 class Malformed:
@@ -54,14 +53,14 @@ class SplitServicer:
         try:
             session = self._core.open(context.peer())
         except IsthmusError as error:
-            _abort(context, error)
+            abort(context, error)
         if not context.add_callback(session.gone):
             session.gone()  # the client went away before this line
         threading.Thread(target=_take, args=(session, incoming), name="isthmus-receive", daemon=True).start()
         try:
             yield from session.frames()
         except IsthmusError as error:
-            _abort(context, error)
+            abort(context, error)
         finally:
             session.disconnect()
 
@@ -74,17 +73,16 @@ class SplitServicer:
                 threading.Thread(target=_take_rounds, args=(probe, incoming), name="isthmus-probe", daemon=True).start()
                 yield from probe.frames()
         except IsthmusError as error:
-            _abort(context, error)
+            abort(context, error)
 
     def profile(
         self, request: split_pb2.ProfileRequest, context: grpc.ServicerContext
     ) -> Iterator[split_pb2.ProfileReply]:
         """Progress, then the profile."""
         try:
-            self._core.check_open()
             yield from self._core.profiles.stream(request, context.is_active)
         except IsthmusError as error:
-            _abort(context, error)
+            abort(context, error)
 
     def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
         """What is served."""
@@ -141,10 +139,3 @@ def _take(session: Session, incoming: Iterator[Incoming]) -> None:
     except Exception as error:  # gRPC raises a bare Exception here when the stream breaks
         log.debug("stream of %s broke: %s", session.peer, error)
         session.disconnect()
-
-
-def _abort(context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
-    text = f"{type(error).__name__}: {wire.message(error)}"
-    # Beyond ASCII one character takes up to twelve bytes of a trailer.
-    context.abort(grpc.StatusCode[error.status], text if text.isascii() else text[:600])
-    raise AssertionError("unreachable: abort raises")
