@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import os
 import sys
 import types
@@ -117,6 +118,22 @@ def accesses(function: types.FunctionType) -> tuple[frozenset[str], frozenset[st
     return _accesses(_Same(function.__code__))
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def _set_on_self(code: _Same) -> frozenset[str]:
+    """Attributes that a function sets on its first argument and on nothing else."""
+    steps = [step for step in dis.get_instructions(code.code) if step.opname not in _IDLE]
+    me = code.code.co_varnames[0] if code.code.co_argcount else None
+    if any(step.opname in ("STORE_FAST", "DELETE_FAST") and step.argval == me for step in steps):
+        return frozenset()
+    mine: set[str] = set()
+    others = set().union(*(_names(_Same(part)) for part in code.code.co_consts if isinstance(part, types.CodeType)))
+    for before, step in itertools.pairwise(steps):
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            on_me = before.opname == "LOAD_FAST" and before.argval == me
+            (mine if on_me else others).add(str(step.argval))
+    return frozenset(mine - others)
+
+
 class Reach:
     """The functions that a model's forward may run: grows by classes and functions that are found on the way.
 
@@ -187,5 +204,12 @@ class Reach:
         return {name for function in functions for name in names_in(function)}
 
     def writes(self, attribute: str) -> bool:
-        """Whether any of the functions sets an attribute of this name."""
-        return any(attribute in accesses(function)[1] for function in self.functions.values())
+        """Whether any of the functions sets an attribute of this name, but of an object that it has just made."""
+        return any(
+            attribute in accesses(function)[1] and not self._constructs(function, attribute)
+            for function in self.functions.values()
+        )
+
+    def _constructs(self, function: types.FunctionType, attribute: str) -> bool:
+        new = function.__name__ == "__init__" and "__init__" not in self.names
+        return new and attribute in _set_on_self(_Same(function.__code__))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -87,6 +89,47 @@ class Maps(Base):
         return self.b(rows.values) * self.width if rows.values.sum() > -1000 else x
 
 
+@dataclass
+class Sizes:
+    width: int
+    total: int = 0
+
+
+class MakesSizes(Base):
+    """As PEGASUS-X: an object that is made in the forward has attributes called like the modules' own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = self.sized(x)
+        return self.b(self.a(x)) * sizes.width if x.sum() > -1000 else x * self.width
+
+    def sized(self, x: Tensor) -> Sizes:
+        return Sizes(width=self.width)
+
+
+class SetsSizes(MakesSizes):
+    """One that is there before is set anew from data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = Sizes(8)
+
+    def sized(self, x: Tensor) -> Sizes:
+        self.sizes.width = 8 if x.max() < 1000 else 9
+        return self.sizes
+
+
+class InitsSizes(SetsSizes):
+    """The same by its ``__init__``."""
+
+    def sized(self, x: Tensor) -> Sizes:
+        self.sizes.__init__(8 if x.max() < 1000 else 9)  # type: ignore[misc]
+        return self.sizes
+
+
 class Rescaled(Base):
     """As RWKV: the first forward changes weights, and notes that it did."""
 
@@ -142,6 +185,9 @@ def test_a_list_made_anew_is_no_state_but_one_that_goes_on_is() -> None:
 
 def test_what_a_modules_init_sets_is_not_set_in_a_forward() -> None:
     assert all(cuts(WrappedModel(Maps().eval()), 2))
+    assert all(cuts(WrappedModel(MakesSizes().eval()), 2))
+    assert not any(cuts(WrappedModel(SetsSizes().eval()), 2))
+    assert not any(cuts(WrappedModel(InitsSizes().eval()), 2))
 
 
 def test_where_data_decides_nothing_is_proven() -> None:
