@@ -25,7 +25,15 @@ BLIND = {
         "strided or dilated windows leave elements out",
     ),
     **dict.fromkeys(
-        ["where", "keyword_only_inputs", "masked_fill_in_place", "detection_head", "grid_sample"],
+        [
+            "where",
+            "keyword_only_inputs",
+            "masked_fill_in_place",
+            "detection_head",
+            "grid_sample",
+            "mapped_mask",
+            "constants_compared",
+        ],  # fmt: skip
         "a mask, a maximum or a grid chooses elements",
     ),
     **dict.fromkeys(["constant_output", "dead_values", "complex_numbers"], "computed, and then thrown away"),
