@@ -33,7 +33,7 @@ BLIND = {
             "grid_sample",
             "mapped_mask",
             "constants_compared",
-        ],  # fmt: skip
+        ],
         "a mask, a maximum or a grid chooses elements",
     ),
     **dict.fromkeys(["constant_output", "dead_values", "complex_numbers"], "computed, and then thrown away"),
