@@ -38,7 +38,8 @@ class Attempt:
 
     def __init__(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.failed = False
-        self._dice = Dice() if trace.dice else None
+        # where data decides, the path that it leaves on may draw though its own does not
+        self._dice = Dice() if trace.dice or trace.dynamic else None
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         if trace.writes_inputs:
             self._kept = [(tensor, tensor.clone()) for tensor in flatten((args, kwargs))[1]]

@@ -93,6 +93,21 @@ def now(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
     return tuple(_GENERATORS[name][0]() for name in names)
 
 
+def fingerprint(but: Sequence[str], device: torch.device) -> dict[str, object]:
+    """What tells whether any generator has moved, except those named in ``but``; some tens of microseconds."""
+    found: dict[str, object] = {}
+    if "torch" not in but:
+        found["torch"] = _text(torch.get_rng_state())
+    if device.type == "cuda":
+        found[str(device)] = _text(torch.cuda.get_rng_state(device))
+    if "python" not in but:
+        found["python"] = random.getstate()
+    if "numpy" not in but:
+        kind, key, *rest = np.random.get_state()  # noqa: NPY002  # as a dictionary it takes ten times as long
+        found["numpy"] = kind, key.tobytes(), *rest
+    return found
+
+
 def kept(names: Sequence[str]) -> AbstractContextManager[None]:
     """A context in which generators may be set: afterwards they are as they were."""
     return _kept(names) if names else nullcontext()

@@ -83,8 +83,11 @@ class TailSession(Session):
         self.generators = early.generators
         self.shared: Shared = recipe.cache.setdefault(device, Shared(recipe))
         self.placing = Placing(slots_of(early, device), device, self.shared.holes)
+        self.device = device
         self.modes: list[Replay | Below] = []
         self.inside = False
+        self.at_cut: tuple[list[int], dict[str, object]] | None = None
+        """Where data may decide on what comes after the cut: what `check_left` compares with."""
         self.tagged = False
         """The model set an attribute on a placeholder."""
 
@@ -129,6 +132,8 @@ class TailSession(Session):
             self.lifecycle.emit(Stage.BEFORE_TAIL, split=self.crossing.layer_name)
         finally:
             running.reset(token)
+        if self.recipe.is_open:
+            self.at_cut = self.recipe.versions(), generators.fingerprint(self.crossing.generators, self.device)
         self.resumed_at = time.perf_counter_ns()
 
     def enter(self) -> None:
@@ -279,16 +284,28 @@ class TailSession(Session):
         self.advance()
         return result
 
-    def check_left(self, recipe: Recipe, versions: list[int]) -> None:
+    def check_left(self) -> None:
         """After a path that data may have decided on: Python state that was written there is put back when a tail ends,
-        and the next forward would have found it. The edge's plan knows nothing of it, or it would have refused.
+        and the next forward would have found it; numbers that were drawn there are this side's. The edge's plan knows
+        nothing of it, or it would have refused, or sent the generator's state.
         """
-        names = [] if recipe.state is None else lost(recipe.state, frozenset(self.crossing.leaves))
-        if recipe.versions() != versions:
+        if self.at_cut is None:
+            return
+        versions, drawn = self.at_cut
+        state, known = self.recipe.state, frozenset(self.crossing.leaves)
+        names = [] if state is None else lost(state, known)
+        if self.recipe.versions() != versions:
             names.append("a parameter, buffer or other tensor, written in place")
         if names:
             raise PlanMismatch(
                 f"after the cut the model took a path on which it keeps state that no plan has seen: {told(names)}"
+            )
+        now = generators.fingerprint(self.crossing.generators, self.device)
+        moved = [name for name, mark in drawn.items() if now[name] != mark]
+        if moved:
+            raise PlanMismatch(
+                f"after the cut the model took a path on which it draws random numbers ({', '.join(moved)}), "
+                "which no plan has seen"
             )
 
     def mismatch(self, what: str) -> PlanMismatch:

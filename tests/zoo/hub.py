@@ -54,7 +54,7 @@ add_hub(
     {"embedding_size": 8, "hidden_sizes": [8, 12, 16, 16], "depths": [1, 2, 1, 1], "layer_type": "bottleneck"},
     listed=True,
 )  # fmt: skip
-add_hub("mobilenet_v2", "MobileNetV2ForImageClassification", pixels(32), {"depth_multiplier": 0.1}, listed=True)
+add_hub("mobilenet_v2", "MobileNetV2ForImageClassification", pixels(32), {"depth_multiplier": 0.1})
 VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 add_hub("vit", "ViTForImageClassification", pixels(16), {**VIT, "image_size": 16, "patch_size": 8}, listed=True)
 BERT = {**TEXT, "intermediate_size": 32}

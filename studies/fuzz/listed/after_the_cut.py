@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import random
 from typing import Any
 
 import numpy as np
@@ -146,3 +147,24 @@ class CacheOnOnePath(State):
         if self.late is None:
             self.late = torch.arange(8.0)
         x += self.late
+
+
+class DrawOnOnePath(State):
+    """Numbers that torch draws."""
+
+    def write(self, x: Tensor) -> None:
+        x += torch.rand(())
+
+
+class DrawReadOnOnePath(State):
+    """... and Python reads."""
+
+    def write(self, x: Tensor) -> None:
+        x += torch.rand(()).item()
+
+
+class PythonDrawOnOnePath(State):
+    """Numbers that Python draws."""
+
+    def write(self, x: Tensor) -> None:
+        x += random.random()
