@@ -13,6 +13,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,8 +104,8 @@ def fingerprint(but: Sequence[str], device: torch.device) -> dict[str, object]:
     if "python" not in but:
         found["python"] = random.getstate()
     if "numpy" not in but:
-        kind, key, *rest = np.random.get_state()  # noqa: NPY002  # as a dictionary it takes ten times as long
-        found["numpy"] = kind, key.tobytes(), *rest
+        state: Any = np.random.get_state()  # noqa: NPY002  # as a dictionary it takes ten times as long
+        found["numpy"] = state[1].tobytes(), *state[2:]
     return found
 
 
