@@ -88,7 +88,9 @@ def told_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Link
     if uplink is None and downlink is None and rtt is None:
         return None
     if uplink is None or rtt is None:
-        raise SpecError("a link that is told needs --uplink and --rtt (--downlink is as --uplink unless given)")
+        raise SpecError(
+            "a link that is not probed needs --uplink and --rtt (--downlink is the same as --uplink by default)"
+        )
     up, fixed = units.rate("--uplink", uplink), units.nanoseconds("--rtt", rtt)
     down = units.rate("--downlink", downlink) if downlink else up
     told = f"told: {uplink} up, {downlink or uplink} down, {rtt} round trip"

@@ -1,4 +1,4 @@
-"""A cloud server of one's own on loopback, for measurements on one machine: started, waited for, ended always."""
+"""A cloud server on loopback that this process starts, for measurements on one machine; it is always ended."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def local_server(
 
 def _words_of(choice: ModelChoice) -> list[str]:
     if not isinstance(choice.model, str):
-        raise SpecError(f"a server of our own takes a model by its name or file, not {type(choice.model).__name__}")
+        raise SpecError(f"a local server takes a model by its name or file, not {type(choice.model).__name__}")
     words = ["--model", choice.model, "--device", choice.device]
     for file in choice.weights:
         words += ["--weights", file]

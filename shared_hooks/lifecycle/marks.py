@@ -93,14 +93,14 @@ def calls_of(hook: Any) -> Mapping[Stage, Call]:
     names = [stage.value for stage in Stage]
     for name in dir(type(hook)):
         if mark_of(getattr(type(hook), name, None)) is not None:
-            raise SpecError(f"{type(hook).__name__}.{name}: methods are called as stages are, and not marked")
+            raise SpecError(f"{type(hook).__name__}.{name}: methods are named after stages; do not mark them")
     for name in sorted(name for name in dir(hook) if name.startswith(PREFIXES)):
         method = getattr(hook, name)
         if not callable(method):
             continue
         if name not in names:
             more = " A method that is no hook gets another name, or an underscore."
-            raise SpecError(f"{type(hook).__name__}.{name}: no stage is called so.{near(name, names)}{more}")
+            raise SpecError(f"{type(hook).__name__}.{name}: there is no such stage.{near(name, names)}{more}")
         found[Stage.of(name)] = method
     if not found:
         what = "is not marked by on(stage)" if callable(hook) else "has no method that is called as a stage is"
@@ -120,7 +120,7 @@ def check_call(hook: Any, call: Call) -> None:
     try:
         signature.bind(None)
     except TypeError:
-        raise SpecError(f"{what} is called with one argument, the event, and takes {signature}") from None
+        raise SpecError(f"{what} is called with one argument, the event, but takes {signature}") from None
 
 
 def priority_of(value: int | str | None) -> int:

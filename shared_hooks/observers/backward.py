@@ -52,7 +52,7 @@ class BackwardHooks:
                 self._handles.append(module.register_forward_pre_hook(self._begin))
         except RuntimeError as error:  # there are hooks of the old kind, or a scripted module
             self.remove()
-            raise InputMismatch(f"{type(module).__name__} takes no full backward hook: {error}") from error
+            raise InputMismatch(f"{type(module).__name__} does not accept a full backward hook: {error}") from error
 
     def looked_at(self, module: nn.Module, name: str, step: int, one_input: bool, one_output: bool) -> bool:
         """The call of ``module`` that runs is called so. False: no hook is on its way, as of a direct ``forward``."""

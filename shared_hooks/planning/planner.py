@@ -254,7 +254,7 @@ class _Trial:
     def run(self, *, settle: bool) -> Trace:
         """``settle``: run once before, so that caches are built and the state is steady."""
         if self._before.unrepeatable:
-            raise CutRefused(f"planning would move what cannot be put back: {told(self._before.unrepeatable)}")
+            raise CutRefused(f"planning would change what cannot be put back: {told(self._before.unrepeatable)}")
         first = self._settled() if settle else None
         built = self._before.changes()
         self._rewritten |= self._memory.changed() if built else set()
@@ -322,7 +322,7 @@ class _Trial:
                 self._before.restore()
                 run_plain(self._model, *self._fresh())  # raises what is the model's own
             what = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise CutRefused(f"the model cannot be recorded, so that no cut is possible: {what}") from error
+            raise CutRefused(f"the model cannot be recorded, so no cut is possible: {what}") from error
 
     def _hangs_on_none(self, left: set[str], expected: Any) -> bool:
         """Whether a run gives the same that finds poison under these names, and overwrites it all."""

@@ -86,7 +86,7 @@ def place_of(model: nn.Module, layer: str, sample: Sample) -> tuple[str, int]:
     path, _, number = layer.partition("#")
     which = int(number) if number.isdecimal() else 1
     if not 1 <= which <= len(calls[path]):
-        raise SpecError(f"layer {layer}: it did not run, or not in sight of a hook")
+        raise SpecError(f"layer {layer}: it did not run, or where no hook sees it")
     output, around, guess = calls[path][which - 1]
     if not isinstance(output, torch.Tensor) or output.dim() < 2:
         raise CutRefused(f"layer {layer}: its output is no tensor with channels")
@@ -160,7 +160,7 @@ def capture(model: nn.Module, layer: str, samples: Iterable[Sample]) -> Captured
             raise InputMismatch("with boxes, one input at a time")
         hooked(model, module, lambda output, sample=sample: sums.add(output, dim, sample), sample)  # type: ignore[misc]
     if sums.total.count == 0 or not sums.rows:
-        raise InputMismatch(f"layer {layer}: nothing was looked at: no box in any of the calibration inputs")
+        raise InputMismatch(f"layer {layer}: no calibration input has a box")
     looked = sums.looked
     mean = looked.values / looked.count
     captured = Captured(
