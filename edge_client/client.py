@@ -50,13 +50,13 @@ class EdgeClient:
         with EdgeClient("127.0.0.1:50051", "digits", split="stage2.0.conv1") as client:
             answer = client.infer(image)
 
-    `server` is ``HOST:PORT``, or None where everything runs here. `model` is a name or spec that `load_spec` takes, or
-    a `ModelChoice`, which takes an ``nn.Module``, too, and says on what device and with how many threads. `split` is
-    the default cut: a layer's id or name, "input" (or "cloud-only") to send the inputs themselves, "cloud-only-file" to
-    send input files as they are, which the server then reads, or "edge-only": the whole model here, and no server is
-    asked. `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
-    `deadline`: seconds for a request as a whole. `connection` has the limits (`ConnectionOptions`): how long to go
-    without a server, how many requests are between head and answer, and with them how many frontiers in memory.
+    `server` is ``HOST:PORT``, or None if everything runs here. `model` is a name or spec that `load_spec` takes, or a
+    `ModelChoice`, which also takes an ``nn.Module`` and sets the device and the number of threads. `split` is the
+    default cut: a layer's id or name, "input" (or "cloud-only") to send the inputs themselves, "cloud-only-file" to
+    send input files as they are, which the server then reads, or "edge-only": the whole model here, without a server.
+    `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
+    `deadline`: seconds for a whole request. `connection` has the limits (`ConnectionOptions`): how long to wait for a
+    server, how many requests are between head and answer, and so how many frontiers are in memory.
 
     `hooks` names observers of every request, on both sides (`shared_hooks.observers.named`): `Answer.observations`. The
     server must allow them, else the request fails with HookRefused.
@@ -66,8 +66,8 @@ class EdgeClient:
 
     `lifecycle` has the hooks of this client's stages (docs/lifecycle.md); None = the default one, which logs.
 
-    Any thread may call `infer`. The constructor loads the model; `open` (or ``with``) plans, hashes and connects, and
-    the first request does so otherwise. The connection's life is `State`.
+    Any thread may call `infer`. The constructor loads the model; `open` (or ``with``) plans, hashes and connects, or
+    else the first request does. `state` says how the connection is.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class EdgeClient:
 
     @property
     def split(self) -> Cut:
-        """Where requests are cut that do not say it themselves; may be set at any time."""
+        """The cut of requests that name none; may be set at any time."""
         return self._split
 
     @split.setter
@@ -141,7 +141,7 @@ class EdgeClient:
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        """Observers of every request that is begun from now on. Raises SpecError for a name that there is not."""
+        """Observers of every request that begins from now on. Raises SpecError for an unknown name."""
         return self._half.hooks
 
     @hooks.setter
@@ -171,7 +171,7 @@ class EdgeClient:
         return self._connection.counters if self._connection else Counters()
 
     def prepare(self) -> EdgeClient:
-        """Plan the example and hash the weights; no server is needed. `open` does it otherwise."""
+        """Plan the example and hash the weights, without a server. If it was not called, `open` does it."""
         if self.server is None:
             self._half.plan_example()
         else:
@@ -181,7 +181,7 @@ class EdgeClient:
     def open(self, seconds: float | None = None) -> EdgeClient:
         """Plan, hash, connect and wait for the server's Welcome, ``seconds`` (default: `patience`) at most.
 
-        With "edge-only" for the default cut it plans, and connects to nobody. Raises ServerUnavailable, Disagreement
+        If the default cut is "edge-only" it plans and does not connect. Raises ServerUnavailable, Disagreement
         (naming what differs), UnknownModel.
         """
         if self.split == EDGE_ONLY:
@@ -191,7 +191,7 @@ class EdgeClient:
         return self
 
     def close(self) -> None:
-        """End the connection and take the hooks off the model; requests still waiting end with Cancelled."""
+        """End the connection and remove the hooks from the model; waiting requests end with Cancelled."""
         first, self._closed = self._ending.acquire(blocking=False), True
         if first:
             self.lifecycle.emit(Stage.BEFORE_SHUTDOWN)
@@ -216,9 +216,9 @@ class EdgeClient:
     def infer(self, *args: Any, split: Cut | None = None, deadline: float | None = None, **kwargs: Any) -> Answer:
         """The model's output for ``(*args, **kwargs)``: head here, tail on the server.
 
-        Raises what went wrong by its name: DeadlineExceeded, ServerUnavailable, UnknownLayer, CutRefused,
-        InputMismatch, ModelFailed, ... (shared_hooks.errors). A model whose own arguments are called ``split`` or
-        ``deadline`` takes them through `infer_many` and `Call`.
+        Raises DeadlineExceeded, ServerUnavailable, UnknownLayer, CutRefused, InputMismatch, ModelFailed, ...
+        (shared_hooks.errors). If the model's own arguments are called ``split`` or ``deadline``, use `infer_many`
+        with a `Call`.
         """
         stamps, cut = Stamps(), self._cut(split)
         call = Call(args, kwargs)
@@ -256,15 +256,15 @@ class EdgeClient:
     ) -> Iterator[Answer | Failure]:
         """Answers in the order of ``inputs``, with up to `max_in_flight` requests under way.
 
-        An input is a `Call`, a tuple of positional arguments, a dictionary of keyword arguments, or the only argument;
-        with ``prepare`` it is anything, and ``prepare(input)`` gives ``(args, kwargs)`` (its time and its errors belong
-        to that input). With "cloud-only-file" it is an `InputItem` or a path, and preparing is the server's. Heads run
+        An input is a `Call`, a tuple of positional arguments, a dictionary of keyword arguments, or the only argument.
+        With ``prepare`` it may be anything, and ``prepare(input)`` gives ``(args, kwargs)`` (its time and errors belong
+        to that input). With "cloud-only-file" it is an `InputItem` or a path, and the server prepares it. Heads run
         in the caller's thread, between two answers.
 
         ``failures="raise"`` ends the iteration with the first failure, at its place in the order; "return" yields a
-        `Failure` there and goes on. Errors of the connection (`CONNECTION_ERRORS`) always end it. An iteration that is
-        left early cancels what is under way. An input must not be changed before its answer has come: the frontier is
-        sent from where it lies (one that was changed is noticed by its checksum, and fails).
+        `Failure` there and continues. Errors of the connection (`CONNECTION_ERRORS`) always end it. Leaving the
+        iteration early cancels what is under way. Do not change an input before its answer has come: the frontier is
+        sent from the input's memory (the checksum detects a change, and the request fails).
         """
         cut = self._cut(split)
         self.until(deadline)  # a wrong one is nobody's failure but the caller's

@@ -88,7 +88,7 @@ class Profiles:
             served = ", ".join(sorted(self._engines))
             raise UnknownModel(f'no model "{request.model_id[:256]}" is served here; there is: {served}')
         limits = self._limits
-        if not 0 <= request.seconds <= limits.max_profile_seconds:  # not so for NaN either
+        if not 0 <= request.seconds <= limits.max_profile_seconds:  # rejects NaN, too
             most = limits.max_profile_seconds
             raise SpecError(f"seconds: expected 0 to {most:g}, which is this server's limit, found {request.seconds:g}")
         for name in ("warmup", "repetitions"):

@@ -1,7 +1,7 @@
 """Requests on their way through a server.
 
 request        one of them, and its payload
-books          which there are, and how each ends
+books          which requests there are, and how each ends
 answers        kept until the client has them
 replies        results and errors as frames
 outlet         what a request asks of its stream

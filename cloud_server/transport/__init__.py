@@ -1,6 +1,6 @@
 """The core behind gRPC.
 
-server     our service, health and reflection, and the end of it all
+server     our service, health and reflection, and shutting down
 servicer   frames between gRPC and sessions
 
 May import core, streams, models, wire, limits.

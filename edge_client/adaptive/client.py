@@ -1,9 +1,9 @@
-"""`AutoClient`: the cut chosen anew for every request, with what the requests themselves tell.
+"""`AutoClient`: chooses the cut anew for every request, from what earlier requests took.
 
-Each request asks the controller where to run, runs there, and tells it what that took. Two things happen beside that.
-A request that takes much longer than predicted is *hedged*: the whole model runs here meanwhile, whoever is done first
-answers, the other is given up; when the server is gone that is so at once, and no request is lost. And a *watch*
-(`edge_client.adaptive.watch`) probes the link when no request tells its speed, and calls at a server that is gone.
+Each request asks the controller where to run, runs there, and reports what that took. Two more things happen.
+A request that takes much longer than predicted is *hedged*: the whole model also runs here, the first result is the
+answer, and the other is dropped. If the server is gone, this happens at once, and no request is lost. And a *watch*
+(`edge_client.adaptive.watch`) probes the link when no request shows its speed, and calls a server that is gone.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class AutoClient:
             answer = auto.infer(image)
 
     ``prepare`` turns an input file into ``(args, kwargs)``, as in `EdgeClient.infer_many`; it is needed for files.
-    ``local=False``: the model cannot run here as a whole, so that a server that is gone is waited for. ``connect``
-    makes what is missing when the server was not there at the start (see `Watch`). ``on_decision`` gets every decision
-    and event as a dictionary; `decisions` keeps them. The client stays the caller's to close.
+    ``local=False``: the whole model cannot run here, so requests wait for a server that is gone. ``connect`` makes
+    what is missing if the server was not there at the start (see `Watch`). ``on_decision`` gets every decision and
+    event as a dictionary; `decisions` keeps them. The caller closes the client.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class AutoClient:
         self._hedge.close()
 
     def infer(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Answer:
-        """As `EdgeClient.infer`. With one argument that is an input file (and ``prepare``), the file may be sent."""
+        """Like `EdgeClient.infer`. If the only argument is an input file (with ``prepare``), the file may be sent."""
         item: Any = args[0] if len(args) == 1 and not kwargs and self._is_file(args[0]) else Call(args, kwargs)
         return self._finish(self._begin(item, deadline))
 
@@ -125,7 +125,7 @@ class AutoClient:
         deadline: float | None = None,
         failures: Literal["raise", "return"] = "raise",
     ) -> Iterator[Answer | Failure]:
-        """As `EdgeClient.infer_many`; only what is wrong with an input, or with the model, is a failure."""
+        """Like `EdgeClient.infer_many`; only an error of an input, or of the model, is a failure."""
         self._prepare = prepare or self._prepare
         return in_order(
             inputs,

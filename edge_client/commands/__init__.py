@@ -1,9 +1,9 @@
-"""The commands of ``edge-client``, one a file, and what they share. Nothing else imports this package.
+"""The commands of ``edge-client``, one per file, and what they share. Nothing else imports this package.
 
 layers, verify, run, watch, hooks, profile, plan, sweep, compare, hierarchy, prune   the commands
-arguments   the words of the command line
+arguments   the arguments of the command line
 loading     model, inputs and cut from them
-constraints what may not be exceeded, from them
+constraints limits, from them
 units       sizes, rates and durations
 auto        run with --split auto
 witnesses   run with --witness

@@ -1,7 +1,7 @@
 """One request: head, transport, answer; or everything here.
 
 requests   begun, finished, cancelled
-half       the model's half on this side
+half       this side's part of the model
 many       many inputs, several under way, answers in order
 old_keywords  of `EdgeClient`, until 0.3
 

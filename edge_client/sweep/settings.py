@@ -25,7 +25,7 @@ class SweepOptions:
     """How a sweep measures; nothing of it changes on the way."""
 
     server: str | None = None
-    """None: one of our own on this machine, for the time."""
+    """None: a temporary one on this machine."""
     codec: str = "raw"
     repetitions: int = 3
     layer_repetitions: int = 1

@@ -1,13 +1,13 @@
-"""Look inside a model while it runs, on either side of a cut, without changing a bit of what it answers.
+"""Look inside a model while it runs, on either side of a cut, without changing a bit of its answer.
 
-base         `Observer`: looks at modules, and cannot hurt
+base         `Observer`: looks at modules, and cannot change or break them
 watching     how a forward is shown to observers
 targets      which modules an observer looks at
 groups       vision, audio, language ...: parts of a multimodal model
 named        observers by the names that commands and requests use
 activation, attention, gradients, memory, nonfinite, tokens   the observers
 custom       your own function as one
-transforms   a hook that may change what a module gives; no observer
+transforms   a hook that may change a module's output; not an observer
 values, deferred, backward   values met, numbers read later, backward hooks
 texts, pictures, thumbnails  tokens as text; attention as pictures
 

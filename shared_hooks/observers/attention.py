@@ -38,7 +38,7 @@ class Attention(Record):
 
     ``shape``: (batch, heads, queries, keys). ``entropy`` in nats, mean over queries, and ``maximum``: one number a
     head. ``positions``: the most attended keys with their mean weight over batch, heads and queries. ``weights``:
-    float32 of ``shape`` on the CPU, or None if they were not to be kept. ``source``: how they were come by.
+    float32 of ``shape`` on the CPU, or None if they were not to be kept. ``source``: how they were obtained.
     ``picture``: a small heat map (`thumbnails`), empty if it was not wanted.
     """
 

@@ -1,11 +1,11 @@
-"""`Observer`: looks at modules while a model runs, and cannot hurt.
+"""`Observer`: looks at modules while a model runs, and cannot change or break it.
 
     with ActivationStats("layer1.*", every_n=10).attach(model_or_wrapped) as stats:
         model_or_wrapped(x)
     stats.records
 
-An observer never changes a value. One that raises is reported once, counted, and the forward goes on. What it keeps is
-bounded by number and by bytes, the oldest going first. What it costs is measured. Leaving the block takes away exactly
+An observer never changes a value. If it raises, that is reported once and counted, and the forward continues. What it
+keeps is bounded by number and by bytes; the oldest goes first. Its cost is measured. Leaving the block removes exactly
 what was attached.
 """
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Record:
-    """What is common to all records.
+    """Common to all records.
 
     ``name``: the module's path, with ``#n`` from its second call in one forward on. ``step``: the number of the
     forward since the observer was attached, from 0; during generation, the step.

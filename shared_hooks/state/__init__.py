@@ -2,14 +2,14 @@
 
 python_state   what a model's code can reach, as it is at one moment
 walk           ... how it is found
-places         ... where it lies: compared, put back
-lasting        which changes would tell on a later run
+places         ... where it is kept: compared, put back
+lasting        which changes would affect a later run
 reach          which code a forward may run
 installed      whose code that is
 probes         what objects written in C hide
 settings       the process's and the thread's settings
 dice           generators of random numbers
-numbers        plain values that somebody may change between requests
+numbers        plain values that may change between requests
 poison         is what a forward leaves behind ever read?
 
 May import modules, errors.
