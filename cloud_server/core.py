@@ -33,13 +33,13 @@ class Core:
         engines: Iterable[Engine],
         limits: Limits | None = None,
         workers: int = 1,
-        hooks: Iterable[str] = (),
+        observers: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
     ) -> None:
-        """``hooks``: observers that clients may ask for. ``lifecycle``: hooks of the server's own."""
+        """``observers``: those that clients may ask for. ``lifecycle``: hooks of the server's own."""
         self.lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
         self.limits = limits or Limits()
-        self.hooks = frozenset(hooks)
+        self.observers = frozenset(observers)
         self.engines: dict[str, Engine] = {}
         for engine in engines:
             if engine.identity.model_id in self.engines:

@@ -38,7 +38,7 @@ _HOME = {
     "AutoClient": "adaptive",
     "CONNECTION_ERRORS": "client",
     "Call": "call",
-    "ConnectionOptions": "options",
+    "ConnectionOptions": "transport.options",
     "EdgeClient": "client",
     "Failure": "answer",
     "KeepAlive": "transport.options",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
@@ -58,8 +59,8 @@ class EdgeClient:
     `deadline`: seconds for a request as a whole. `connection` has the limits (`ConnectionOptions`): how long to go
     without a server, how many requests are between head and answer, and with them how many frontiers in memory.
 
-    `hooks` names observers of every request, on both sides (`shared_hooks.observers.named`): `Answer.observations`. The
-    server must allow them, else the request fails with HookRefused.
+    `observers` are the names of those that look at every request, on both sides (`shared_hooks.observers.named`):
+    `Answer.observations`. The server must allow them, else the request fails with ObserverRefused.
 
     `witness`, from 0 to 1, is the share of the split requests that are computed whole here, too, and compared with what
     came back (docs/witness.md): `Answer.witness`. A difference takes the cut out of use (`refused`): CutRefused.
@@ -79,7 +80,7 @@ class EdgeClient:
         codec: str = "raw",
         metrics: bool = True,
         deadline: float = 60.0,
-        hooks: Iterable[str] = (),
+        observers: Iterable[str] = (),
         witness: float = 0.0,
         lifecycle: Lifecycle | None = None,
         connection: ConnectionOptions | None = None,
@@ -90,8 +91,10 @@ class EdgeClient:
         self.lifecycle = default("edge") if lifecycle is None else lifecycle
         self._split = split
         self.deadline = check_seconds("deadline", deadline)
-        self.choice, self.connection = taken_over(old, ModelChoice.of(model), connection or ConnectionOptions())
-        self._half = EdgeHalf(self.choice, codec=codec, metrics=metrics, hooks=hooks, lifecycle=self.lifecycle)
+        self.choice, self.connection, observers = taken_over(
+            old, ModelChoice.of(model), connection or ConnectionOptions(), observers
+        )
+        self._half = EdgeHalf(self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=self.lifecycle)
         self._client_id = uuid.uuid4().hex
         self.requests = Requests(
             self._half,
@@ -140,13 +143,24 @@ class EdgeClient:
         return self._half.wrapped
 
     @property
-    def hooks(self) -> tuple[str, ...]:
+    def observers(self) -> tuple[str, ...]:
         """Observers of every request that is begun from now on. Raises SpecError for a name that there is not."""
-        return self._half.hooks
+        return self._half.observers
+
+    @observers.setter
+    def observers(self, names: Iterable[str]) -> None:
+        self._half.observe(names)
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """`observers` by the old name, which goes with 0.3."""
+        warnings.warn("EdgeClient.hooks is called observers now", DeprecationWarning, stacklevel=2)
+        return self.observers
 
     @hooks.setter
     def hooks(self, names: Iterable[str]) -> None:
-        self._half.observe(names)
+        warnings.warn("EdgeClient.hooks is called observers now", DeprecationWarning, stacklevel=2)
+        self.observers = tuple(names)
 
     @property
     def witness(self) -> float:

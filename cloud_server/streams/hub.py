@@ -30,7 +30,7 @@ class Hub(Protocol):
     def books(self) -> Books: ...
 
     @property
-    def hooks(self) -> frozenset[str]:
+    def observers(self) -> frozenset[str]:
         """Observers that clients may ask for."""
         ...
 

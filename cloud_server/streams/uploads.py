@@ -14,8 +14,8 @@ from shared_hooks.errors import (
     BadFrame,
     Cancelled,
     Disagreement,
-    HookRefused,
     IsthmusError,
+    ObserverRefused,
     ServerUnavailable,
     TooLarge,
 )
@@ -95,9 +95,9 @@ class Uploads:
         if frame.session_id or frame.step:
             raise BadFrame("session_id and step are reserved and must be 0")
         for name in frame.hooks:
-            if name not in self._hub.hooks:
-                allowed = ", ".join(sorted(self._hub.hooks)) or "none"
-                raise HookRefused(f'the observer "{name[:80]}" is not allowed on this server; allowed: {allowed}')
+            if name not in self._hub.observers:
+                allowed = ", ".join(sorted(self._hub.observers)) or "none"
+                raise ObserverRefused(f'the observer "{name[:80]}" is not allowed on this server; allowed: {allowed}')
         limit = self._hub.limits.max_request_bytes
         if frame.payload_bytes > limit:
             raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; at most {limit} are accepted")

@@ -46,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
     how = _how(options)
     choice = choice_of(options)
     spec = choice.spec()
-    if "tokens" in how.hooks:
+    if "tokens" in how.observers:
         spec.load_tokenizer()  # a wrong one is told before hours of work
     feeds = feeds_of(spec, options.input)
     with open_journal(options.out) as journal, ExitStack() as stack:
@@ -81,7 +81,7 @@ def _how(options: argparse.Namespace) -> SweepOptions:
         repetitions=options.repetitions,
         layer_repetitions=options.layer_repetitions,
         warmup=options.warmup,
-        hooks=tuple(named.check(options.hooks)),
+        observers=tuple(named.check(options.observers)),
         seconds=options.seconds,
         deadline=options.deadline,
         patience=options.patience,
@@ -134,7 +134,7 @@ def _measure(
     stack.callback(client.close)
     rounds = how.repetitions + min(how.repetitions, how.layer_repetitions)
     left = len(feeds) - len(done)
-    steps = len(ways) * (1 + left * rounds) + (1 + left if how.hooks else 0)
+    steps = len(ways) * (1 + left * rounds) + (1 + left if how.observers else 0)
     try:
         client.open()
         with progress("sweep", steps, how.progress) as on_step:
@@ -148,13 +148,13 @@ def _measure(
                 on_step,
                 how.seconds,
                 layer_repetitions=how.layer_repetitions,
-                hooks=how.hooks,
+                observers=how.observers,
             )
             run.run(done)
-    except HookRefused as error:
+    except HookRefused as error:  # an older server has no more special name for it
         if how.debug:
             raise
-        return f"--hooks: {one_line(str(error))}", exits.USAGE
+        return f"--observe: {one_line(str(error))}", exits.USAGE
     except CONNECTION_ERRORS as error:
         if how.debug:
             raise
@@ -185,7 +185,7 @@ def _server(
             seconds=how.profile_seconds,
             codec=how.codec,
             calibrate=how.calibrate,
-            hooks=how.hooks,
+            observers=how.observers,
         )
         try:
             gathered = stack.enter_context(gather(loaded, wanted, _say, how.progress))
@@ -198,7 +198,7 @@ def _server(
             _complain(f"no prediction: {type(error).__name__}: {error}")
     if how.server:
         return how.server
-    return stack.enter_context(local_server(loaded.choice, hooks=how.hooks))
+    return stack.enter_context(local_server(loaded.choice, observers=how.observers))
 
 
 def _finish(

@@ -69,12 +69,12 @@ class EdgeHalf:
         *,
         codec: str = "raw",
         metrics: bool = True,
-        hooks: Iterable[str] = (),
+        observers: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
     ) -> None:
         self._codec = codecs.check(codec)
         self.device = device = choice.set_up()
-        self.hooks = named.check(hooks)
+        self.observers = named.check(observers)
         self._texts: Texts | None = None
         self.lifecycle = Lifecycle("edge") if lifecycle is None else lifecycle
         model, model_id, example = choice.model, choice.model_id, choice.example
@@ -83,7 +83,7 @@ class EdgeHalf:
             model_id = model_id or self.spec.model_id
         elif model_id is None:
             raise SpecError("model_id is missing: a module does not say what the server calls it")
-        self.observe(self.hooks)
+        self.observe(self.observers)
         self.model_id: str = model_id
         self.lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=model_id)
         if isinstance(model, nn.Module):
@@ -103,14 +103,14 @@ class EdgeHalf:
         names = named.check(names)
         if "tokens" in names and self._texts is None and self.spec is not None and self.spec.tokenizer is not None:
             self._texts = Texts(self.spec.load_tokenizer())
-        self.hooks = names
+        self.observers = names
 
-    def observed(self, hooks: Sequence[str], edge: Observations, cloud: bytes | None = None) -> dict[str, Observations]:
-        """What the observers ``hooks`` of a request found, by side, tokens with their text; nothing without any.
+    def observed(self, names: Sequence[str], edge: Observations, cloud: bytes | None = None) -> dict[str, Observations]:
+        """What the observers ``names`` of a request found, by side, tokens with their text; nothing without any.
 
         ``cloud``: as it came; None where no server took part. Raises BadFrame.
         """
-        if not hooks:
+        if not names:
             return {}
         sides = {"edge": edge} if cloud is None else {"edge": edge, "cloud": named.from_bytes(cloud)}
         if self._texts is not None:
@@ -203,8 +203,8 @@ class EdgeHalf:
         observations: Observations = {}
         try:
             with transforms.during(self.wrapped) as changed:
-                if self.hooks:
-                    with named.observing(self.wrapped, self.hooks) as found:
+                if self.observers:
+                    with named.observing(self.wrapped, self.observers) as found:
                         output = forward(*args, **kwargs)
                         observations = found()
                 else:

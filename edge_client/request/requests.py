@@ -124,7 +124,7 @@ class Requests:
                 stamps=stamps,
                 check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
                 want_metrics=self._metrics and self._half.wrapped.metrics_enabled,
-                hooks=self._half.hooks,
+                observers=self._half.observers,
                 about=about,
                 lifecycle=self.lifecycle,
                 on_settled=self._places.release,
@@ -269,7 +269,9 @@ class Requests:
             load=wire.load(exchange.reply),
             forward_edge=forward,
             forward_cloud=layer_metrics.forward_metrics(exchange.reply),
-            observations=self._half.observed(exchange.hooks, running.head.observations, exchange.reply.observations),
+            observations=self._half.observed(
+                exchange.observers, running.head.observations, exchange.reply.observations
+            ),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
             witness=witness,
         )

@@ -26,7 +26,7 @@ Labels = tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Whole:
-    """What the whole model says of one input, without hooks."""
+    """What the whole model says of one input, without observers."""
 
     structure: Any
     tensors: list[Any]
@@ -73,14 +73,14 @@ class Meter:
             raise answer.error
         return answer
 
-    def observe(self, way: Way, feed: Feed, hooks: Sequence[str]) -> Answer:
-        """One request with observers on both sides. Raises as `request`, and HookRefused."""
-        before, self._client.hooks = self._client.hooks, tuple(hooks)
+    def observe(self, way: Way, feed: Feed, observers: Sequence[str]) -> Answer:
+        """One request with observers on both sides. Raises as `request`, and ObserverRefused."""
+        before, self._client.observers = self._client.observers, tuple(observers)
         self._client.wrapped.metrics_enabled = False
         try:
             answer = self.request(way, feed)
         finally:
-            self._client.hooks = before
+            self._client.observers = before
         assert isinstance(answer, Answer)
         return answer
 

@@ -36,7 +36,7 @@ class Run:
     seconds: float | None = None
     layer_repetitions: int = 1
     """In as many rounds of an input each way runs a second time, with its layers measured."""
-    hooks: Sequence[str] = ()
+    observers: Sequence[str] = ()
     """Observers of one more request for each input."""
     clock: Callable[[], float] = time.monotonic
     over: bool = field(default=False, init=False)
@@ -62,7 +62,7 @@ class Run:
                 self.meter.whole(self.feeds[index])
             except Exception:  # told when its turn comes
                 continue
-            if self.hooks:
+            if self.observers:
                 self._observed(self.feeds[index])
             for way in tuple(self.ways):
                 for _ in range(self.warmup):
@@ -116,14 +116,14 @@ class Run:
             "rows": records.rows,
             "notes": [[*key, count] for key, count in records.notes.items()],
         }
-        if self.hooks:
+        if self.observers:
             entry["observed"] = self._observed(feed)
         return entry
 
     def _observed(self, feed: Feed) -> Observed:
         way = way_of(self.ways)
         try:
-            seen: Answer | Exception = self.meter.observe(way, feed, self.hooks)
+            seen: Answer | Exception = self.meter.observe(way, feed, self.observers)
         except (*CONNECTION_ERRORS, HookRefused):
             raise
         except Exception as error:  # this request's own

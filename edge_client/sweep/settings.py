@@ -30,7 +30,7 @@ class SweepOptions:
     repetitions: int = 3
     layer_repetitions: int = 1
     warmup: int = 1
-    hooks: tuple[str, ...] = ()
+    observers: tuple[str, ...] = ()
     seconds: float | None = None
     """No input is begun after as many; the same command goes on."""
     deadline: float = 60.0
@@ -49,7 +49,7 @@ def settings_of(options: SweepOptions, loaded: Loaded, feeds: Sequence[Feed], wa
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)
     # only where there are any: a sweep without them goes on in a folder of before
-    hooks = {"hooks": list(options.hooks)} if options.hooks else {}
+    observers = {"observers": list(options.observers)} if options.observers else {}
     return {
         "model": loaded.spec.model_id,
         "weights": wrapped.weights_hash(),
@@ -68,7 +68,7 @@ def settings_of(options: SweepOptions, loaded: Loaded, feeds: Sequence[Feed], wa
         "warm-up": options.warmup,
         "ways": [[way.name, way.mode] for way in ways],
         "inputs": [[feed.name, feed.digest()] for feed in feeds],
-        **hooks,
+        **observers,
     }
 
 

@@ -5,8 +5,7 @@ watching     how a forward is shown to observers
 targets      which modules an observer looks at
 groups       vision, audio, language ...: parts of a multimodal model
 named        observers by the names that commands and requests use
-activation, attention, gradients, memory, nonfinite, tokens   the observers
-custom       your own function as one
+kinds        the observers: activation, attention, gradients, memory, non-finite values, tokens, a function of your own
 transforms   a hook that may change what a module gives; no observer
 values, deferred, backward   values met, numbers read later, backward hooks
 texts, pictures, thumbnails  tokens as text; attention as pictures
@@ -19,16 +18,26 @@ for record in stats.records:
     print(record.name, record.step, record.mean)
 """
 
-from shared_hooks.observers.activation import Activation, ActivationStats
-from shared_hooks.observers.attention import Attention, AttentionCapture
 from shared_hooks.observers.base import Attachment, Observer, Record
-from shared_hooks.observers.custom import Custom, Seen
 from shared_hooks.observers.deferred import Deferred
-from shared_hooks.observers.gradients import Gradient, GradientStats
-from shared_hooks.observers.memory import Memory, MemoryUse
-from shared_hooks.observers.nonfinite import NonFinite, NonFiniteFound, NonFiniteGuard
+from shared_hooks.observers.kinds import (
+    Activation,
+    ActivationStats,
+    Attention,
+    AttentionCapture,
+    Custom,
+    Gradient,
+    GradientStats,
+    Memory,
+    MemoryUse,
+    NonFinite,
+    NonFiniteFound,
+    NonFiniteGuard,
+    Seen,
+    Tokens,
+    TopTokens,
+)
 from shared_hooks.observers.pictures import heat_map, save_heat_map
-from shared_hooks.observers.tokens import Tokens, TopTokens
 from shared_hooks.observers.transforms import Changed, Transform
 from shared_hooks.observers.watching import Call
 

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import InputMismatch
-from shared_hooks.observers.activation import Activation, Maker, statistics
 from shared_hooks.observers.backward import BackwardHooks, Gradients, Pass
 from shared_hooks.observers.base import Attachment, Observer
 from shared_hooks.observers.deferred import Deferred, read
+from shared_hooks.observers.kinds.activation import Activation, Maker, statistics
 from shared_hooks.observers.values import parts
 from shared_hooks.observers.watching import Call
 from shared_hooks.wrapped import WrappedModel
