@@ -16,7 +16,7 @@ from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Books, Request, replies
 from cloud_server.streams import CrossingCache, Probe, Session
-from cloud_server.work import Overtime, QueueClock, Watch, Workers
+from cloud_server.work import Overtime, QueueClock, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -53,7 +53,7 @@ class Core:
         self._sessions: set[Session] = set()
         self._workers = Workers(workers)
         self._queue_clock = QueueClock()
-        self._overtime = Watch(self.limits.max_compute_seconds)
+        self._overtime = Watchdog(self.limits.max_compute_seconds)
         self._probes = threading.Semaphore(self.limits.max_probes)
         self.profiles = Profiles(self.engines, self.limits, self._workers.put)
         self._closed = threading.Event()

@@ -5,7 +5,7 @@ controller     which way to run now: pure, observations and the time are passed 
 link_estimate  what the link carries now, from real transfers
 tracker        a number followed through noisy observations
 hedge          the whole model here, beside a request that is late
-watch          probes and calls at the server, when no request tells
+monitor        probes and calls at the server, when no request tells
 decisions      what was decided, with its numbers
 """
 

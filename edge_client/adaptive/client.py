@@ -2,8 +2,8 @@
 
 Each request asks the controller where to run, runs there, and tells it what that took. Two things happen beside that.
 A request that takes much longer than predicted is *hedged*: the whole model runs here meanwhile, whoever is done first
-answers, the other is given up; when the server is gone that is so at once, and no request is lost. And a *watch*
-(`edge_client.adaptive.watch`) probes the link when no request tells its speed, and calls at a server that is gone.
+answers, the other is given up; when the server is gone that is so at once, and no request is lost. And a *monitor*
+(`edge_client.adaptive.monitor`) probes the link when no request tells its speed, and calls at a server that is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 from edge_client.adaptive.controller import Choice, SplitController
 from edge_client.adaptive.decisions import Decisions
 from edge_client.adaptive.hedge import Hedge, expected_ns, is_late
-from edge_client.adaptive.watch import Connect, Watch
+from edge_client.adaptive.monitor import Connect, ServerMonitor
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
@@ -67,8 +67,8 @@ class AutoClient:
 
     ``prepare`` turns an input file into ``(args, kwargs)``, as in `EdgeClient.infer_many`; it is needed for files.
     ``local=False``: the model cannot run here as a whole, so that a server that is gone is waited for. ``connect``
-    makes what is missing when the server was not there at the start (see `Watch`). ``on_decision`` gets every decision
-    and event as a dictionary; `decisions` keeps them. The client stays the caller's to close.
+    makes what is missing when the server was not there at the start (see `ServerMonitor`). ``on_decision`` gets every
+    decision and event as a dictionary; `decisions` keeps them. The client stays the caller's to close.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class AutoClient:
         self._last_networked: str = "input"
         self._cut: str | None = None  # of the last request
         self._told: set[str] = set()  # cuts out of use that the controller knows of
-        self.watch = Watch(client, controller, self.lock, self.decisions, connect)
+        self.monitor = ServerMonitor(client, controller, self.lock, self.decisions, connect)
 
     def __enter__(self) -> AutoClient:
-        self.watch.start()
+        self.monitor.start()
         return self
 
     def __exit__(
@@ -109,7 +109,7 @@ class AutoClient:
 
     def close(self) -> None:
         """Ends the threads of its own."""
-        self.watch.stop()
+        self.monitor.stop()
         self._hedge.close()
 
     def infer(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Answer:
@@ -321,7 +321,7 @@ class AutoClient:
                 self.controller.observe_transfer(now, answer.bytes_up, answer.bytes_down, network, flight.bytes_ahead)
 
     def _gone(self, why: str) -> None:
-        self.watch.gone(why)
+        self.monitor.gone(why)
 
     # Inputs
 

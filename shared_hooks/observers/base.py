@@ -212,7 +212,7 @@ class Attachment:
         """The modules looked at."""
         return tuple(self.modules.values())
 
-    def begin(self, whole: bool) -> Look | None:
+    def begin(self, whole: bool) -> ObserverLook | None:
         """See `watching.Watcher`."""
         if self.thread is not None and self.thread != threading.get_ident():
             return None
@@ -220,7 +220,7 @@ class Attachment:
             step = self._next
             if whole:
                 self._next = step + 1
-        return None if step % self.observer.every_n else Look(self, step)
+        return None if step % self.observer.every_n else ObserverLook(self, step)
 
     def forget(self, step: int) -> None:
         """The forward of this step did not count: the next one is this step."""
@@ -244,7 +244,7 @@ class Attachment:
         self.detach()
 
 
-class Look:
+class ObserverLook:
     """One observer in one forward; see `watching.Look`."""
 
     def __init__(self, attachment: Attachment, step: int) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import InputMismatch
-from shared_hooks.observers.base import Attachment, Look, Observer, Record
+from shared_hooks.observers.base import Attachment, Observer, ObserverLook, Record
 from shared_hooks.observers.values import parts
 from shared_hooks.observers.watching import Call
 from shared_hooks.wrapped import WrappedModel
@@ -79,7 +79,7 @@ class Transform(Observer):
 
 
 class _Attachment(Attachment):
-    def begin(self, whole: bool) -> Look | None:
+    def begin(self, whole: bool) -> ObserverLook | None:
         look = super().begin(whole)
         if look is not None and (begun := _begun.get()) is not None:
             begun.update(dict.fromkeys(self.modules.values()))
