@@ -14,7 +14,7 @@ from shared_hooks.crossing import Crossing, Place, Slot
 from shared_hooks.explanation import Explanation, Sent, Told
 from shared_hooks.modules import ROOT, call_name
 from shared_hooks.planning import Capture, Cutting, Plan
-from shared_hooks.recording import Call, Event, Op, Storage, Trace
+from shared_hooks.recording import Event, ModuleCall, Op, Storage, Trace
 from shared_hooks.tail import Answer, Enter, ReadValue, Recipe, Run, Skip
 from shared_hooks.tensors import LiveSet, Structure, dtype_name, no_class, unflatten
 
@@ -111,7 +111,7 @@ class _Telling:
         found = self._around(storage.created)
         return storage.created if found is None else max(found[0].end, storage.created)
 
-    def _around(self, seq: int) -> tuple[Op, Call] | None:
+    def _around(self, seq: int) -> tuple[Op, ModuleCall] | None:
         index = bisect_right(self.starts, seq) - 1
         return None if index < 0 else self.placed[index][1:]
 
@@ -155,7 +155,7 @@ class _Telling:
         return f"the result of {call_name(*capture.where)}" if capture.kind == "result" else "a value of the model's"
 
 
-def _named(op: Op, call: Call) -> str:
+def _named(op: Op, call: ModuleCall) -> str:
     return f"{op.name} in {_module(call.name)}"
 
 

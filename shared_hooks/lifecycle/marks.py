@@ -13,8 +13,8 @@ from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import Event
 from shared_hooks.lifecycle.stages import Stage
 
-Call = Callable[[Event], object]
-Function = TypeVar("Function", bound=Call)
+Handler = Callable[[Event], object]
+Function = TypeVar("Function", bound=Handler)
 MARK: Final = "__isthmus_hook__"
 PREFIXES: Final = ("before_", "after_", "on_")
 
@@ -82,14 +82,14 @@ def mark_of(hook: object) -> Mark | None:
     return mark if isinstance(mark, Mark) else None
 
 
-def calls_of(hook: Any) -> Mapping[Stage, Call]:
+def calls_of(hook: Any) -> Mapping[Stage, Handler]:
     """Stage -> what to call. Raises SpecError for an object without a stage, and for a method misspelt."""
     if isinstance(hook, type):
         raise SpecError(f"{hook.__name__} is a class: make one of it, and register that")
     mark = mark_of(hook)
     if mark is not None:
         return dict.fromkeys(mark.stages, hook)
-    found: dict[Stage, Call] = {}
+    found: dict[Stage, Handler] = {}
     names = [stage.value for stage in Stage]
     for name in dir(type(hook)):
         if mark_of(getattr(type(hook), name, None)) is not None:
@@ -108,7 +108,7 @@ def calls_of(hook: Any) -> Mapping[Stage, Call]:
     return found
 
 
-def check_call(hook: Any, call: Call) -> None:
+def check_call(hook: Any, call: Handler) -> None:
     """Raises SpecError for what would do nothing or only fail when its stage comes, as far as can be seen."""
     what = f"{name_of(hook)}: {getattr(call, '__qualname__', type(call).__name__)}"
     if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):

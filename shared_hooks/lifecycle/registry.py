@@ -14,7 +14,7 @@ from typing import Any
 from shared_hooks.errors import HookRefused, SpecError, near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import About, Event
-from shared_hooks.lifecycle.marks import Call, Function, Mark, calls_of, check_call, mark_of, name_of, priority_of
+from shared_hooks.lifecycle.marks import Function, Handler, Mark, calls_of, check_call, mark_of, name_of, priority_of
 from shared_hooks.lifecycle.stages import Stage
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class Listener:
     """One hook at one stage, and what it has cost so far."""
 
-    def __init__(self, owner: Registered, stage: Stage, call: Call, when: Condition | None) -> None:
+    def __init__(self, owner: Registered, stage: Stage, call: Handler, when: Condition | None) -> None:
         self.owner = owner
         self.stage = stage
         self.call = call
@@ -178,7 +178,7 @@ class Lifecycle:
     def _mount(
         self,
         hook: Any,
-        calls: Mapping[Stage, Call],
+        calls: Mapping[Stage, Handler],
         mark: Mark,
         name: str | None = None,
         priority: int | str | None = None,
@@ -201,11 +201,11 @@ class Lifecycle:
             self._set([*(one for one in self._hooks if one.name != name), made])
         return name
 
-    def calls(self, hook: Any) -> Mapping[Stage, Call]:
+    def calls(self, hook: Any) -> Mapping[Stage, Handler]:
         """What of a hook would be called here: at the stages that come on this side. Raises SpecError."""
         return self._here(calls_of(hook))
 
-    def _here(self, calls: Mapping[Stage, Call]) -> Mapping[Stage, Call]:
+    def _here(self, calls: Mapping[Stage, Handler]) -> Mapping[Stage, Handler]:
         return {stage: call for stage, call in calls.items() if stage.comes(self.side)}
 
     def on(

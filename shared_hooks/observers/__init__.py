@@ -18,6 +18,9 @@ for record in stats.records:
     print(record.name, record.step, record.mean)
 """
 
+import warnings
+from typing import Any
+
 from shared_hooks.observers.base import Attachment, Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.kinds import (
@@ -39,7 +42,7 @@ from shared_hooks.observers.kinds import (
 )
 from shared_hooks.observers.pictures import heat_map, save_heat_map
 from shared_hooks.observers.transforms import Changed, Transform
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 
 __all__ = [
     "Activation",
@@ -47,7 +50,6 @@ __all__ = [
     "Attachment",
     "Attention",
     "AttentionCapture",
-    "Call",
     "Changed",
     "Custom",
     "Deferred",
@@ -58,6 +60,7 @@ __all__ = [
     "NonFinite",
     "NonFiniteFound",
     "NonFiniteGuard",
+    "ObservedCall",
     "Observer",
     "Record",
     "Seen",
@@ -67,3 +70,11 @@ __all__ = [
     "heat_map",
     "save_heat_map",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Call`, the name of `ObservedCall` until 0.3."""
+    if name != "Call":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("shared_hooks.observers.Call is called ObservedCall now", DeprecationWarning, stacklevel=2)
+    return ObservedCall

@@ -19,7 +19,7 @@ from torch import nn
 from shared_hooks.errors import InputMismatch
 from shared_hooks.observers.base import Attachment, Observer, ObserverLook, Record
 from shared_hooks.observers.values import parts
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 from shared_hooks.wrapped import WrappedModel
 
 _attached: list[Attachment] = []
@@ -64,7 +64,7 @@ class Transform(Observer):
         with _lock:
             _attached[:] = [attachment for attachment in _attached if attachment.is_attached]
 
-    def observe(self, call: Call, name: str, step: int) -> Changed | None:
+    def observe(self, call: ObservedCall, name: str, step: int) -> Changed | None:
         inputs = (*call.args, call.kwargs) if call.kwargs else call.args
         with torch.set_grad_enabled(call.grad):
             changed = self.function(call.module, inputs, call.output, name)

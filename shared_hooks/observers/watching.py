@@ -24,7 +24,7 @@ from shared_hooks.modules import Runner, Shim, attach, call_name, running
 from shared_hooks.observers.deferred import Deferred, read
 
 
-class Call:
+class ObservedCall:
     """One call of one module. ``args``, ``kwargs`` and ``output`` are the live values, not to be changed.
 
     ``is_real()``: whether what runs now runs on this side of the cut, and is no replay. ``began``: whether the call did
@@ -55,10 +55,10 @@ class Look(Protocol):
     """Whether `after` may put another output into the call."""
     surrounds: bool
 
-    def before(self, call: Call, name: str) -> AbstractContextManager[Any] | None:
+    def before(self, call: ObservedCall, name: str) -> AbstractContextManager[Any] | None:
         """The module is about to run; what is returned is entered around it. Only called if `surrounds`."""
 
-    def after(self, call: Call, name: str) -> None:
+    def after(self, call: ObservedCall, name: str) -> None:
         """The module has run."""
 
     def deferred(self) -> list[Deferred]:
@@ -113,7 +113,7 @@ class ObservedForward:
 
     def show(self, looks: list[tuple[Look, str]], module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the module, and show it if what it gives is real on this side."""
-        call = Call(module, args, kwargs, self._is_real)
+        call = ObservedCall(module, args, kwargs, self._is_real)
         if any(look.surrounds for look, _ in looks):
             with ExitStack() as around:
                 for look, name in looks:

@@ -14,7 +14,7 @@ from shared_hooks.errors import CutRefused, UnknownLayer, near
 from shared_hooks.planning.cutting import Cutting, crossing_of, cut_after
 from shared_hooks.planning.following import footprint, form_of_result
 from shared_hooks.planning.liveness import Frontier, Liveness, frontier_bytes
-from shared_hooks.recording import Call, Trace, collector
+from shared_hooks.recording import ModuleCall, Trace, collector
 from shared_hooks.tensors import LiveSet
 
 INPUT = "input"
@@ -40,7 +40,7 @@ class LayerInfo:
 
     @classmethod
     def on_demand(
-        cls, number: int, call: Call, crossing: Callable[[int], int], refusal: Callable[[int], str]
+        cls, number: int, call: ModuleCall, crossing: Callable[[int], int], refusal: Callable[[int], str]
     ) -> LayerInfo:
         """The layer of a call; ``crossing`` and ``refusal`` tell the bytes and the reason (or none) of a cut."""
         made = object.__new__(cls)

@@ -11,7 +11,7 @@ import torch
 from cloud_server.config import read_config
 from edge_client import ConnectionOptions, EdgeClient, KeepAlive, ModelChoice
 from edge_client.__main__ import main
-from shared_hooks import WrappedModel
+from shared_hooks import WrappedModel, observers
 
 
 def test_a_limit_by_its_old_name(tmp_path: Path) -> None:
@@ -91,3 +91,8 @@ def test_observers_by_their_old_name(capsys: pytest.CaptureFixture[str]) -> None
         client.hooks = ()
     assert client.observers == ()
     client.close()
+
+
+def test_a_call_that_observers_look_at() -> None:
+    with pytest.warns(DeprecationWarning, match="observers.Call is called ObservedCall now"):
+        assert observers.Call is observers.ObservedCall

@@ -27,7 +27,7 @@ from shared_hooks.observers.base import Attachment, Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.thumbnails import encoded, shrunk
 from shared_hooks.observers.values import is_real
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 
 MAX_WEIGHTS = 1 << 22
 
@@ -98,7 +98,7 @@ class AttentionCapture(Observer):
         return super()._attachment(root, {**modules, **outer}, owner, thread)
 
     def around(
-        self, call: Call, name: str, step: int, add: Callable[[Any], None]
+        self, call: ObservedCall, name: str, step: int, add: Callable[[Any], None]
     ) -> AbstractContextManager[Any] | None:
         module = call.module
         if isinstance(module, nn.TransformerEncoderLayer):
@@ -109,7 +109,7 @@ class AttentionCapture(Observer):
             return None
         return _Inside(self, call, name, step, add)
 
-    def observe(self, call: Call, name: str, step: int) -> Deferred | None:
+    def observe(self, call: ObservedCall, name: str, step: int) -> Deferred | None:
         module = call.module
         if isinstance(module, nn.MultiheadAttention):
             self._called().add(module)
@@ -195,7 +195,7 @@ class _Inside(TorchFunctionMode):
     """Sees the softmaxes and the fast kernel that one call of a module uses."""
 
     def __init__(
-        self, observer: AttentionCapture, call: Call, name: str, step: int, add: Callable[[Any], None]
+        self, observer: AttentionCapture, call: ObservedCall, name: str, step: int, add: Callable[[Any], None]
     ) -> None:
         super().__init__()
         self.observer, self.call, self.name, self.step, self.add = observer, call, name, step, add
