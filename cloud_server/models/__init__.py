@@ -3,7 +3,7 @@
 engine         what the core needs of a model
 served_model   ... in this process
 custody        the model as before after every request
-profiles       its half of every cut, measured on request
+profiles       the tail of every cut, measured on request
 
 May import config, limits.
 """

@@ -24,7 +24,7 @@ from edge_client.sweep import extras
 from edge_client.sweep.feed import Feed, feeds_of
 from edge_client.sweep.foretell import foretell
 from edge_client.sweep.journal import Journal, open_journal
-from edge_client.sweep.measure import Meter
+from edge_client.sweep.meter import Meter
 from edge_client.sweep.outcome import Summary
 from edge_client.sweep.results import write
 from edge_client.sweep.runner import Run

@@ -48,7 +48,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class LocalRun:
     """The model run here from end to end."""
 
     output: Any
@@ -154,7 +154,7 @@ class EdgeHalf:
         stamps.packed = now_ns()
         return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed)
 
-    def whole(self, call: Call, stamps: Stamps) -> Whole:
+    def whole(self, call: Call, stamps: Stamps) -> LocalRun:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
         output, observations, changed = self._run(self.wrapped.whole, "whole", call, stamps)
@@ -165,7 +165,7 @@ class EdgeHalf:
             structure, tensors = flatten(output)
             output = unflatten(structure, [tensor.cpu() for tensor in tensors], self.find)
         stamps.unpacked = now_ns()
-        return Whole(output, layers, forward, observations, changed)
+        return LocalRun(output, layers, forward, observations, changed)
 
     def file(self, path: Path, stamps: Stamps) -> Head:
         """Read and pack an input file as it is. Raises SpecError without a spec, and InputMismatch."""

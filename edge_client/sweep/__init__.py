@@ -3,7 +3,7 @@
 extras    the libraries of the extra "sweep", or one clear line
 ways      the ways to run a request: cuts, everything here, everything there; networked and local
 feed      the inputs
-measure   one request, measured and compared with the whole model
+meter     one request, measured and compared with the whole model
 local     head and tail in this one process
 observed  what observers saw
 columns   the columns of both tables, with their units

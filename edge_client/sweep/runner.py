@@ -13,7 +13,7 @@ from edge_client.modes import CLOUD_FILE
 from edge_client.screen.text import one_line
 from edge_client.sweep.feed import Feed
 from edge_client.sweep.journal import Journal
-from edge_client.sweep.measure import Meter, Whole
+from edge_client.sweep.meter import Meter, Reference
 from edge_client.sweep.observed import Observed, kept, way_of
 from edge_client.sweep.records import Records
 from edge_client.sweep.ways import Way, rotated
@@ -59,7 +59,7 @@ class Run:
         """Plans, recipes, caches: with the first input that can be read. A server that cannot read files is noted."""
         for index in left:
             try:
-                self.meter.whole(self.feeds[index])
+                self.meter.reference(self.feeds[index])
             except Exception:  # told when its turn comes
                 continue
             if self.observers:
@@ -83,9 +83,9 @@ class Run:
         records = Records(feed.name, index)
         self._sequence = index * 2 * self.repetitions * len(self.ways)
         try:
-            whole: Whole | Exception = self.meter.whole(feed)
+            reference: Reference | Exception = self.meter.reference(feed)
         except Exception as error:
-            whole = error
+            reference = error
         rounds = len(self.feeds) * self.repetitions
         repetition = 0
         for repetition in range(self.repetitions):
@@ -96,9 +96,9 @@ class Run:
             for way, layers in turns:
                 self._sequence += 1
                 try:
-                    if isinstance(whole, Exception):
-                        raise whole
-                    self.meter.record(records, way, feed, whole, repetition, self._sequence, layers)
+                    if isinstance(reference, Exception):
+                        raise reference
+                    self.meter.record(records, way, feed, reference, repetition, self._sequence, layers)
                 except CONNECTION_ERRORS:
                     raise
                 except Exception as error:  # this request's own; the others go on

@@ -25,7 +25,7 @@ Labels = tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
-class Whole:
+class Reference:
     """What the whole model says of one input, without observers."""
 
     structure: Any
@@ -48,12 +48,12 @@ class Meter:
         self._spec = spec
         self._codec = codec
 
-    def whole(self, feed: Feed) -> Whole:
+    def reference(self, feed: Feed) -> Reference:
         """Raises what reading the input or the model raises."""
         args, kwargs = self._placed(feed)
         output = run_plain(self._client.wrapped.model, args, kwargs)
         structure, tensors = flatten(output)
-        return Whole(structure, [tensor.cpu() for tensor in tensors], labels_of(self._spec.postprocess(output)))
+        return Reference(structure, [tensor.cpu() for tensor in tensors], labels_of(self._spec.postprocess(output)))
 
     def request(self, way: Way, feed: Feed) -> Answer | LocalAnswer:
         """Raises what went wrong, errors of the connection among it."""
@@ -85,7 +85,7 @@ class Meter:
         return answer
 
     def record(
-        self, records: Records, way: Way, feed: Feed, whole: Whole, repetition: int, sequence: int, layers: bool
+        self, records: Records, way: Way, feed: Feed, reference: Reference, repetition: int, sequence: int, layers: bool
     ) -> None:
         """One request, as a row; with its ``layers``, or with nothing that would delay it. Raises as `request`."""
         self._client.wrapped.metrics_enabled = layers
@@ -94,9 +94,9 @@ class Meter:
         known = {
             "layers": layers,
             "measured_ns": answer.measured_ns,
-            "exact": whole.equals(answer.output),
+            "exact": reference.equals(answer.output),
             "top1": None if labels is None else ";".join(labels),
-            "top1_agrees": None if labels is None or whole.labels is None else labels == whole.labels,
+            "top1_agrees": None if labels is None or reference.labels is None else labels == reference.labels,
             "truth": feed.truth,
         }
         records.add(way, repetition, sequence, answer, known)
