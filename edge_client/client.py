@@ -21,7 +21,7 @@ from edge_client.modes import EDGE_ONLY
 from edge_client.request import (
     Cut,
     Done,
-    EdgeHalf,
+    EdgeModel,
     OldKeywords,
     Place,
     Requests,
@@ -46,7 +46,7 @@ CONNECTION_ERRORS: Final = (ServerUnavailable, Disagreement, UnknownModel)  # no
 
 
 class EdgeClient:
-    """The edge half of a model, and a standing connection to the cloud half.
+    """A model's heads here, and a standing connection to its tails on a server.
 
         with EdgeClient("127.0.0.1:50051", "digits", split="stage2.0.conv1") as client:
             answer = client.infer(image)
@@ -94,10 +94,12 @@ class EdgeClient:
         self.choice, self.connection, observers = taken_over(
             old, ModelChoice.of(model), connection or ConnectionOptions(), observers
         )
-        self._half = EdgeHalf(self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=self.lifecycle)
+        self._edge_model = EdgeModel(
+            self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=self.lifecycle
+        )
         self._client_id = uuid.uuid4().hex
         self.requests = Requests(
-            self._half,
+            self._edge_model,
             self._connect,
             max_in_flight=self.connection.max_in_flight,
             metrics=metrics,
@@ -125,7 +127,7 @@ class EdgeClient:
     @property
     def device(self) -> torch.device:
         """Where the model runs here."""
-        return self._half.device
+        return self._edge_model.device
 
     @property
     def max_in_flight(self) -> int:
@@ -135,21 +137,21 @@ class EdgeClient:
     @property
     def spec(self) -> ModelSpec | None:
         """The model's spec; None for a client made with a module."""
-        return self._half.spec
+        return self._edge_model.spec
 
     @property
     def wrapped(self) -> WrappedModel:
         """The model as it runs here: its layers after `prepare` or `open`."""
-        return self._half.wrapped
+        return self._edge_model.wrapped
 
     @property
     def observers(self) -> tuple[str, ...]:
         """Observers of every request that is begun from now on. Raises SpecError for a name that there is not."""
-        return self._half.observers
+        return self._edge_model.observers
 
     @observers.setter
     def observers(self, names: Iterable[str]) -> None:
-        self._half.observe(names)
+        self._edge_model.observe(names)
 
     @property
     def hooks(self) -> tuple[str, ...]:
@@ -187,7 +189,7 @@ class EdgeClient:
     def prepare(self) -> EdgeClient:
         """Plan the example and hash the weights; no server is needed. `open` does it otherwise."""
         if self.server is None:
-            self._half.plan_example()
+            self._edge_model.plan_example()
         else:
             self._connect()
         return self
@@ -199,7 +201,7 @@ class EdgeClient:
         (naming what differs), UnknownModel.
         """
         if self.split == EDGE_ONLY:
-            self._half.plan_example()
+            self._edge_model.plan_example()
             return self
         self._connect().open(self.connection.patience if seconds is None else seconds)
         return self
@@ -319,7 +321,7 @@ class EdgeClient:
             raise SpecError("a hook at before_plan or after_plan asked for a request while the first one is planned")
         self._greeting = True
         try:
-            return self._half.greeting(self._client_id)
+            return self._edge_model.greeting(self._client_id)
         finally:
             self._greeting = False
 

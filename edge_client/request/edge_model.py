@@ -1,4 +1,4 @@
-"""The model's half on this side: loaded, wrapped, planned; heads run and packed here."""
+"""The model on this side: loaded, wrapped, planned; heads run and packed here."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LocalRun:
     transforms: tuple[str, ...] = ()
 
 
-class EdgeHalf:
+class EdgeModel:
     """A wrapped model on a device."""
 
     spec: ModelSpec | None = None
