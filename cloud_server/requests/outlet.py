@@ -1,4 +1,4 @@
-"""Where answers go: what requests and books need to know of a stream."""
+"""Where answers go: what requests and their table need to know of a stream."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Session:
         """The client has these answers. Raises BadFrame for more than are ever kept: one frame holds millions."""
         if len(ids) > self._hub.limits.max_answers:
             raise BadFrame(f"{len(ids)} answers are acknowledged; no more than {self._hub.limits.max_answers} are kept")
-        self._hub.books.forget([(self.client_id, id) for id in ids])
+        self._hub.requests.forget([(self.client_id, id) for id in ids])
 
     def _on_hello(self, hello: split_pb2.Hello) -> None:
         self._hub.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.peer)
@@ -166,7 +166,7 @@ class Session:
         """What to send next, waiting for it; None at the end."""
         while True:
             # Asked for without the lock, and before the outbox is looked at: what was answered until then is in it.
-            done = self._phase is Phase.FINISHED and not self._hub.books.waits_for(self)
+            done = self._phase is Phase.FINISHED and not self._hub.requests.waits_for(self)
             with self._ready:
                 if self._phase is Phase.OVER:
                     return None

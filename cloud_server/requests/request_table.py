@@ -18,7 +18,7 @@ from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusEr
 from shared_hooks.lifecycle import Lifecycle, Stage
 
 
-class Books:
+class RequestTable:
     """Live requests by (client, id), and the answers that clients have not acknowledged. Any thread may call.
 
     `changed` guards all of it, and every request's state; whoever waits for something to change waits on it.
@@ -217,7 +217,7 @@ class Books:
         return True
 
     def _end(self, request: Request, error: IsthmusError | None) -> None:
-        """Takes a request out of the books; the caller holds the lock."""
+        """Takes a request out of the table; the caller holds the lock."""
         if request.state is not State.OVER:
             request.state = State.OVER
             del self._live[request.key]
