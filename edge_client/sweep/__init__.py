@@ -2,7 +2,7 @@
 
 extras    the libraries of the extra "sweep", or one clear line
 ways      the ways to run a request: cuts, everything here, everything there; networked and local
-feed      the inputs
+inputs    what a sweep sends
 meter     one request, measured and compared with the whole model
 local     head and tail in this one process
 observed  what observers saw

@@ -11,7 +11,7 @@ from edge_client.answer import Answer
 from edge_client.client import CONNECTION_ERRORS
 from edge_client.modes import CLOUD_FILE
 from edge_client.screen.text import one_line
-from edge_client.sweep.feed import Feed
+from edge_client.sweep.inputs import SweepInput
 from edge_client.sweep.journal import Journal
 from edge_client.sweep.meter import Meter, Reference
 from edge_client.sweep.observed import Observed, kept, way_of
@@ -27,7 +27,7 @@ class Run:
     """
 
     meter: Meter
-    feeds: Sequence[Feed]
+    inputs: Sequence[SweepInput]
     ways: Sequence[Way]
     repetitions: int
     warmup: int
@@ -47,7 +47,7 @@ class Run:
         """Measure the inputs that are not ``done``. Errors of the connection (`CONNECTION_ERRORS`) end it, and a server
         that allows no such observers (HookRefused); the input under way is lost, those before it are in the journal.
         """
-        left = [index for index in range(len(self.feeds)) if index not in done]
+        left = [index for index in range(len(self.inputs)) if index not in done]
         self._warm_up(left)
         began = self.clock()
         for index in left:
@@ -59,15 +59,15 @@ class Run:
         """Plans, recipes, caches: with the first input that can be read. A server that cannot read files is noted."""
         for index in left:
             try:
-                self.meter.reference(self.feeds[index])
+                self.meter.reference(self.inputs[index])
             except Exception:  # told when its turn comes
                 continue
             if self.observers:
-                self._observed(self.feeds[index])
+                self._observed(self.inputs[index])
             for way in tuple(self.ways):
                 for _ in range(self.warmup):
                     try:
-                        self.meter.request(way, self.feeds[index])
+                        self.meter.request(way, self.inputs[index])
                     except CONNECTION_ERRORS:
                         raise
                     except Exception as error:  # as above
@@ -79,14 +79,14 @@ class Run:
             return
 
     def _input(self, index: int, began: float) -> dict[str, Any]:
-        feed = self.feeds[index]
-        records = Records(feed.name, index)
+        sweep_input = self.inputs[index]
+        records = Records(sweep_input.name, index)
         self._sequence = index * 2 * self.repetitions * len(self.ways)
         try:
-            reference: Reference | Exception = self.meter.reference(feed)
+            reference: Reference | Exception = self.meter.reference(sweep_input)
         except Exception as error:
             reference = error
-        rounds = len(self.feeds) * self.repetitions
+        rounds = len(self.inputs) * self.repetitions
         repetition = 0
         for repetition in range(self.repetitions):
             number = index * self.repetitions + repetition
@@ -98,35 +98,35 @@ class Run:
                 try:
                     if isinstance(reference, Exception):
                         raise reference
-                    self.meter.record(records, way, feed, reference, repetition, self._sequence, layers)
+                    self.meter.record(records, way, sweep_input, reference, repetition, self._sequence, layers)
                 except CONNECTION_ERRORS:
                     raise
                 except Exception as error:  # this request's own; the others go on
                     text = one_line(f"{type(error).__name__}: {error}")
-                    records.fail(way, repetition, self._sequence, text, {"layers": layers, "truth": feed.truth})
-                self.on_step(f"{feed.name}: {way}")
+                    records.fail(way, repetition, self._sequence, text, {"layers": layers, "truth": sweep_input.truth})
+                self.on_step(f"{sweep_input.name}: {way}")
             if self.seconds is not None and self.clock() - began >= self.seconds:
                 self.over = True
                 break
         entry = {
             "index": index,
-            "input": feed.name,
+            "input": sweep_input.name,
             "repetitions": repetition + 1,
             "requests": records.requests,
             "rows": records.rows,
             "notes": [[*key, count] for key, count in records.notes.items()],
         }
         if self.observers:
-            entry["observed"] = self._observed(feed)
+            entry["observed"] = self._observed(sweep_input)
         return entry
 
-    def _observed(self, feed: Feed) -> Observed:
+    def _observed(self, sweep_input: SweepInput) -> Observed:
         way = way_of(self.ways)
         try:
-            seen: Answer | Exception = self.meter.observe(way, feed, self.observers)
+            seen: Answer | Exception = self.meter.observe(way, sweep_input, self.observers)
         except (*CONNECTION_ERRORS, HookRefused):
             raise
         except Exception as error:  # this request's own
             seen = error
-        self.on_step(f"{feed.name}: observers")
+        self.on_step(f"{sweep_input.name}: observers")
         return kept(way, seen)

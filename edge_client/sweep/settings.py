@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from edge_client.survey.loaded import Loaded
-from edge_client.sweep.feed import Feed
+from edge_client.sweep.inputs import SweepInput
 from edge_client.sweep.ways import Way
 from shared_hooks.profiling.machine import describe
 
@@ -44,7 +44,7 @@ class SweepOptions:
     """Errors are raised, and not told in a line."""
 
 
-def settings_of(options: SweepOptions, loaded: Loaded, feeds: Sequence[Feed], ways: Sequence[Way]) -> Settings:
+def settings_of(options: SweepOptions, loaded: Loaded, inputs: Sequence[SweepInput], ways: Sequence[Way]) -> Settings:
     """Hashes weights and inputs."""
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)
@@ -67,7 +67,7 @@ def settings_of(options: SweepOptions, loaded: Loaded, feeds: Sequence[Feed], wa
         "layer repetitions": options.layer_repetitions,
         "warm-up": options.warmup,
         "ways": [[way.name, way.mode] for way in ways],
-        "inputs": [[feed.name, feed.digest()] for feed in feeds],
+        "inputs": [[sweep_input.name, sweep_input.digest()] for sweep_input in inputs],
         **observers,
     }
 

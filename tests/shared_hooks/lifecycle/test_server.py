@@ -1,4 +1,4 @@
-"""The server's requests and streams, with an engine that computes nothing: hooks hear of each request once, in order."""
+"""The server's requests and streams; the engine computes nothing: hooks hear of each request once, in order."""
 
 from __future__ import annotations
 
