@@ -29,7 +29,7 @@ planning    from a recording to cuts
 head        a forward that stops early
 tail        a forward that starts late
 mapping     the module tree joined with what ran; ONNX files
-explanation, explaining   one cut told
+explanation, explaining   one cut explained
 verification, report      every cut against the whole model
 wrapped     `WrappedModel`
 observers   looks at modules on either side

@@ -24,7 +24,7 @@ _LONGEST = 60
 def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) -> Explanation:
     """What ``cutting`` of ``plan`` sends and why, and what ``recipe`` does with it."""
     number = crossing.layer_id
-    told = _Telling(plan.trace, cutting)
+    telling = _Telling(plan.trace, cutting)
     elsewhere = {storage.index for frontier in plan.of_siblings(number) for storage in frontier}
     slots = zip(cutting.storages, crossing.slots, cutting.captures, strict=True)
     values = (plan.trace.ops[ordinal].structure for ordinal in cutting.banked)
@@ -34,7 +34,7 @@ def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) ->
         layer_id=number,
         layer_name=crossing.layer_name,
         layer_type="" if number < 0 else plan.trace.layers[number].module_type,
-        sent=tuple(told.sent(i, *one, elsewhere=one[0].index in elsewhere) for i, one in enumerate(slots)),
+        sent=tuple(telling.sent(i, *one, elsewhere=one[0].index in elsewhere) for i, one in enumerate(slots)),
         whole=bool(crossing.slots) and max(plan.trace.dynamic, default=-1) > cutting.position,
         reads=tuple(Told(read.name, _where(read.place), _value(value)) for read, value in reads),
         given=tuple(Told(given.name, _where(given.place)) for given in crossing.given),

@@ -54,7 +54,7 @@ class Request:
         self.fingerprint = fingerprint(engine, frame)
         self.state = State.RECEIVING
         self.cancelled = False
-        self.told = False
+        self.announced = False
         """Whether hooks have heard of it."""
         self.error: IsthmusError | None = None
         self.began_ns = time.perf_counter_ns()

@@ -58,7 +58,7 @@ class Session:
         self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
         self.undelivered = 0
         """Answers that the client has not begun to fetch."""
-        self._told = False  # that the server drains
+        self._drain_said = False  # that the server drains
         self._room = 2 * hub.limits.max_in_flight + 64
 
     # From the client
@@ -192,9 +192,9 @@ class Session:
     def drain(self) -> None:
         """Tells the client that the server goes away, once; one that was not welcomed yet is refused at its hello."""
         with self._ready:
-            if self._phase is Phase.GREETING or self._told:
+            if self._phase is Phase.GREETING or self._drain_said:
                 return
-            self._told = True
+            self._drain_said = True
         self.send(wire.draining())
 
     def broke(self, error: IsthmusError) -> None:

@@ -95,7 +95,7 @@ class AutoClient:
         self._last_finished = 0
         self._last_networked: str = "input"
         self._cut: str | None = None  # of the last request
-        self._told: set[str] = set()  # cuts out of use that the controller knows of
+        self._known_refused: set[str] = set()  # cuts out of use that the controller knows of
         self.monitor = ServerMonitor(client, controller, self.lock, self.decisions, connect)
 
     def __enter__(self) -> AutoClient:
@@ -186,9 +186,9 @@ class AutoClient:
         """The controller hears of cuts that witnesses have taken out of use, once of each."""
         for cut, reason in self.client.refused.items():
             with self.lock:
-                if cut in self._told:
+                if cut in self._known_refused:
                     continue
-                self._told.add(cut)
+                self._known_refused.add(cut)
                 for name in WHOLE_THERE if cut == "input" else (cut,):
                     self.controller.refuse(name)
             self.decisions.event("refused", cut=cut, reason=reason)

@@ -132,8 +132,8 @@ class ServerMonitor:
         """
         found: list[float] = []
         while len(found) < 2:
-            _, told = self._prober.train([(large, 0), (small, 0)], PROBE_SECONDS)
-            second, whole = told.receive_ns / small, (told.total_ns - rtt) / (large + small)
+            _, times = self._prober.train([(large, 0), (small, 0)], PROBE_SECONDS)
+            second, whole = times.receive_ns / small, (times.total_ns - rtt) / (large + small)
             found.append(max(second, whole, 1 / small))
             if whole < AGREE * second:
                 break

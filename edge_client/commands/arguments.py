@@ -168,7 +168,7 @@ def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:
     plan.add_argument("--input", action="append", metavar="FILE", help="count its preparation; it may cross as it is")
     plan.add_argument("--edge-profile", metavar="FILE", help="of edge-client profile (default: measured now)")
     plan.add_argument("--cloud-profile", metavar="FILE", help="of edge-client profile (default: measured now)")
-    plan.add_argument("--uplink", metavar="RATE", help="5mbit: told instead of probed, with --rtt")
+    plan.add_argument("--uplink", metavar="RATE", help="5mbit: given instead of probed, with --rtt")
     plan.add_argument("--downlink", metavar="RATE", help="(default: as --uplink)")
     plan.add_argument("--rtt", metavar="TIME", help="30ms")
     plan.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")

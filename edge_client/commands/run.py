@@ -92,7 +92,7 @@ def main(options: argparse.Namespace) -> int:
         known = report.as_dict() if decisions is None else {**report.as_dict(), "decisions": decisions}
         write_json({**known, "lifecycle": as_dicts(lifecycle), "exit_status": status}, options.json, options.stdout)
     if maps is not None:
-        print(printable(maps.told()), flush=True)
+        print(printable(maps.summary()), flush=True)
     return status
 
 

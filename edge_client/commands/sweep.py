@@ -21,11 +21,11 @@ from edge_client.screen.text import milliseconds, one_line, printable, size
 from edge_client.survey.gather import Wanted, gather
 from edge_client.survey.loaded import Loaded
 from edge_client.sweep import extras
-from edge_client.sweep.foretell import foretell
 from edge_client.sweep.inputs import SweepInput, inputs_of
 from edge_client.sweep.journal import Journal, open_journal
 from edge_client.sweep.meter import Meter
 from edge_client.sweep.outcome import Summary
+from edge_client.sweep.prediction import predicted
 from edge_client.sweep.results import write
 from edge_client.sweep.runner import Run
 from edge_client.sweep.settings import SweepOptions, settings_of
@@ -47,7 +47,7 @@ def main(options: argparse.Namespace) -> int:
     choice = choice_of(options)
     spec = choice.spec()
     if "tokens" in how.observers:
-        spec.load_tokenizer()  # a wrong one is told before hours of work
+        spec.load_tokenizer()  # a wrong one is reported before hours of work
     inputs = inputs_of(spec, options.input)
     with open_journal(options.out) as journal, ExitStack() as stack:
         loaded = _load(choice, inputs)
@@ -189,7 +189,7 @@ def _server(
         )
         try:
             gathered = stack.enter_context(gather(loaded, wanted, _say, how.progress))
-            journal.write({"prediction": foretell(gathered, objective)})
+            journal.write({"prediction": predicted(gathered, objective)})
             if gathered.server is not None:
                 return gathered.server
         except Exception as error:  # whatever it is: measured numbers need no prediction

@@ -115,8 +115,8 @@ def _reading(record: Record, key: str) -> str:
     reading = record.get(key)
     if not isinstance(reading, dict):
         return "-"
-    told = _bytes(reading.get("value"))
-    return told if told == "-" or reading.get("status") == "measured" else f"{told} ~"
+    text = _bytes(reading.get("value"))
+    return text if text == "-" or reading.get("status") == "measured" else f"{text} ~"
 
 
 def _memory(record: Record) -> list[str]:

@@ -11,7 +11,7 @@ records   an answer as rows
 settings  what a sweep is of: what must be the same to resume it
 journal   what was measured so far, safe from interruption
 runner    input by input, round by round
-foretell  what the plan says before anything is measured
+prediction  what the plan says before anything is measured
 outcome   what a sweep found, made once
 tables    CSV and Parquet
 summary   each way's numbers, the decision

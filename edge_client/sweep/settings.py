@@ -41,7 +41,7 @@ class SweepOptions:
     calibrate: bool = False
     progress: bool = True
     debug: bool = False
-    """Errors are raised, and not told in a line."""
+    """Errors are raised, and not printed in a line."""
 
 
 def settings_of(options: SweepOptions, loaded: Loaded, inputs: Sequence[SweepInput], ways: Sequence[Way]) -> Settings:

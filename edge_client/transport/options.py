@@ -1,4 +1,4 @@
-"""What a connection is told: limits, keep-alive. Checked when it is made."""
+"""The settings of a connection: limits, keep-alive. Checked when it is made."""
 
 from __future__ import annotations
 

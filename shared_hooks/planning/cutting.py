@@ -257,8 +257,8 @@ class _Cutter:
         for storage in op.writes:
             self._written(place, op, storage)
         # what is made of no tensor may hold numbers that were read from data
-        told = op.dynamic or (op.draws and not op.args) or (not op.reshapes and op.is_untold)
-        if told:
+        literal = op.dynamic or (op.draws and not op.args) or (not op.reshapes and op.is_unforeseen)
+        if literal:
             self.given.append(self._given(place, op))
         for leaf, value in enumerate(op.results):
             if value in op.args or op.reshapes:
@@ -268,7 +268,7 @@ class _Cutter:
                     self._first(place, leaf, value)
             elif value.storage.opaque:
                 raise CutRefused("a sparse, nested or quantised tensor is made before the cut")
-            elif not told and not op.laid and value.storage.tainted <= op.end:
+            elif not literal and not op.laid and value.storage.tainted <= op.end:
                 self.layouts.append(Layout(place, leaf, value.view.stride))
 
     def _first(self, place: Place, leaf: int, value: Value) -> None:

@@ -53,7 +53,7 @@ def cut_of(layer_id: int) -> int | str:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was told."""
+    """Until the device has done all that was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

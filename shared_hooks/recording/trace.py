@@ -96,7 +96,7 @@ class Op:
     """One call of a torch function made from Python while no other was running.
 
     ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
-    ``untold``: its result's form cannot be worked out without data; ``laid``: and so can the strides (see `is_untold`).
+    ``unforeseen``: its result's form cannot be worked out without data (see `is_unforeseen`); ``laid``: strides can.
     ``takes_chosen``: an argument is a ``chosen`` `Value`.
     """
 
@@ -116,20 +116,20 @@ class Op:
     end: int = -1
     literals: Any = None
     reshapes: bool = False
-    untold: bool = False
+    unforeseen: bool = False
     laid: bool = True
     takes_chosen: bool = False
     unasked: list[Callable[[], int]] = field(default_factory=list)
 
     @property
-    def is_untold(self) -> bool:
-        """``untold``, once those have been asked who may know (how much of a kernel's results is foreseen)."""
+    def is_unforeseen(self) -> bool:
+        """``unforeseen``, once those have been asked who may know (how much of a kernel's results is foreseen)."""
         if self.unasked:
             least = min(foreseen() for foreseen in self.unasked)
-            self.untold |= least == NOTHING
+            self.unforeseen |= least == NOTHING
             self.laid = self.laid and least == LAYOUT
             self.unasked.clear()
-        return self.untold
+        return self.unforeseen
 
     @property
     def counts(self) -> bool:

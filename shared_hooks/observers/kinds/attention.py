@@ -57,7 +57,7 @@ class AttentionCapture(Observer):
 
     ``top``: how many of the most attended positions. ``keep_weights``: also the weights themselves, of at most 4
     million elements a call. ``picture``: also a small heat map, of the mean over heads and the first item of the batch.
-    Looks at all attention modules, unless told.
+    Looks at all attention modules by default.
     """
 
     surrounds = True

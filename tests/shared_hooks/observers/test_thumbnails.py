@@ -206,8 +206,8 @@ def test_a_damaged_picture_and_a_full_disk_are_told(tmp_path: Path) -> None:
     good = encoded(np.ones((2, 2)))
     records = [{"name": "a", "step": 0, "picture": one} for one in (bad, good)]
     maps.write(1, "x", {"edge": {"attention": {"records": records}}})
-    assert "1 in " in maps.told() and "1 that came were damaged" in maps.told()
+    assert "1 in " in maps.summary() and "1 that came were damaged" in maps.summary()
     (tmp_path / "maps" / "0002_x").touch()  # in the way of the folder
     maps.write(2, "x", {"edge": {"attention": {"records": records}}})
     with pytest.raises(SpecError, match="cannot be written"):
-        maps.told()
+        maps.summary()
