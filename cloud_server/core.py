@@ -1,7 +1,7 @@
 """The server without its transport: streams are opened, frames go in, frames come out.
 
-A transport opens a `Session` per stream and moves frames; everything that streams share is here: the served models,
-the table of the requests on their way, the bounds, the workers and the draining.
+A transport opens a `StreamSession` per stream and moves frames; everything that streams share is here: the served
+models, the table of the requests on their way, the bounds, the workers and the draining.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
-from cloud_server.streams import CrossingCache, Probe, Session
+from cloud_server.streams import CrossingCache, Probe, StreamSession
 from cloud_server.work import Overtime, QueueClock, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
@@ -50,7 +50,7 @@ class Core:
         self._changed = self.requests.changed  # guards draining and sessions, too: nothing comes in beside a drain
         self._draining = False
         self._drained = False
-        self._sessions: set[Session] = set()
+        self._sessions: set[StreamSession] = set()
         self._workers = Workers(workers)
         self._queue_clock = QueueClock()
         self._overtime = Watchdog(self.limits.max_compute_seconds)
@@ -81,18 +81,18 @@ class Core:
         if self._draining:
             raise ServerUnavailable("the server is draining: it finishes what it has and takes nothing new")
 
-    def open(self, peer: str) -> Session:
+    def open(self, peer: str) -> StreamSession:
         """A new stream from ``peer`` (for the log). Raises ServerUnavailable while draining or full."""
         with self._changed:
             self.check_open()
             if len(self._sessions) >= self.limits.max_clients:
                 raise ServerUnavailable(f"the server has {len(self._sessions)} clients, its limit; try again later")
-            session = Session(self, peer, self._left)
+            session = StreamSession(self, peer, self._left)
             self._sessions.add(session)
         self.lifecycle.emit(Stage.AFTER_CONNECT, peer=peer)
         return session
 
-    def _left(self, session: Session, reason: str) -> None:
+    def _left(self, session: StreamSession, reason: str) -> None:
         """The stream is gone. Its place is free once hooks have heard of it."""
         self.requests.left(session)
         self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=session.peer, reason=reason)

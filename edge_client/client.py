@@ -23,7 +23,7 @@ from edge_client.request import (
     Done,
     EdgeModel,
     OldKeywords,
-    Place,
+    Position,
     Requests,
     Running,
     in_order,
@@ -285,11 +285,11 @@ class EdgeClient:
         cut = self._cut(split)
         self.until(deadline)  # a wrong one is nobody's failure but the caller's
 
-        def start(item: Any, place: Place) -> Running | Done:
+        def start(item: Any, position: Position) -> Running | Done:
             stamps, until = Stamps(), self.until(deadline)
             work = work_of(item, cut) or (Call(*prepare(item)) if prepare else Call.of(item))
             stamps.prepared = now_ns()
-            return self.requests.begin(work, cut, stamps, until, place)
+            return self.requests.begin(work, cut, stamps, until, position)
 
         return in_order(
             inputs,

@@ -34,10 +34,10 @@ class Phase(Enum):
     OVER = "over"  # nothing is taken or sent any more
 
 
-class Session:
+class StreamSession:
     """One stream. One thread calls `receive`, another iterates `frames`; the core calls the rest from any thread."""
 
-    def __init__(self, hub: Hub, peer: str, left: Callable[[Session, str], None]) -> None:
+    def __init__(self, hub: Hub, peer: str, left: Callable[[StreamSession, str], None]) -> None:
         """``left`` is called once, with the reason, when the stream is gone."""
         self.peer = peer
         self.host = peer.rpartition(":")[0] or peer

@@ -26,7 +26,7 @@ from edge_client.call import Call
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.model_choice import Inputs
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from edge_client.request import Done, Place, Running, in_order
+from edge_client.request import Done, Position, Running, in_order
 from edge_client.transport import Exchange, Stamps, State, now_ns
 from shared_hooks.errors import CutRefused, RemoteError, SpecError
 from shared_hooks.lifecycle import Stage
@@ -130,7 +130,7 @@ class AutoClient:
         return in_order(
             inputs,
             self.client.max_in_flight,
-            start=lambda item, place: self._begin(item, deadline, place),
+            start=lambda item, position: self._begin(item, deadline, position),
             finish=self._finish,
             cancel=lambda flight: self._leave(flight, "the iteration was left"),
             fatal=(),
@@ -140,12 +140,12 @@ class AutoClient:
 
     # One request
 
-    def _begin(self, item: Any, deadline: float | None, place: Place | None = None) -> Flight:
-        flight = self._send(item, None, Stamps(), self.client.until(deadline), place)
+    def _begin(self, item: Any, deadline: float | None, position: Position | None = None) -> Flight:
+        flight = self._send(item, None, Stamps(), self.client.until(deadline), position)
         self._flying.append(flight)
         return flight
 
-    def _send(self, item: Any, call: Call | None, stamps: Stamps, until: float, place: Place | None) -> Flight:
+    def _send(self, item: Any, call: Call | None, stamps: Stamps, until: float, position: Position | None) -> Flight:
         """Choose, and begin there. A cut that a witness takes out of use just then is chosen once, and not again."""
         tried: set[str] = set()
         while True:
@@ -156,7 +156,7 @@ class AutoClient:
             work: Call | Path = self._path(item) if call is None else call
             ahead = sum(_unsent(flight) for flight in self._flying)
             try:
-                running = self.client.requests.begin(work, name, stamps, until, place)
+                running = self.client.requests.begin(work, name, stamps, until, position)
             except CutRefused:
                 if name in tried or not self._is_refused(name):
                     raise
@@ -237,11 +237,11 @@ class AutoClient:
 
     def _again(self, flight: Flight, running: Running) -> Answer:
         """Its cut was found wrong while it was under way: it goes another."""
-        old, place = flight.stamps, Place(running.about.index, running.about.total)
+        old, position = flight.stamps, Position(running.about.index, running.about.total)
         began = old.called if old.prepared is None else old.prepared
         stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
         stamps.retry_ns = now_ns() - began - old.aside_ns
-        new = self._send(flight.item, flight.call, stamps, flight.until, place)
+        new = self._send(flight.item, flight.call, stamps, flight.until, position)
         flight.call, flight.choice, flight.stamps = new.call, new.choice, new.stamps
         flight.running, flight.bytes_ahead, flight.hedged = new.running, new.bytes_ahead, None
         return self._answer(flight)
@@ -278,7 +278,7 @@ class AutoClient:
             stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=aside)
             call = flight.call or self._read(flight.item)
             stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared) - aside
-            return self.client.requests.local(call, stamps, Place(about.index, about.total))
+            return self.client.requests.local(call, stamps, Position(about.index, about.total))
 
         flight.hedged = self._hedge.run(run)
 

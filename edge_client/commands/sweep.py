@@ -27,7 +27,7 @@ from edge_client.sweep.meter import Meter
 from edge_client.sweep.outcome import Summary
 from edge_client.sweep.prediction import predicted
 from edge_client.sweep.results import write
-from edge_client.sweep.runner import Run
+from edge_client.sweep.runner import SweepRun
 from edge_client.sweep.settings import SweepOptions, settings_of
 from edge_client.sweep.ways import Way, choose, ways_of
 from edge_client.transport import ConnectionOptions
@@ -138,7 +138,7 @@ def _measure(
     try:
         client.open()
         with progress("sweep", steps, how.progress) as on_step:
-            run = Run(
+            run = SweepRun(
                 Meter(client, loaded.spec, how.codec),
                 inputs,
                 ways,

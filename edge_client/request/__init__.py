@@ -9,7 +9,7 @@ May import answer, witness, transport, call, modes.
 """
 
 from edge_client.request.edge_model import Cut, EdgeModel
-from edge_client.request.many import Place, in_order
+from edge_client.request.many import Position, in_order
 from edge_client.request.old_keywords import OldKeywords, taken_over
 from edge_client.request.requests import Done, Requests, Running, work_of
 
@@ -18,7 +18,7 @@ __all__ = [
     "Done",
     "EdgeModel",
     "OldKeywords",
-    "Place",
+    "Position",
     "Requests",
     "Running",
     "in_order",

@@ -14,7 +14,7 @@ from edge_client.answer import Answer
 from edge_client.call import Call
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.request.edge_model import Cut, EdgeModel, Head
-from edge_client.request.many import Place
+from edge_client.request.many import Position
 from edge_client.transport import Connection, Exchange, ServerTimes, Stamps, State, Times, layer_metrics, now_ns, wire
 from edge_client.witness import INPUT, Kept, Witness, Witnesses
 from shared_hooks.errors import (
@@ -85,16 +85,16 @@ class Requests:
         self._places = threading.Semaphore(max_in_flight)
 
     def begin(
-        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, place: Place | None = None
+        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, position: Position | None = None
     ) -> Running | Done:
         """Wait for a place, run the head, submit; or, without a cut, run everything. A path is sent as it is.
 
-        ``place``: where in its run the input is; None for one by itself.
+        ``position``: where in its run the input is; None for one by itself.
         """
         if cut == EDGE_ONLY:
             assert isinstance(work, Call)
-            return Done(self.local(work, stamps, place))
-        about = self._about(place)
+            return Done(self.local(work, stamps, position))
+        about = self._about(position)
         try:
             with self.lifecycle.request(about):
                 self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut)
@@ -186,9 +186,9 @@ class Requests:
             running.connection.cancel(running.exchange, Cancelled(why))
             self._over(running.about, running.exchange.error or Cancelled(why))
 
-    def local(self, call: Call, stamps: Stamps, place: Place | None = None) -> Answer:
+    def local(self, call: Call, stamps: Stamps, position: Position | None = None) -> Answer:
         """The whole model, here."""
-        about = self._about(place)
+        about = self._about(position)
         try:
             with self.lifecycle.request(about):
                 self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=call, split=EDGE_ONLY)
@@ -221,9 +221,9 @@ class Requests:
             transforms=whole.transforms,
         )
 
-    def _about(self, place: Place | None) -> About:
-        place = place or Place(next(self._singles), None)
-        return About(next(self._ids), place.index, place.total, self._edge_model.model_id, self._client_id)
+    def _about(self, position: Position | None) -> About:
+        position = position or Position(next(self._singles), None)
+        return About(next(self._ids), position.index, position.total, self._edge_model.model_id, self._client_id)
 
     def _over(self, about: About, error: BaseException | None = None, answer: Answer | None = None) -> None:
         """Hooks hear how it ended. Ctrl-C and what abandons a hedge are no errors."""

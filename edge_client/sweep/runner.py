@@ -21,7 +21,7 @@ from shared_hooks.errors import HookRefused
 
 
 @dataclass
-class Run:
+class SweepRun:
     """A sweep's work: made of what it is, run by `run`. ``seconds``: the budget, for the measuring alone; one round of
     one input is made, whatever it takes.
     """

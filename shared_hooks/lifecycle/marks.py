@@ -36,7 +36,7 @@ class Priority(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class HookMark:
     """What `on` leaves on a function."""
 
     stages: tuple[Stage, ...]
@@ -47,7 +47,7 @@ class Mark:
     @classmethod
     def of(
         cls, stages: Iterable[Stage | str], priority: int | str | None, name: str | None, when: Condition | None
-    ) -> Mark:
+    ) -> HookMark:
         """Raises SpecError for no stage, and one that there is not."""
         found = tuple(dict.fromkeys(Stage.of(stage) for stage in stages))
         if not found:
@@ -62,7 +62,7 @@ def on(
     when: Condition | None = None,
 ) -> Callable[[Function], Function]:
     """Marks a function ``(event)`` as a hook of these stages, to be registered later, by itself or by dotted name."""
-    mark = Mark.of(stages, priority, name, when)
+    mark = HookMark.of(stages, priority, name, when)
 
     def put(function: Function) -> Function:
         if mark_of(function) is not None:
@@ -76,10 +76,10 @@ def on(
     return put
 
 
-def mark_of(hook: object) -> Mark | None:
+def mark_of(hook: object) -> HookMark | None:
     """What `on` left, None on anything else."""
     mark = getattr(hook, MARK, None)
-    return mark if isinstance(mark, Mark) else None
+    return mark if isinstance(mark, HookMark) else None
 
 
 def calls_of(hook: Any) -> Mapping[Stage, Handler]:

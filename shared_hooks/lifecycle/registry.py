@@ -14,7 +14,16 @@ from typing import Any
 from shared_hooks.errors import HookRefused, SpecError, near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import About, Event
-from shared_hooks.lifecycle.marks import Function, Handler, Mark, calls_of, check_call, mark_of, name_of, priority_of
+from shared_hooks.lifecycle.marks import (
+    Function,
+    Handler,
+    HookMark,
+    calls_of,
+    check_call,
+    mark_of,
+    name_of,
+    priority_of,
+)
 from shared_hooks.lifecycle.stages import Stage
 
 log = logging.getLogger(__name__)
@@ -172,14 +181,14 @@ class Lifecycle:
         priority. Raises SpecError: no such stage, none that comes on this side, a priority or name that cannot be, or
         a function that is not called with one argument, or is `async` or a generator.
         """
-        mark = mark_of(hook) or Mark((), getattr(hook, "priority", None))
+        mark = mark_of(hook) or HookMark((), getattr(hook, "priority", None))
         return self._mount(hook, calls_of(hook), mark, name, priority, when, replace)
 
     def _mount(
         self,
         hook: Any,
         calls: Mapping[Stage, Handler],
-        mark: Mark,
+        mark: HookMark,
         name: str | None = None,
         priority: int | str | None = None,
         when: Condition | None = None,
@@ -216,7 +225,7 @@ class Lifecycle:
         when: Condition | None = None,
     ) -> Callable[[Function], Function]:
         """A decorator that registers the function below it at once."""
-        mark = Mark.of(stages, priority, None, when)
+        mark = HookMark.of(stages, priority, None, when)
 
         def put(function: Function) -> Function:
             self._mount(function, dict.fromkeys(mark.stages, function), mark, name)

@@ -96,7 +96,7 @@ class Op:
     """One call of a torch function made from Python while no other was running.
 
     ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
-    ``unforeseen``: its result's form cannot be worked out without data (see `is_unforeseen`); ``laid``: strides can.
+    ``unforeseen``: its result's form cannot be worked out without data (`is_unforeseen`); ``laid``: its strides can.
     ``takes_chosen``: an argument is a ``chosen`` `Value`.
     """
 
