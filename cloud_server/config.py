@@ -67,7 +67,7 @@ class ServerConfig:
     threads: int | None = None
     workers: int = 1
     limits: Limits = field(default_factory=Limits)
-    hooks: tuple[str, ...] = ()
+    observers: tuple[str, ...] = ()
     """Observers that clients may ask for."""
     lifecycle: Lifecycle = field(default_factory=lambda: load("cloud", None, Path.cwd()), compare=False)
 
@@ -97,7 +97,7 @@ def read_config(path: Path) -> ServerConfig:
         if limits is not None:
             values["limits"] = _limits(limits)
         if observers is not None:
-            values["hooks"] = _hooks(observers)
+            values["observers"] = _observers(observers)
         if lifecycle is not None:
             values["lifecycle"] = load("cloud", lifecycle, path.resolve().parent)
         return ServerConfig(**{key: value for key, value in values.items() if value is not None})
@@ -134,7 +134,7 @@ def _models(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
     return tuple(entries)
 
 
-def _hooks(table: Table) -> tuple[str, ...]:
+def _observers(table: Table) -> tuple[str, ...]:
     allowed = table.take("allow", list) or []
     table.done()
     for name in allowed:

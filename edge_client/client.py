@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
@@ -20,9 +21,9 @@ from edge_client.modes import EDGE_ONLY
 from edge_client.request import (
     Cut,
     Done,
-    EdgeHalf,
+    EdgeModel,
     OldKeywords,
-    Place,
+    Position,
     Requests,
     Running,
     in_order,
@@ -45,7 +46,7 @@ CONNECTION_ERRORS: Final = (ServerUnavailable, Disagreement, UnknownModel)  # no
 
 
 class EdgeClient:
-    """The edge half of a model, and a standing connection to the cloud half.
+    """A model's heads here, and a standing connection to its tails on a server.
 
         with EdgeClient("127.0.0.1:50051", "digits", split="stage2.0.conv1") as client:
             answer = client.infer(image)
@@ -58,8 +59,8 @@ class EdgeClient:
     `deadline`: seconds for a whole request. `connection` has the limits (`ConnectionOptions`): how long to wait for a
     server, how many requests are between head and answer, and so how many frontiers are in memory.
 
-    `hooks` names observers of every request, on both sides (`shared_hooks.observers.named`): `Answer.observations`. The
-    server must allow them, else the request fails with HookRefused.
+    `observers` are the names of those that look at every request, on both sides (`shared_hooks.observers.named`):
+    `Answer.observations`. The server must allow them, else the request fails with ObserverRefused.
 
     `witness`, from 0 to 1, is the share of the split requests that are computed whole here, too, and compared with what
     came back (docs/witness.md): `Answer.witness`. A difference takes the cut out of use (`refused`): CutRefused.
@@ -79,7 +80,7 @@ class EdgeClient:
         codec: str = "raw",
         metrics: bool = True,
         deadline: float = 60.0,
-        hooks: Iterable[str] = (),
+        observers: Iterable[str] = (),
         witness: float = 0.0,
         lifecycle: Lifecycle | None = None,
         connection: ConnectionOptions | None = None,
@@ -90,11 +91,15 @@ class EdgeClient:
         self.lifecycle = default("edge") if lifecycle is None else lifecycle
         self._split = split
         self.deadline = check_seconds("deadline", deadline)
-        self.choice, self.connection = taken_over(old, ModelChoice.of(model), connection or ConnectionOptions())
-        self._half = EdgeHalf(self.choice, codec=codec, metrics=metrics, hooks=hooks, lifecycle=self.lifecycle)
+        self.choice, self.connection, observers = taken_over(
+            old, ModelChoice.of(model), connection or ConnectionOptions(), observers
+        )
+        self._edge_model = EdgeModel(
+            self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=self.lifecycle
+        )
         self._client_id = uuid.uuid4().hex
         self.requests = Requests(
-            self._half,
+            self._edge_model,
             self._connect,
             max_in_flight=self.connection.max_in_flight,
             metrics=metrics,
@@ -122,7 +127,7 @@ class EdgeClient:
     @property
     def device(self) -> torch.device:
         """Where the model runs here."""
-        return self._half.device
+        return self._edge_model.device
 
     @property
     def max_in_flight(self) -> int:
@@ -132,21 +137,32 @@ class EdgeClient:
     @property
     def spec(self) -> ModelSpec | None:
         """The model's spec; None for a client made with a module."""
-        return self._half.spec
+        return self._edge_model.spec
 
     @property
     def wrapped(self) -> WrappedModel:
         """The model as it runs here: its layers after `prepare` or `open`."""
-        return self._half.wrapped
+        return self._edge_model.wrapped
+
+    @property
+    def observers(self) -> tuple[str, ...]:
+        """Observers of every request that is begun from now on. Raises SpecError for a name that there is not."""
+        return self._edge_model.observers
+
+    @observers.setter
+    def observers(self, names: Iterable[str]) -> None:
+        self._edge_model.observe(names)
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        """Observers of every request that begins from now on. Raises SpecError for an unknown name."""
-        return self._half.hooks
+        """`observers` by the old name, which goes with 0.3."""
+        warnings.warn("EdgeClient.hooks is called observers now", DeprecationWarning, stacklevel=2)
+        return self.observers
 
     @hooks.setter
     def hooks(self, names: Iterable[str]) -> None:
-        self._half.observe(names)
+        warnings.warn("EdgeClient.hooks is called observers now", DeprecationWarning, stacklevel=2)
+        self.observers = tuple(names)
 
     @property
     def witness(self) -> float:
@@ -173,7 +189,7 @@ class EdgeClient:
     def prepare(self) -> EdgeClient:
         """Plan the example and hash the weights, without a server. If it was not called, `open` does it."""
         if self.server is None:
-            self._half.plan_example()
+            self._edge_model.plan_example()
         else:
             self._connect()
         return self
@@ -185,7 +201,7 @@ class EdgeClient:
         (naming what differs), UnknownModel.
         """
         if self.split == EDGE_ONLY:
-            self._half.plan_example()
+            self._edge_model.plan_example()
             return self
         self._connect().open(self.connection.patience if seconds is None else seconds)
         return self
@@ -269,11 +285,11 @@ class EdgeClient:
         cut = self._cut(split)
         self.until(deadline)  # a wrong one is nobody's failure but the caller's
 
-        def start(item: Any, place: Place) -> Running | Done:
+        def start(item: Any, position: Position) -> Running | Done:
             stamps, until = Stamps(), self.until(deadline)
             work = work_of(item, cut) or (Call(*prepare(item)) if prepare else Call.of(item))
             stamps.prepared = now_ns()
-            return self.requests.begin(work, cut, stamps, until, place)
+            return self.requests.begin(work, cut, stamps, until, position)
 
         return in_order(
             inputs,
@@ -305,7 +321,7 @@ class EdgeClient:
             raise SpecError("a hook at before_plan or after_plan asked for a request while the first one is planned")
         self._greeting = True
         try:
-            return self._half.greeting(self._client_id)
+            return self._edge_model.greeting(self._client_id)
         finally:
             self._greeting = False
 

@@ -3,7 +3,7 @@
 engine         what the core needs of a model
 served_model   ... in this process
 custody        checks after every request that the model did not change
-profiles       its side of every cut, measured on request
+profiles       the tail of every cut, measured on request
 
 May import config, limits.
 """

@@ -1,4 +1,4 @@
-"""Profiles on request: the server's half of every cut, measured by a worker, one at a time, and kept.
+"""Profiles on request: the tail of every cut, measured by a worker, one at a time, and kept.
 
 A measurement takes a worker's turn, so that no tail runs on that worker meanwhile. Afterwards profiles rest for as
 long as it took, so that clients who ask for one after the other leave requests half of the time at least.

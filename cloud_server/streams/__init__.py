@@ -12,11 +12,11 @@ May import requests, models, wire, limits.
 
 from cloud_server.streams.crossings import CrossingCache
 from cloud_server.streams.probe import Probe
-from cloud_server.streams.session import InFrame, Session
+from cloud_server.streams.session import InFrame, StreamSession
 
 __all__ = [
     "CrossingCache",
     "InFrame",
     "Probe",
-    "Session",
+    "StreamSession",
 ]

@@ -5,7 +5,7 @@ controller     which way to run now: pure, observations and the time are passed 
 link_estimate  the link's speed now, from real transfers
 tracker        a number estimated from noisy observations
 hedge          the whole model here, beside a request that is late
-watch          probes and calls the server, when no request shows the link
+monitor        probes and calls the server, when no request shows the link
 decisions      what was decided, with its numbers
 """
 

@@ -1,10 +1,15 @@
-"""The arguments of every command of ``edge-client``."""
+"""The commands of ``edge-client`` and their options.
+
+They are here and not in the files that read them, because those load torch and ``--help`` must not.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -57,8 +62,8 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     watch = commands.add_parser("watch", parents=[model], help="send inputs, and show live what observers see")
     for command in (run, watch):
         _add_config(command)
-        _add_hooks(command, required=command is watch)
-    run.add_argument("--heat-maps", metavar="DIR", help="with --hooks attention: pictures of it, as PNG files")
+        _add_observe(command, default=("activation", "debug") if command is watch else ())
+    run.add_argument("--heat-maps", metavar="DIR", help="with --observe attention: pictures of it, as PNG files")
     watch.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
     watch.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input|...", help="same as run, without auto")
     watch.add_argument("--input", action="append", required=True, metavar="PATH", help="same as run")
@@ -118,16 +123,29 @@ def _add_codec(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_hooks(command: argparse.ArgumentParser, *, required: bool, text: str = "observe both sides: ") -> None:
+def _add_observe(
+    command: argparse.ArgumentParser, *, default: Sequence[str] = (), text: str = "observe both sides"
+) -> None:
     command.add_argument(
-        "--hooks",
-        type=lambda text: [name.strip() for name in text.split(",")],
-        default=["activation", "debug"] if required else [],
+        "--observe",
+        dest="observers",
+        type=_names,
+        default=list(default),
         metavar="NAME,NAME",
-        help=text
-        + "activation, attention, memory, debug, tokens; the server must allow them"
-        + (" (default: activation,debug)" if required else ""),
+        help=f'{text}: "activation" for statistics, "debug" for NaN and Inf, and such; another word lists them; the '
+        f"server must allow them (default: {','.join(default) or 'none'})",
     )
+    command.add_argument("--hooks", dest="observers", type=_names, action=_OldWord, help=argparse.SUPPRESS)
+
+
+class _OldWord(argparse.Action):
+    """An option by the name that it had before; it goes with 0.3."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        print(f"{parser.prog}: warning: {option} is called --observe now; the old name goes with 0.3", file=sys.stderr)
+        setattr(namespace, self.dest, values)
 
 
 def _add_lifecycle(commands: Commands, model: argparse.ArgumentParser) -> None:
@@ -208,7 +226,7 @@ def _add_sweep(commands: Commands, model: argparse.ArgumentParser) -> None:
     sweep.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     sweep.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
     sweep.add_argument("--fresh", action="store_true", help="start over in a folder that holds a sweep")
-    _add_hooks(sweep, required=False, text="one more request an input, observed on both sides: ")
+    _add_observe(sweep, text="one more request for each input, observed on both sides")
     compare = commands.add_parser("compare", help="compare two sweeps, taking noise into account")
     compare.add_argument("a", metavar="A", help="a folder made by edge-client sweep")
     compare.add_argument("b", metavar="B", help="another one")
@@ -265,6 +283,10 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def _codec(text: str) -> str:

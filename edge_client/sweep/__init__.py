@@ -2,8 +2,8 @@
 
 extras    the libraries of the extra "sweep", or one clear line
 ways      the ways to run a request: cuts, everything here, everything there; networked and local
-feed      the inputs
-measure   one request, measured and compared with the whole model
+inputs    what a sweep sends
+meter     one request, measured and compared with the whole model
 local     head and tail in this one process
 observed  what observers saw
 columns   the columns of both tables, with their units
@@ -11,7 +11,7 @@ records   an answer as rows
 settings  what a sweep measures: what must be the same to resume it
 journal   what was measured so far, safe from interruption
 runner    input by input, round by round
-foretell  what the plan says before anything is measured
+prediction  what the plan says before anything is measured
 outcome   what a sweep found, made once
 tables    CSV and Parquet
 summary   each way's numbers, the decision

@@ -1,4 +1,4 @@
-"""Options of a connection: limits, keep-alive. Checked when they are made."""
+"""The settings of a connection: limits, keep-alive. Checked when they are made."""
 
 from __future__ import annotations
 

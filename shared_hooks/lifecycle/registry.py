@@ -14,7 +14,16 @@ from typing import Any
 from shared_hooks.errors import HookRefused, SpecError, near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import About, Event
-from shared_hooks.lifecycle.marks import Call, Function, Mark, calls_of, check_call, mark_of, name_of, priority_of
+from shared_hooks.lifecycle.marks import (
+    Function,
+    Handler,
+    HookMark,
+    calls_of,
+    check_call,
+    mark_of,
+    name_of,
+    priority_of,
+)
 from shared_hooks.lifecycle.stages import Stage
 
 log = logging.getLogger(__name__)
@@ -23,7 +32,7 @@ log = logging.getLogger(__name__)
 class Listener:
     """One hook at one stage, and what it has cost so far."""
 
-    def __init__(self, owner: Registered, stage: Stage, call: Call, when: Condition | None) -> None:
+    def __init__(self, owner: Registered, stage: Stage, call: Handler, when: Condition | None) -> None:
         self.owner = owner
         self.stage = stage
         self.call = call
@@ -172,14 +181,14 @@ class Lifecycle:
         priority. Raises SpecError: no such stage, none on this side, an invalid priority or name, or a function that
         does not take one argument, or is `async` or a generator.
         """
-        mark = mark_of(hook) or Mark((), getattr(hook, "priority", None))
+        mark = mark_of(hook) or HookMark((), getattr(hook, "priority", None))
         return self._mount(hook, calls_of(hook), mark, name, priority, when, replace)
 
     def _mount(
         self,
         hook: Any,
-        calls: Mapping[Stage, Call],
-        mark: Mark,
+        calls: Mapping[Stage, Handler],
+        mark: HookMark,
         name: str | None = None,
         priority: int | str | None = None,
         when: Condition | None = None,
@@ -201,11 +210,11 @@ class Lifecycle:
             self._set([*(one for one in self._hooks if one.name != name), made])
         return name
 
-    def calls(self, hook: Any) -> Mapping[Stage, Call]:
+    def calls(self, hook: Any) -> Mapping[Stage, Handler]:
         """What of a hook would be called here: at the stages that come on this side. Raises SpecError."""
         return self._here(calls_of(hook))
 
-    def _here(self, calls: Mapping[Stage, Call]) -> Mapping[Stage, Call]:
+    def _here(self, calls: Mapping[Stage, Handler]) -> Mapping[Stage, Handler]:
         return {stage: call for stage, call in calls.items() if stage.comes(self.side)}
 
     def on(
@@ -216,7 +225,7 @@ class Lifecycle:
         when: Condition | None = None,
     ) -> Callable[[Function], Function]:
         """A decorator that registers the function below it at once."""
-        mark = Mark.of(stages, priority, None, when)
+        mark = HookMark.of(stages, priority, None, when)
 
         def put(function: Function) -> Function:
             self._mount(function, dict.fromkeys(mark.stages, function), mark, name)

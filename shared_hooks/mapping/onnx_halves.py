@@ -24,7 +24,7 @@ CUT: Final = "isthmus.cut"
 
 
 @dataclass(frozen=True)
-class Crossing:
+class CrossingTensor:
     """One tensor that the head gives and the tail takes, by the name that it has in both files."""
 
     name: str
@@ -39,7 +39,7 @@ class Halves:
 
     head: onnx_ir.Model
     tail: onnx_ir.Model
-    crossing: tuple[Crossing, ...]
+    crossing: tuple[CrossingTensor, ...]
     late: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _reads(node: onnx_ir.Node, graph: onnx_ir.Graph) -> set[onnx_ir.Value]:
     return found
 
 
-def _described(value: onnx_ir.Value, cut: str) -> Crossing:
+def _described(value: onnx_ir.Value, cut: str) -> CrossingTensor:
     import onnx_ir
 
     if not isinstance(value.type, onnx_ir.TensorType) or value.shape is None or value.dtype is None:
@@ -118,7 +118,7 @@ def _described(value: onnx_ir.Value, cut: str) -> Crossing:
     if len(shape) != len(value.shape):
         raise _refused(cut, f"{value.name} crosses, but its shape depends on the data ({value.shape})")
     nbytes = math.ceil(math.prod(shape) * value.dtype.bitwidth / 8)
-    return Crossing(value.name or "", str(value.dtype.numpy()), shape, nbytes)
+    return CrossingTensor(value.name or "", str(value.dtype.numpy()), shape, nbytes)
 
 
 def _let_pass(graph: onnx_ir.Graph, made: list[onnx_ir.Value], layer_id: int) -> None:

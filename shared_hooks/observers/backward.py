@@ -60,7 +60,7 @@ class BackwardHooks:
         if found is None:
             return False
         found.name, found.step, found.one_input, found.one_output = name, step, one_input, one_output
-        found.tell = self._told
+        found.tell = self._came_back
         return True
 
     def remove(self) -> None:
@@ -83,7 +83,7 @@ class BackwardHooks:
         self._arm(module)
         self._begun[module] = taken
 
-    def _told(self, found: Pass, by_input: Gradients, by_output: Gradients) -> None:
+    def _came_back(self, found: Pass, by_input: Gradients, by_output: Gradients) -> None:
         if self._on:
             self._tell(found, by_input, by_output)
 

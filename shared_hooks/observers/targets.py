@@ -94,7 +94,7 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 def leaves(model: nn.Module) -> dict[nn.Module, str]:
-    """What observers look at unless told: modules without children, and attention as a whole."""
+    """What observers look at by default: modules without children, and attention as a whole."""
     found: dict[nn.Module, str] = {}
     inside: set[nn.Module] = set()
     for module, info in walk(model, None).items():

@@ -19,14 +19,14 @@ from shared_hooks.recording.memory_kept import MemoryKept
 from shared_hooks.recording.outliving import Judge, depends
 from shared_hooks.recording.recorder import record
 from shared_hooks.recording.taint import Taint
-from shared_hooks.recording.trace import NEVER, Call, Event, Op, Storage, Trace, Value
+from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Op, Storage, Trace, Value
 
 __all__ = [
     "NEVER",
-    "Call",
     "Event",
     "Judge",
     "MemoryKept",
+    "ModuleCall",
     "Op",
     "Storage",
     "Taint",

@@ -112,12 +112,12 @@ class _Layout:
 
     def __init__(self) -> None:
         self._channels = self._dim = 0
-        self._told: dict[int, int] = {}
+        self._dims: dict[int, int] = {}
 
     def reads(self, module: nn.Module, value: Any) -> None:
         """``module`` is about to run."""
         if known := self._of(module):
-            self._told.setdefault(id(value), known)
+            self._dims.setdefault(id(value), known)
 
     def gives(self, module: nn.Module, output: Any) -> None:
         """``module`` has run; outputs are kept alive by the caller, so that an id means one tensor."""
@@ -126,7 +126,7 @@ class _Layout:
         known = self._of(module)
         if known:
             self._dim, self._channels = known, output.shape[known]
-            self._told[id(output)] = known
+            self._dims[id(output)] = known
 
     def guess(self, output: Any) -> int:
         """By the layers before."""
@@ -139,7 +139,7 @@ class _Layout:
 
     def dim(self, output: torch.Tensor, guess: int) -> int:
         """When the model has run."""
-        return 1 if output.dim() == 2 else self._told.get(id(output), guess)
+        return 1 if output.dim() == 2 else self._dims.get(id(output), guess)
 
     def _of(self, module: nn.Module) -> int:
         return 1 if isinstance(module, self._FIRST) else -1 if isinstance(module, self._LAST) else 0

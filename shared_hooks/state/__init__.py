@@ -16,7 +16,7 @@ May import modules, errors.
 """
 
 from shared_hooks.state.dice import Dice, DiceWatch
-from shared_hooks.state.lasting import PLAIN, agree, is_read, lost, portable, told
+from shared_hooks.state.lasting import PLAIN, agree, first_few, is_read, lost, portable
 from shared_hooks.state.numbers import Numbers, Spot
 from shared_hooks.state.places import Change
 from shared_hooks.state.poison import Read, lasting_name, remains, spread
@@ -36,11 +36,11 @@ __all__ = [
     "Settings",
     "Spot",
     "agree",
+    "first_few",
     "is_read",
     "lasting_name",
     "lost",
     "portable",
     "remains",
     "spread",
-    "told",
 ]

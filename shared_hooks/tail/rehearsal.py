@@ -236,7 +236,7 @@ class Rehearsal:
         given = self.claims.given.get(place)
         if given is None or given.name != frame.path or given.writes:
             raise self.notes.refusal(f"{frame.path} is scripted or compiled, and its result is not described")
-        sources = self.claims.told(given, arguments)
+        sources = self.claims.sources(given, arguments)
         self.notes.steps.append(Skip(frame.path, given.structure, sources))
         return unflatten(given.structure, [self.operations.placed(source, arguments) for source in sources], no_class)
 

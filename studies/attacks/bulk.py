@@ -139,7 +139,7 @@ class Target:
             item = session._outbox.popleft()
             if isinstance(item, Answer):
                 session.undelivered -= 1
-                self.core.books.forget([item.key])
+                self.core.requests.forget([item.key])
                 if item.failed is None:
                     self.reply = item
                 told.append("answer" if item.failed is None else item.failed.error)

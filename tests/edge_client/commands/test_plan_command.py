@@ -68,7 +68,7 @@ def test_profiles_and_a_told_link_need_no_server(profiles: list[str], capsys: py
     captured = capsys.readouterr()
     assert "loopback" not in captured.err
     assert "is best in latency (*)" in captured.out
-    assert "link, told: 5mbit up, 5mbit down, 20ms round trip" in captured.out
+    assert "link, given: 5mbit up, 5mbit down, 20ms round trip" in captured.out
     assert "to win, one of these alone" in captured.out
     table = captured.out.split("\n\n")[0].splitlines()
     assert len(table) == 7

@@ -16,7 +16,7 @@ from shared_hooks import TensorShape, WrappedModel
 from shared_hooks import wrapped as wrapping
 from shared_hooks.metrics import measuring
 from shared_hooks.metrics.clocks import HostClock, StreamClock, clock_for
-from shared_hooks.metrics.measuring import CudaMemory, Measurement, gpu_of
+from shared_hooks.metrics.measurement import CudaMemory, Measurement, gpu_of
 from shared_hooks.metrics.reading import Reading
 from shared_hooks.metrics.records import FORWARD_READINGS, LAYER_READINGS, outputs_of
 from shared_hooks.metrics.sampler import NO_GPU, Window

@@ -23,7 +23,7 @@ from shared_hooks.observers import (
     TopTokens,
     activation,
 )
-from shared_hooks.observers.activation import histogram, statistics
+from shared_hooks.observers.kinds.activation import histogram, statistics
 from tests.shared_hooks.observers.left import hooks_left
 from tests.shared_hooks.observers.small import Residual, image
 
