@@ -136,7 +136,7 @@ def _tokens(record: Record) -> list[str]:
 def _as_they_are(observer: str, observations: Mapping[str, Mapping[str, Any]]) -> Columns:
     """For an observer without a table of its own: what its records hold, the first few names that come."""
     records = [record for side in observations.values() for record in side.get(observer, {"records": []})["records"]]
-    found = dict.fromkeys(key for record in records for key in record if key not in ("name", "part"))
+    found = dict.fromkeys(key for record in records for key in record if key not in ("name", "part", "step"))
     keys = tuple(found)[:MOST_COLUMNS]
 
     def cells(record: Record) -> list[str]:

@@ -101,7 +101,7 @@ def test_an_interrupted_one_goes_on_and_keeps_what_was_seen(images: Path, tmp_pa
         assert main([*argv[:-1], "debug"]) == 2
         assert "observers: 2 then, 1 now" in complaint(capsys)
         assert main(argv[:-2]) == 2
-        assert "hooks: debug tokens then, nothing now" in complaint(capsys)
+        assert "observers: debug tokens then, nothing now" in complaint(capsys)
         assert main([*argv[:-2], "--fresh"]) in (0, 1)
         assert not (out / "observations.jsonl").exists() and "observed" not in summary(out)
 

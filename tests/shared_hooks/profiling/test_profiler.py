@@ -217,9 +217,9 @@ def test_what_the_model_raises_comes_out() -> None:
 
 
 def test_large_frontiers_are_made_anew_instead_of_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shared_hooks.profiling import measuring
+    from shared_hooks.profiling import timers
 
-    monkeypatch.setattr(measuring, "KEEP_BYTES", 0)
+    monkeypatch.setattr(timers, "KEEP_BYTES", 0)
     found = digits("cloud")
     assert all(isinstance(cut, CutProfile) and cut.stages["compute"].n == 1 for cut in found.cuts)
 
