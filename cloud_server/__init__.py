@@ -1,4 +1,4 @@
-"""The cloud process of Isthmus: takes what crosses a cut, runs the tail of the model, answers with its output.
+"""The cloud process of Isthmus: receives what crosses a cut, runs the tail of the model, answers with its output.
 
 core        the server without its transport: frames in, frames out
 streams     one client's stream; the link probed

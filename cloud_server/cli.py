@@ -59,7 +59,7 @@ def serve(config: ServerConfig) -> int:
     engines = []
     for entry in config.models:
         engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
-    with Core(engines, config.limits, config.workers, config.hooks, lifecycle) as core:
+    with Core(engines, config.limits, config.workers, config.observers, lifecycle) as core:
         server = CloudServer(core, config.listen)
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()

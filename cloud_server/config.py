@@ -17,9 +17,9 @@ depth = 3                            # how far hooks descend; absent = down to t
 max_request_bytes = 268435456
 
 [observers]
-allow = ["activation", "debug"]      # what clients may ask for of their requests' tails; absent = nothing
+allow = ["activation", "debug"]      # observers that clients may ask for in their tails; absent = none
 
-[lifecycle]                          # the server's own steps, see shared_hooks/lifecycle/loading.py
+[lifecycle]                          # the server's own hooks, see shared_hooks/lifecycle/loading.py
 hooks = ["my_hooks:Watchdog"]
 """
 
@@ -59,7 +59,7 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Everything a server process needs to know. Raises SpecError for what cannot work; no models means `digits`."""
+    """The configuration of a server process. Raises SpecError for what cannot work; no models means `digits`."""
 
     listen: str = DEFAULT_LISTEN
     models: tuple[ModelEntry, ...] = ()
@@ -67,7 +67,7 @@ class ServerConfig:
     threads: int | None = None
     workers: int = 1
     limits: Limits = field(default_factory=Limits)
-    hooks: tuple[str, ...] = ()
+    observers: tuple[str, ...] = ()
     """Observers that clients may ask for."""
     lifecycle: Lifecycle = field(default_factory=lambda: load("cloud", None, Path.cwd()), compare=False)
 
@@ -97,7 +97,7 @@ def read_config(path: Path) -> ServerConfig:
         if limits is not None:
             values["limits"] = _limits(limits)
         if observers is not None:
-            values["hooks"] = _hooks(observers)
+            values["observers"] = _observers(observers)
         if lifecycle is not None:
             values["lifecycle"] = load("cloud", lifecycle, path.resolve().parent)
         return ServerConfig(**{key: value for key, value in values.items() if value is not None})
@@ -134,7 +134,7 @@ def _models(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
     return tuple(entries)
 
 
-def _hooks(table: Table) -> tuple[str, ...]:
+def _observers(table: Table) -> tuple[str, ...]:
     allowed = table.take("allow", list) or []
     table.done()
     for name in allowed:
@@ -154,7 +154,7 @@ def _limits(table: Table) -> Limits:
         if old in table:
             warnings.warn(
                 f"{table.origin}: {table.name(old)} is called {new} now; the old name goes with version 0.3",
-                FutureWarning,  # for who runs the server, and so shown
+                FutureWarning,  # for the operator, and so shown
                 stacklevel=2,
             )
             value = table.take(old, int)

@@ -1,7 +1,7 @@
 """The server without its transport: streams are opened, frames go in, frames come out.
 
-A transport opens a `Session` per stream and moves frames; everything that streams share is here: the served models,
-the books of the requests on their way, the bounds, the workers and the draining.
+A transport opens a `StreamSession` per stream and moves frames; everything that streams share is here: the served
+models, the table of the requests on their way, the bounds, the workers and the draining.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import partial
 
 from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
-from cloud_server.requests import Answer, Books, Request, replies
-from cloud_server.streams import CrossingCache, Probe, Session
-from cloud_server.work import Overtime, QueueClock, Watch, Workers
+from cloud_server.requests import Answer, Request, RequestTable, replies
+from cloud_server.streams import CrossingCache, Probe, StreamSession
+from cloud_server.work import Overtime, QueueClock, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -33,27 +33,27 @@ class Core:
         engines: Iterable[Engine],
         limits: Limits | None = None,
         workers: int = 1,
-        hooks: Iterable[str] = (),
+        observers: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
     ) -> None:
-        """``hooks``: observers that clients may ask for. ``lifecycle``: hooks of the server's own."""
+        """``observers``: those that clients may ask for. ``lifecycle``: hooks of the server's own."""
         self.lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
         self.limits = limits or Limits()
-        self.hooks = frozenset(hooks)
+        self.observers = frozenset(observers)
         self.engines: dict[str, Engine] = {}
         for engine in engines:
             if engine.identity.model_id in self.engines:
                 raise SpecError(f'models: two are called "{engine.identity.model_id}"')
             self.engines[engine.identity.model_id] = engine
         self.crossings = CrossingCache(self.limits)
-        self.books = Books(self.limits, self.check_open, self.lifecycle)
-        self._changed = self.books.changed  # guards draining and sessions, too: nothing comes in beside a drain
+        self.requests = RequestTable(self.limits, self.check_open, self.lifecycle)
+        self._changed = self.requests.changed  # guards draining and sessions, too: nothing comes in beside a drain
         self._draining = False
         self._drained = False
-        self._sessions: set[Session] = set()
+        self._sessions: set[StreamSession] = set()
         self._workers = Workers(workers)
         self._queue_clock = QueueClock()
-        self._overtime = Watch(self.limits.max_compute_seconds)
+        self._overtime = Watchdog(self.limits.max_compute_seconds)
         self._probes = threading.Semaphore(self.limits.max_probes)
         self.profiles = Profiles(self.engines, self.limits, self._workers.put)
         self._closed = threading.Event()
@@ -81,20 +81,20 @@ class Core:
         if self._draining:
             raise ServerUnavailable("the server is draining: it finishes what it has and takes nothing new")
 
-    def open(self, peer: str) -> Session:
+    def open(self, peer: str) -> StreamSession:
         """A new stream from ``peer`` (for the log). Raises ServerUnavailable while draining or full."""
         with self._changed:
             self.check_open()
             if len(self._sessions) >= self.limits.max_clients:
                 raise ServerUnavailable(f"the server has {len(self._sessions)} clients, its limit; try again later")
-            session = Session(self, peer, self._left)
+            session = StreamSession(self, peer, self._left)
             self._sessions.add(session)
         self.lifecycle.emit(Stage.AFTER_CONNECT, peer=peer)
         return session
 
-    def _left(self, session: Session, reason: str) -> None:
+    def _left(self, session: StreamSession, reason: str) -> None:
         """The stream is gone. Its place is free once hooks have heard of it."""
-        self.books.left(session)
+        self.requests.left(session)
         self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=session.peer, reason=reason)
         with self._changed:
             self._sessions.discard(session)
@@ -112,25 +112,25 @@ class Core:
 
     def load(self, but: Request | None = None) -> split_pb2.Load:
         """How busy the server is, not counting the request ``but``."""
-        pending = self.books.pending(but)
+        pending = self.requests.pending(but)
         return split_pb2.Load(pending=pending, workers=self._workers.count, queue_ns=self._queue_clock.mean_ns)
 
     # Requests
 
     def submit(self, request: Request) -> None:
         """The payload is complete: the request waits for a worker."""
-        self.books.complete(request, lambda: self._workers.put(partial(self._work, request)))
+        self.requests.complete(request, lambda: self._workers.put(partial(self._work, request)))
 
     # Work
 
     def _work(self, request: Request) -> None:
         """One worker's turn: decide whether the request is still wanted, compute, answer."""
-        if not self.books.start(request):
+        if not self.requests.start(request):
             return
         self._queue_clock.add(time.perf_counter_ns() - request.complete_ns)
         with self.lifecycle.request(request.about):
             answer, error = self._compute(request)
-        self.books.finish(request, answer, error)
+        self.requests.finish(request, answer, error)
 
     def _compute(self, request: Request) -> tuple[Answer, IsthmusError | None]:
         started_ns = time.perf_counter_ns()
@@ -152,7 +152,7 @@ class Core:
 
     def _sweep(self) -> None:
         while not self._closed.wait(SWEEP_SECONDS):
-            self.books.sweep()
+            self.requests.sweep()
 
     # The end
 
@@ -176,7 +176,7 @@ class Core:
 
     def wait_idle(self, timeout: float) -> bool:
         """Waits until every admitted request is answered, at most ``timeout`` seconds; False when some are not."""
-        return self._wait(lambda: self.books.empty, timeout)
+        return self._wait(lambda: self.requests.empty, timeout)
 
     def wait_gone(self, timeout: float) -> bool:
         """Waits until every stream is closed, at most ``timeout`` seconds; False when some are not."""

@@ -12,15 +12,15 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 LONGEST_SECONDS = 1_000_000.0
-"""What every wait of Python and gRPC can take."""
+"""The longest wait that Python and gRPC accept everywhere."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds in bytes, counts and seconds. Raises SpecError, naming the field, for values nothing could work with."""
+    """Bounds in bytes, counts and seconds. Raises SpecError, naming the field, for values that cannot work."""
 
     max_request_bytes: int = 256 * MIB
-    """Payload of one request: as sent, as decoded, and the storages its tensors live in."""
+    """Payload of one request: as sent, as decoded, and the storages of its tensors."""
     max_in_flight: int = 32
     """Requests of one client that are received, waiting or running at a time."""
     max_clients: int = 64
@@ -44,9 +44,9 @@ class Limits:
     max_recipe_steps: int = 4_000_000
     """Steps of these recipes together."""
     max_rehearsal_seconds: float = 20.0
-    """Time to work out one of them, in which a worker answers nobody else."""
+    """Time to work out one of them; meanwhile a worker answers nobody else."""
     rehearsal_seconds_per_minute: float = 30.0
-    """Time to work them out in any minute; what is beyond is put off."""
+    """Time to work them out in any minute; the rest is postponed."""
     rehearsal_seconds_per_host: float = 20.0
     """The part of it that streams from one address may take."""
     max_operations: int = 400_000
@@ -58,13 +58,13 @@ class Limits:
     max_tail_bytes: int = 8 * GIB
     """Memory that the results of a tail may take at one moment, as far as can be foreseen."""
     max_compute_seconds: float = 120.0
-    """Time that a worker computes on one request; what takes longer is ended when it comes back to Python code."""
+    """Time that a worker computes on one request; after that it is ended when it returns to Python code."""
     max_answers: int = 4096
     """Answers kept until they are acknowledged."""
     max_answer_bytes: int = 512 * MIB
     """Payload bytes of these answers together."""
     answer_seconds: float = 120.0
-    """How long an answer waits to be acknowledged, or asked for again after a lost connection."""
+    """How long an answer is kept until it is acknowledged, or requested again after a lost connection."""
     deadline_seconds: float = 60.0
     """Age at which a request is no longer started; a request may ask for less."""
     hello_seconds: float = 10.0
@@ -80,14 +80,14 @@ class Limits:
     max_profiles: int = 4
     """Profiles that are measured (one) or waited for at a time."""
     max_profile_repetitions: int = 1000
-    """Of every measurement, and of its warm-up."""
+    """Repetitions of every measurement, and of its warm-up."""
     max_profile_seconds: float = 60.0
-    """Budget of one profile, during which a worker answers nobody else."""
+    """Time for one profile; meanwhile a worker answers nobody else."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value > 0:  # not so for NaN either
+            if not value > 0:  # rejects NaN, too
                 raise SpecError(f"limits.{field.name}: expected a number above 0, found {value}")
             if field.name.endswith("_seconds") and value > LONGEST_SECONDS:
                 raise SpecError(f"limits.{field.name}: expected at most {LONGEST_SECONDS:.0f}, found {value}")
@@ -103,7 +103,7 @@ class Limits:
             )
 
     def rehearsals(self) -> RehearsalLimits:
-        """What working out the tails of clients' cuts may take."""
+        """The limits on working out the tails of clients' cuts."""
         return RehearsalLimits(
             operations=self.max_operations,
             native_bytes=self.max_constant_bytes,

@@ -17,26 +17,26 @@ from shared_hooks.models import ModelSpec, Table, load_spec, spec_from_table
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="cloud-server",
-        description="Serves the tails of models to edge clients; with nothing given, of the shipped model `digits`.",
+        description="Serves the tails of models to edge clients; by default of the shipped model `digits`.",
         epilog="Exit status: 0 drained, 1 failed, 2 wrong command line or file, 3 ended before all was answered, "
-        "130 Ctrl-C before it was up.",
+        "130 Ctrl-C during start-up.",
     )
     made.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="what to serve, and limits")
     for name, metavar, text in (
         ("--model", "[NAME=]SPEC", "serve a built-in model, a spec file or module:callable; may be repeated"),
         ("--weights", "[NAME=]FILE", "safetensors file of a --model; NAME is needed if there are several"),
-        ("--selection", "[NAME=]FILE", "of edge-client prune: a mask at a cut, or a smaller model of a --model"),
+        ("--selection", "[NAME=]FILE", "from edge-client prune: a mask at a cut, or a smaller model, of a --model"),
         ("--example", "[NAME=]INPUT", "input of a module:callable: 1,3,224,224[:dtype], a .npy file, module:callable"),
     ):
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
-    made.add_argument("--depth", type=int, metavar="N", help="how far hooks descend into the models given by --model")
+    made.add_argument("--depth", type=int, metavar="N", help="how many levels of modules to descend in each --model")
     made.add_argument("--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one")
     made.add_argument("--device", metavar="auto|cpu|cuda[:N]", help="default auto")
-    made.add_argument("--threads", type=int, metavar="N", help="threads inside one operation on the CPU")
-    made.add_argument("--workers", type=int, metavar="N", help="tails computed at a time; default 1")
+    made.add_argument("--threads", type=int, metavar="N", help="threads within one operation on the CPU")
+    made.add_argument("--workers", type=int, metavar="N", help="tails computed at the same time; default 1")
     default = f"time to finish after SIGTERM; default {Limits.drain_seconds:g}"
     made.add_argument("--drain-seconds", type=float, metavar="S", help=default)
-    made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage after stage, and end")
+    made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage by stage, and exit")
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
     return made
 

@@ -4,18 +4,18 @@ client      `EdgeClient`: infer, infer_many
 answer      `Answer`, `Failure`
 call        what a model is called with
 modes       ways to run without a cut
-load        how busy a server says that it is
+load        how busy a server says it is
 model_choice  which model, on what device
 dial        the one place that opens a channel
 request     one request: head, transport, answer; or everything here
 transport   the standing connection
-witness     answers computed whole here, too
-survey      what a plan is made from: link, server's profile, our own
+witness     answers also computed whole here
+survey      gathers what a plan needs: link, server's profile, our own
 planning    which cut is best, from numbers alone
 adaptive    `AutoClient`: the cut chosen anew for every request
-sweep       every cut for real: tables, a page
-pruning     channel selection, judged
-process     a server of one's own on loopback
+sweep       every cut measured: tables and a report
+pruning     channel selection, tested
+process     a server that the client starts on loopback
 screen      text, progress, tables
 commands    the command line
 """

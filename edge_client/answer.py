@@ -30,17 +30,17 @@ class Answer:
     sends: int  # 1, and one more for each time it was sent again
     measured_ns: int  # from the call to the decoded answer, by two readings of one clock, without what witnesses took
     finished_ns: int  # the second reading, to continue measuring from (`times.now_ns`); with a witness, after it
-    load: Load | None = None  # how busy the server was; None where none was asked, or it does not say
+    load: Load | None = None  # how busy the server was; None without a server, or if it does not say
     forward_edge: ForwardMetrics | None = None  # each side's forward as a whole; None without metrics
     forward_cloud: ForwardMetrics | None = None
     observations: Mapping[str, Observations] = field(default_factory=dict)  # "edge", "cloud": what observers found
-    transforms: Sequence[str] = ()  # modules whose output is being changed, here and then there
-    witness: Witness | None = None  # what comparing it with the whole model here gave; None: it was not compared
+    transforms: Sequence[str] = ()  # modules whose output is changed: the edge's, then the cloud's
+    witness: Witness | None = None  # the comparison with the whole model here; None: it was not compared
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """In place of an answer: what became of input number ``index`` (from 0) and why."""
+    """Takes the place of an answer: input number ``index`` (from 0) failed with ``error``."""
 
     index: int
     item: Any

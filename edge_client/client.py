@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
@@ -20,9 +21,9 @@ from edge_client.modes import EDGE_ONLY
 from edge_client.request import (
     Cut,
     Done,
-    EdgeHalf,
+    EdgeModel,
     OldKeywords,
-    Place,
+    Position,
     Requests,
     Running,
     in_order,
@@ -45,29 +46,29 @@ CONNECTION_ERRORS: Final = (ServerUnavailable, Disagreement, UnknownModel)  # no
 
 
 class EdgeClient:
-    """The edge half of a model, and a standing connection to the cloud half.
+    """A model's heads here, and a standing connection to its tails on a server.
 
         with EdgeClient("127.0.0.1:50051", "digits", split="stage2.0.conv1") as client:
             answer = client.infer(image)
 
-    `server` is ``HOST:PORT``, or None where everything runs here. `model` is a name or spec that `load_spec` takes, or
-    a `ModelChoice`, which takes an ``nn.Module``, too, and says on what device and with how many threads. `split` is
-    the default cut: a layer's id or name, "input" (or "cloud-only") to send the inputs themselves, "cloud-only-file" to
-    send input files as they are, which the server then reads, or "edge-only": the whole model here, and no server is
-    asked. `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
-    `deadline`: seconds for a request as a whole. `connection` has the limits (`ConnectionOptions`): how long to go
-    without a server, how many requests are between head and answer, and with them how many frontiers in memory.
+    `server` is ``HOST:PORT``, or None if everything runs here. `model` is a name or spec that `load_spec` takes, or a
+    `ModelChoice`, which also takes an ``nn.Module`` and sets the device and the number of threads. `split` is the
+    default cut: a layer's id or name, "input" (or "cloud-only") to send the inputs themselves, "cloud-only-file" to
+    send input files as they are, which the server then reads, or "edge-only": the whole model here, without a server.
+    `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
+    `deadline`: seconds for a whole request. `connection` has the limits (`ConnectionOptions`): how long to wait for a
+    server, how many requests are between head and answer, and so how many frontiers are in memory.
 
-    `hooks` names observers of every request, on both sides (`shared_hooks.observers.named`): `Answer.observations`. The
-    server must allow them, else the request fails with HookRefused.
+    `observers` are the names of those that look at every request, on both sides (`shared_hooks.observers.named`):
+    `Answer.observations`. The server must allow them, else the request fails with ObserverRefused.
 
     `witness`, from 0 to 1, is the share of the split requests that are computed whole here, too, and compared with what
     came back (docs/witness.md): `Answer.witness`. A difference takes the cut out of use (`refused`): CutRefused.
 
     `lifecycle` has the hooks of this client's stages (docs/lifecycle.md); None = the default one, which logs.
 
-    Any thread may call `infer`. The constructor loads the model; `open` (or ``with``) plans, hashes and connects, and
-    the first request does so otherwise. The connection's life is `State`.
+    Any thread may call `infer`. The constructor loads the model; `open` (or ``with``) plans, hashes and connects, or
+    else the first request does. `state` says how the connection is.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class EdgeClient:
         codec: str = "raw",
         metrics: bool = True,
         deadline: float = 60.0,
-        hooks: Iterable[str] = (),
+        observers: Iterable[str] = (),
         witness: float = 0.0,
         lifecycle: Lifecycle | None = None,
         connection: ConnectionOptions | None = None,
@@ -90,11 +91,15 @@ class EdgeClient:
         self.lifecycle = default("edge") if lifecycle is None else lifecycle
         self._split = split
         self.deadline = check_seconds("deadline", deadline)
-        self.choice, self.connection = taken_over(old, ModelChoice.of(model), connection or ConnectionOptions())
-        self._half = EdgeHalf(self.choice, codec=codec, metrics=metrics, hooks=hooks, lifecycle=self.lifecycle)
+        self.choice, self.connection, observers = taken_over(
+            old, ModelChoice.of(model), connection or ConnectionOptions(), observers
+        )
+        self._edge_model = EdgeModel(
+            self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=self.lifecycle
+        )
         self._client_id = uuid.uuid4().hex
         self.requests = Requests(
-            self._half,
+            self._edge_model,
             self._connect,
             max_in_flight=self.connection.max_in_flight,
             metrics=metrics,
@@ -110,7 +115,7 @@ class EdgeClient:
 
     @property
     def split(self) -> Cut:
-        """Where requests are cut that do not say it themselves; may be set at any time."""
+        """The cut of requests that name none; may be set at any time."""
         return self._split
 
     @split.setter
@@ -122,7 +127,7 @@ class EdgeClient:
     @property
     def device(self) -> torch.device:
         """Where the model runs here."""
-        return self._half.device
+        return self._edge_model.device
 
     @property
     def max_in_flight(self) -> int:
@@ -132,21 +137,32 @@ class EdgeClient:
     @property
     def spec(self) -> ModelSpec | None:
         """The model's spec; None for a client made with a module."""
-        return self._half.spec
+        return self._edge_model.spec
 
     @property
     def wrapped(self) -> WrappedModel:
         """The model as it runs here: its layers after `prepare` or `open`."""
-        return self._half.wrapped
+        return self._edge_model.wrapped
+
+    @property
+    def observers(self) -> tuple[str, ...]:
+        """Observers of every request that is begun from now on. Raises SpecError for a name that there is not."""
+        return self._edge_model.observers
+
+    @observers.setter
+    def observers(self, names: Iterable[str]) -> None:
+        self._edge_model.observe(names)
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        """Observers of every request that is begun from now on. Raises SpecError for a name that there is not."""
-        return self._half.hooks
+        """`observers` by the old name, which goes with 0.3."""
+        warnings.warn("EdgeClient.hooks is called observers now", DeprecationWarning, stacklevel=2)
+        return self.observers
 
     @hooks.setter
     def hooks(self, names: Iterable[str]) -> None:
-        self._half.observe(names)
+        warnings.warn("EdgeClient.hooks is called observers now", DeprecationWarning, stacklevel=2)
+        self.observers = tuple(names)
 
     @property
     def witness(self) -> float:
@@ -171,9 +187,9 @@ class EdgeClient:
         return self._connection.counters if self._connection else Counters()
 
     def prepare(self) -> EdgeClient:
-        """Plan the example and hash the weights; no server is needed. `open` does it otherwise."""
+        """Plan the example and hash the weights, without a server. If it was not called, `open` does it."""
         if self.server is None:
-            self._half.plan_example()
+            self._edge_model.plan_example()
         else:
             self._connect()
         return self
@@ -181,17 +197,17 @@ class EdgeClient:
     def open(self, seconds: float | None = None) -> EdgeClient:
         """Plan, hash, connect and wait for the server's Welcome, ``seconds`` (default: `patience`) at most.
 
-        With "edge-only" for the default cut it plans, and connects to nobody. Raises ServerUnavailable, Disagreement
+        If the default cut is "edge-only" it plans and does not connect. Raises ServerUnavailable, Disagreement
         (naming what differs), UnknownModel.
         """
         if self.split == EDGE_ONLY:
-            self._half.plan_example()
+            self._edge_model.plan_example()
             return self
         self._connect().open(self.connection.patience if seconds is None else seconds)
         return self
 
     def close(self) -> None:
-        """End the connection and take the hooks off the model; requests still waiting end with Cancelled."""
+        """End the connection and remove the hooks from the model; waiting requests end with Cancelled."""
         first, self._closed = self._ending.acquire(blocking=False), True
         if first:
             self.lifecycle.emit(Stage.BEFORE_SHUTDOWN)
@@ -216,9 +232,9 @@ class EdgeClient:
     def infer(self, *args: Any, split: Cut | None = None, deadline: float | None = None, **kwargs: Any) -> Answer:
         """The model's output for ``(*args, **kwargs)``: head here, tail on the server.
 
-        Raises what went wrong by its name: DeadlineExceeded, ServerUnavailable, UnknownLayer, CutRefused,
-        InputMismatch, ModelFailed, ... (shared_hooks.errors). A model whose own arguments are called ``split`` or
-        ``deadline`` takes them through `infer_many` and `Call`.
+        Raises DeadlineExceeded, ServerUnavailable, UnknownLayer, CutRefused, InputMismatch, ModelFailed, ...
+        (shared_hooks.errors). If the model's own arguments are called ``split`` or ``deadline``, use `infer_many`
+        with a `Call`.
         """
         stamps, cut = Stamps(), self._cut(split)
         call = Call(args, kwargs)
@@ -256,24 +272,24 @@ class EdgeClient:
     ) -> Iterator[Answer | Failure]:
         """Answers in the order of ``inputs``, with up to `max_in_flight` requests under way.
 
-        An input is a `Call`, a tuple of positional arguments, a dictionary of keyword arguments, or the only argument;
-        with ``prepare`` it is anything, and ``prepare(input)`` gives ``(args, kwargs)`` (its time and its errors belong
-        to that input). With "cloud-only-file" it is an `InputItem` or a path, and preparing is the server's. Heads run
+        An input is a `Call`, a tuple of positional arguments, a dictionary of keyword arguments, or the only argument.
+        With ``prepare`` it may be anything, and ``prepare(input)`` gives ``(args, kwargs)`` (its time and errors belong
+        to that input). With "cloud-only-file" it is an `InputItem` or a path, and the server prepares it. Heads run
         in the caller's thread, between two answers.
 
         ``failures="raise"`` ends the iteration with the first failure, at its place in the order; "return" yields a
-        `Failure` there and goes on. Errors of the connection (`CONNECTION_ERRORS`) always end it. An iteration that is
-        left early cancels what is under way. An input must not be changed before its answer has come: the frontier is
-        sent from where it lies (one that was changed is noticed by its checksum, and fails).
+        `Failure` there and continues. Errors of the connection (`CONNECTION_ERRORS`) always end it. Leaving the
+        iteration early cancels what is under way. Do not change an input before its answer has come: the frontier is
+        sent from the input's memory (the checksum detects a change, and the request fails).
         """
         cut = self._cut(split)
         self.until(deadline)  # a wrong one is nobody's failure but the caller's
 
-        def start(item: Any, place: Place) -> Running | Done:
+        def start(item: Any, position: Position) -> Running | Done:
             stamps, until = Stamps(), self.until(deadline)
             work = work_of(item, cut) or (Call(*prepare(item)) if prepare else Call.of(item))
             stamps.prepared = now_ns()
-            return self.requests.begin(work, cut, stamps, until, place)
+            return self.requests.begin(work, cut, stamps, until, position)
 
         return in_order(
             inputs,
@@ -305,7 +321,7 @@ class EdgeClient:
             raise SpecError("a hook at before_plan or after_plan asked for a request while the first one is planned")
         self._greeting = True
         try:
-            return self._half.greeting(self._client_id)
+            return self._edge_model.greeting(self._client_id)
         finally:
             self._greeting = False
 

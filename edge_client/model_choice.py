@@ -18,7 +18,7 @@ Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Both sides must choose alike, or they disagree when they meet.
+    """Both sides must choose alike, or the handshake ends with Disagreement.
 
     `model` is a name or spec that `load_spec` takes, a `ModelSpec`, or an ``nn.Module`` (in eval mode, with its
     weights; then `model_id` is what the server calls it, and `example` its ``(args, kwargs)`` to plan on, if the
@@ -42,7 +42,7 @@ class ModelChoice:
 
     @classmethod
     def of(cls, model: str | ModelSpec | nn.Module | ModelChoice) -> ModelChoice:
-        """``model`` with everything else as it is by default; a choice as it is."""
+        """``model`` with the defaults for everything else; a choice is returned unchanged."""
         return model if isinstance(model, ModelChoice) else cls(model)
 
     def spec(self) -> ModelSpec:
@@ -54,10 +54,10 @@ class ModelChoice:
         return load_spec(self.model, weights=self.weights or None, selection=self.selection)
 
     def with_spec(self, spec: ModelSpec) -> ModelChoice:
-        """The same setting for the model of ``spec``, which says itself what its weights are."""
+        """The same settings for the model of ``spec``, which names its own weights."""
         return replace(self, model=spec, weights=(), selection=None)
 
     def set_up(self) -> torch.device:
-        """The device; torch's threads are set. Raises SpecError for what this machine has not."""
+        """Sets torch's threads and returns the device. Raises SpecError for a device that this machine lacks."""
         set_threads(self.threads)
         return pick_device(self.device)

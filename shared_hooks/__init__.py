@@ -1,15 +1,14 @@
-"""Isthmus' engine: walk any ``torch.nn.Module``, stop it after any layer, resume it there in another process.
+"""The engine of Isthmus: walk any ``torch.nn.Module``, stop it after any layer, resume it in another process.
 
 wrapped = WrappedModel(model)
 early = wrapped.head("layer3.0.conv1", x)  # or forward(x, end="layer3.0.conv1")
 data = early.to_bytes()  # the values that cross, and the description of the cut (`Crossing`)
 ...
-output = other.tail(EarlyOutput.from_bytes(data))  # or forward(early); it works out by itself what its tail does
+output = other.tail(EarlyOutput.from_bytes(data))  # or forward(early); it works out what its tail does
 
 print(wrapped.explain("layer3.0.conv1", x))  # what crosses and why, and what the tail does
 
-What stands in this folder is what a `WrappedModel` does; the packages are in the order in which they may import
-each other, the later the earlier:
+This folder holds what a `WrappedModel` does. Each package may import those above it in this list:
 
 errors      every error raised on purpose
 tensors     values and memory
@@ -19,7 +18,7 @@ codecs      how a tensor's bytes travel
 crossing    what crosses a cut, as both sides see it
 state       Python state, compared and put back
 metrics     what a forward took
-lifecycle   stages, and hooks of anybody's at them
+lifecycle   stages, and hooks at them
 selection   channels scored, masked, cut out
 models      specs, weights, inputs; the shipped model
 forward     one forward: layers, operations, settings
@@ -29,7 +28,7 @@ planning    from a recording to cuts
 head        a forward that stops early
 tail        a forward that starts late
 mapping     the module tree joined with what ran; ONNX files
-explanation, explaining   one cut told
+explanation, explaining   one cut explained
 verification, report      every cut against the whole model
 wrapped     `WrappedModel`
 observers   looks at modules on either side

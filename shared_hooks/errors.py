@@ -11,7 +11,8 @@
     ├── Disagreement          the two sides differ in protocol, model, weights, code or settings; names what
     ├── PlanMismatch          while resuming, the model's code did something the plan does not hold
     │   └── PlaceholderRead   ... it read a value that was not sent
-    ├── HookRefused           the server does not let clients ask for this observer
+    ├── HookRefused           a life-cycle hook refused the request
+    │   └── ObserverRefused   the server does not let clients ask for this observer
     ├── ModelFailed           the model itself raised; the original is the cause
     ├── ServerUnavailable     no server, it went away, or it is draining
     ├── DeadlineExceeded      no answer in time
@@ -93,9 +94,13 @@ class PlaceholderRead(PlanMismatch):
 
 
 class HookRefused(IsthmusError):
-    """The server does not let clients ask for this observer, or a life-cycle hook refused the request."""
+    """A life-cycle hook refused the request."""
 
     status = "PERMISSION_DENIED"
+
+
+class ObserverRefused(HookRefused):
+    """The server does not let clients ask for this observer. Older servers and clients call it `HookRefused`."""
 
 
 class ModelFailed(IsthmusError):

@@ -14,7 +14,7 @@ from shared_hooks.crossing import Crossing, Place, Slot
 from shared_hooks.explanation import Explanation, Sent, Told
 from shared_hooks.modules import ROOT, call_name
 from shared_hooks.planning import Capture, Cutting, Plan
-from shared_hooks.recording import Call, Event, Op, Storage, Trace
+from shared_hooks.recording import Event, ModuleCall, Op, Storage, Trace
 from shared_hooks.tail import Answer, Enter, ReadValue, Recipe, Run, Skip
 from shared_hooks.tensors import LiveSet, Structure, dtype_name, no_class, unflatten
 
@@ -24,7 +24,7 @@ _LONGEST = 60
 def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) -> Explanation:
     """What ``cutting`` of ``plan`` sends and why, and what ``recipe`` does with it."""
     number = crossing.layer_id
-    told = _Telling(plan.trace, cutting)
+    telling = _Telling(plan.trace, cutting)
     elsewhere = {storage.index for frontier in plan.of_siblings(number) for storage in frontier}
     slots = zip(cutting.storages, crossing.slots, cutting.captures, strict=True)
     values = (plan.trace.ops[ordinal].structure for ordinal in cutting.banked)
@@ -34,7 +34,7 @@ def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) ->
         layer_id=number,
         layer_name=crossing.layer_name,
         layer_type="" if number < 0 else plan.trace.layers[number].module_type,
-        sent=tuple(told.sent(i, *one, elsewhere=one[0].index in elsewhere) for i, one in enumerate(slots)),
+        sent=tuple(telling.sent(i, *one, elsewhere=one[0].index in elsewhere) for i, one in enumerate(slots)),
         whole=bool(crossing.slots) and max(plan.trace.dynamic, default=-1) > cutting.position,
         reads=tuple(Told(read.name, _where(read.place), _value(value)) for read, value in reads),
         given=tuple(Told(given.name, _where(given.place)) for given in crossing.given),
@@ -111,7 +111,7 @@ class _Telling:
         found = self._around(storage.created)
         return storage.created if found is None else max(found[0].end, storage.created)
 
-    def _around(self, seq: int) -> tuple[Op, Call] | None:
+    def _around(self, seq: int) -> tuple[Op, ModuleCall] | None:
         index = bisect_right(self.starts, seq) - 1
         return None if index < 0 else self.placed[index][1:]
 
@@ -155,7 +155,7 @@ class _Telling:
         return f"the result of {call_name(*capture.where)}" if capture.kind == "result" else "a value of the model's"
 
 
-def _named(op: Op, call: Call) -> str:
+def _named(op: Op, call: ModuleCall) -> str:
     return f"{op.name} in {_module(call.name)}"
 
 

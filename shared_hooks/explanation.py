@@ -89,10 +89,10 @@ class Explanation:
     def _parts(self, everything: bool) -> Iterator[list[str]]:
         yield [self._title(), ""]
         yield self._what_crosses(everything)
-        for title, told in (("Python values read from data before the cut", self.reads), (_GIVEN, self.given)):
-            if told:
-                rows = [f"  {one.what} in {one.where}" + (f": {one.value}" if one.value else "") for one in told]
-                yield ["", f"{title}: {len(told)}", *_folded(rows, _ROWS, everything)]
+        for title, values in (("Python values read from data before the cut", self.reads), (_GIVEN, self.given)):
+            if values:
+                rows = [f"  {one.what} in {one.where}" + (f": {one.value}" if one.value else "") for one in values]
+                yield ["", f"{title}: {len(values)}", *_folded(rows, _ROWS, everything)]
         yield ["", *self._what_the_tail_does(everything)]
 
     def _title(self) -> str:

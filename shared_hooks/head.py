@@ -183,7 +183,7 @@ def _storage_of(slot: Slot, capture: Capture, tensor: torch.Tensor) -> tuple[tor
     return whole, origin
 
 
-class Watch(TorchFunctionMode):
+class HeadMode(TorchFunctionMode):
     """Counts the operations of a head by the recorder's rule, and compares them with the plan."""
 
     def __init__(self, session: HeadSession) -> None:
@@ -265,7 +265,7 @@ def watching(session: HeadSession) -> Iterator[None]:
     """The modes that the head's cut needs."""
     with contextlib.ExitStack() as modes:
         if session.cutting.watched:
-            modes.enter_context(Watch(session))
+            modes.enter_context(HeadMode(session))
         if session.cutting.below:
             modes.enter_context(WatchBelow(session))
         yield

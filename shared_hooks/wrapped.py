@@ -36,9 +36,9 @@ class WrappedModel:
     """A model that can be stopped after any layer, and resumed there by another `WrappedModel` of the same model.
 
     ``depth``: how far to descend into the module tree; None = down to the leaves, 1 = the model's children. The model
-    is not edited; `detach`, or leaving the ``with`` block, takes away exactly what was attached. Several threads may
-    run requests at once; the results of the last forward (`get_layer_metrics`, `banked_output`, `durations`) are each
-    thread's own. Hooks of ``lifecycle`` are called at the stages of planning, head, bank, inject and tail.
+    is not edited; `detach`, or leaving the ``with`` block, removes exactly what was attached. Several threads may run
+    requests at once; each thread has its own results of the last forward (`get_layer_metrics`, `banked_output`,
+    `durations`). Hooks of ``lifecycle`` are called at the stages of planning, head, bank, inject and tail.
     ``rehearsals`` bounds what working out tails may cost.
     """
 
@@ -83,7 +83,7 @@ class WrappedModel:
         self.detach()
 
     def detach(self) -> None:
-        """Take away what was attached; the model is as it was. A second call does nothing."""
+        """Remove what was attached; the model is as before. A second call does nothing."""
         if self._attached:
             self._attached = False
             for module in self._modules:
@@ -94,7 +94,7 @@ class WrappedModel:
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Record the model on these inputs, after one forward to let it settle, and remember the path taken.
 
-        `forward` plans by itself on a new input signature. An input that takes another path than those known adds it.
+        `forward` plans by itself on a new input signature. An input that takes a new path adds that path.
         """
         self._check_attached()
         if self.metrics_enabled:
@@ -102,7 +102,7 @@ class WrappedModel:
         return self._planner.plan(args, kwargs)
 
     def refuse(self, layer: str, reason: str) -> None:
-        """Never cut after the layer of this name ("input": before the first) again: CutRefused, with ``reason``."""
+        """Refuse every later cut after the layer of this name ("input": before the first): CutRefused, ``reason``."""
         self._planner.refuse(layer, reason)
 
     @property
@@ -117,7 +117,7 @@ class WrappedModel:
 
     @property
     def modules(self) -> dict[nn.Module, hierarchy.ModuleInfo]:
-        """What it hooks, and what each is called; not to be changed."""
+        """The modules that it hooks, and their names; do not change it."""
         return self._modules
 
     def explain(self, cut: Cut, /, *args: Any, **kwargs: Any) -> Explanation:
@@ -174,11 +174,11 @@ class WrappedModel:
     __call__ = forward
 
     def whole(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The whole model. As `forward` without a cut, for models whose own arguments are called start or end."""
+        """The whole model. Like `forward` without a cut, for models whose own arguments are called start or end."""
         return self._without_cut(args, kwargs)
 
     def head(self, cut: Cut, /, *args: Any, **kwargs: Any) -> EarlyOutput:
-        """Run up to and including the cut layer. As ``forward(..., end=cut)``, whatever the arguments are called."""
+        """Run up to and including the cut layer. Like ``forward(..., end=cut)``, whatever the arguments are called."""
         self._check_attached()
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=cut)
         early = self._head(cut, args, kwargs)
@@ -372,7 +372,7 @@ class WrappedModel:
         return None if session is None or session.measurement is None else session.measurement.forward_metrics()
 
     def last_records(self) -> Callable[[], tuple[list[LayerMetrics], ForwardMetrics | None]]:
-        """What makes both of this thread's last forward, some microseconds a layer: now, or when there is time."""
+        """Makes both for this thread's last forward, some microseconds a layer: call it now, or when there is time."""
         session: Session | None = getattr(self._own, "session", None)
         measurement = None if session is None else session.measurement
         return lambda: (
@@ -387,7 +387,7 @@ class WrappedModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model's first parameter or buffer; the CPU for a model without."""
+        """The device of the model's first parameter or buffer; the CPU if it has none."""
         tensor = self._planner.weight()
         return torch.device("cpu") if tensor is None else tensor.device
 

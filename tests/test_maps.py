@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
+import edge_client
+from edge_client.commands.arguments import make_parser
+
 ROOT = Path(__file__).parents[1]
 TOPS = ("shared_hooks", "edge_client", "cloud_server")
 PACKAGES = sorted(file.parent.relative_to(ROOT) for top in TOPS for file in (ROOT / top).rglob("__init__.py"))
+
+(parsers,) = (action for action in make_parser()._actions if action.dest == "command")
+COMMANDS = set(parsers.choices or ())
 
 
 def rooms(folder: Path) -> set[str]:
@@ -34,6 +40,9 @@ def named(text: str, known: set[str]) -> set[str]:
 def test_a_package_says_what_is_in_it(package: Path) -> None:
     text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))) or ""
     known = rooms(ROOT / package)
+    if package == Path("edge_client/commands"):
+        assert known > COMMANDS
+        known -= COMMANDS  # the parser lists them
     assert named(text, known) == known, "docstring and folder differ"
 
 
@@ -44,3 +53,8 @@ def test_the_design_names_every_package() -> None:
         block = text[text.index(f"\n{top}") :]
         missing = known - set(re.findall(r"^  (\w+)/", block, re.MULTILINE))
         assert not missing, f"docs/design.md does not name {missing}"
+
+
+@pytest.mark.parametrize("name", edge_client.__all__)
+def test_what_the_edge_client_exports_is_there(name: str) -> None:
+    assert getattr(edge_client, name) is not None

@@ -2,8 +2,8 @@
 
 engine         what the core needs of a model
 served_model   ... in this process
-custody        the model as before after every request
-profiles       its half of every cut, measured on request
+custody        checks after every request that the model did not change
+profiles       the tail of every cut, measured on request
 
 May import config, limits.
 """

@@ -78,7 +78,7 @@ class Engine(Protocol):
     ) -> Computed:
         """Reads the file and runs the whole model. Raises an IsthmusError, InputMismatch for a file of no use."""
 
-    def observing(self, hooks: tuple[str, ...]) -> AbstractContextManager[Callable[[], bytes]]:
+    def observing(self, observers: tuple[str, ...]) -> AbstractContextManager[Callable[[], bytes]]:
         """Observes what this thread computes in the block; what is entered gives what was found so far, as bytes."""
 
     def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Profiles on request: the server's half of every cut, measured by a worker, one at a time, and kept.
+"""Profiles on request: the tail of every cut, measured by a worker, one at a time, and kept.
 
 A measurement takes a worker's turn, so that no tail runs on that worker meanwhile. Afterwards profiles rest for as
 long as it took, so that clients who ask for one after the other leave requests half of the time at least.
@@ -88,7 +88,7 @@ class Profiles:
             served = ", ".join(sorted(self._engines))
             raise UnknownModel(f'no model "{request.model_id[:256]}" is served here; there is: {served}')
         limits = self._limits
-        if not 0 <= request.seconds <= limits.max_profile_seconds:  # not so for NaN either
+        if not 0 <= request.seconds <= limits.max_profile_seconds:  # rejects NaN, too
             most = limits.max_profile_seconds
             raise SpecError(f"seconds: expected 0 to {most:g}, which is this server's limit, found {request.seconds:g}")
         for name in ("warmup", "repetitions"):

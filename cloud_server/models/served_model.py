@@ -240,9 +240,9 @@ class ServedModel:
         )
 
     @contextmanager
-    def observing(self, hooks: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
+    def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
         """Observers of the tails that this thread runs in the block."""
-        with named.observing(self._wrapped, named.check(hooks)) as found:
+        with named.observing(self._wrapped, named.check(observers)) as found:
             yield lambda: named.to_bytes(found())
 
     def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Requests on their way through a server.
 
 request        one of them, and its payload
-books          which there are, and how each ends
+request_table  which requests there are, and how each ends
 answers        kept until the client has them
 replies        results and errors as frames
 outlet         what a request asks of its stream
@@ -11,14 +11,14 @@ May import models, wire, limits.
 """
 
 from cloud_server.requests.answers import Answer
-from cloud_server.requests.books import Books
 from cloud_server.requests.outlet import Outlet
 from cloud_server.requests.request import Request, State
+from cloud_server.requests.request_table import RequestTable
 
 __all__ = [
     "Answer",
-    "Books",
     "Outlet",
     "Request",
+    "RequestTable",
     "State",
 ]

@@ -1,4 +1,4 @@
-"""Where answers go: what requests and books need to know of a stream."""
+"""Where answers go: what requests and their table need to know of a stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protos.isthmus.v1 import split_pb2
 
 
 class Outlet(Protocol):
-    """One client's stream, as seen by what runs for it. `session.Session` is one."""
+    """One client's stream, as seen by what runs for it. `session.StreamSession` is one."""
 
     @property
     def client_id(self) -> str: ...

@@ -47,14 +47,14 @@ class Request:
         self.payload_bytes = frame.payload_bytes
         self.deadline_ms = frame.deadline_ms
         self.want_metrics = frame.want_metrics
-        self.hooks = tuple(frame.hooks)
+        self.observers = tuple(frame.hooks)
         self.inline_bytes = outlet.inline_bytes
         self.observations = b""
         """What the tail's observers found; see `shared_hooks.observers.named`."""
         self.fingerprint = fingerprint(engine, frame)
         self.state = State.RECEIVING
         self.cancelled = False
-        self.told = False
+        self.announced = False
         """Whether hooks have heard of it."""
         self.error: IsthmusError | None = None
         self.began_ns = time.perf_counter_ns()
@@ -102,9 +102,9 @@ class Request:
 
     def compute(self, max_bytes: int) -> Computed:
         """The engine's answer to the complete payload. ``max_bytes`` bounds what a file may be decoded to."""
-        if not self.hooks:
+        if not self.observers:
             return self._compute(max_bytes)
-        with self.engine.observing(self.hooks) as found:
+        with self.engine.observing(self.observers) as found:
             computed = self._compute(max_bytes)
             self.observations = found()
         return computed

@@ -1,8 +1,8 @@
-"""A client's streams: what it may send when, and what goes back.
+"""A client's streams: what it may send and when, and what goes back.
 
 session     one stream
-uploads     requests that are coming in on it
-hub         what a stream asks of the server
+uploads     requests that arrive on it
+hub         what a stream needs from the server
 handshake   do both sides hold the same model?
 crossings   descriptions of cuts, by digest
 probe       a stream that measures the link
@@ -12,11 +12,11 @@ May import requests, models, wire, limits.
 
 from cloud_server.streams.crossings import CrossingCache
 from cloud_server.streams.probe import Probe
-from cloud_server.streams.session import InFrame, Session
+from cloud_server.streams.session import InFrame, StreamSession
 
 __all__ = [
     "CrossingCache",
     "InFrame",
     "Probe",
-    "Session",
+    "StreamSession",
 ]

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from cloud_server.limits import Limits
 from cloud_server.models import Engine
-from cloud_server.requests import Books, Request
+from cloud_server.requests import Request, RequestTable
 from cloud_server.streams.crossings import CrossingCache
 from shared_hooks.lifecycle import Lifecycle
 
@@ -27,10 +27,10 @@ class Hub(Protocol):
     def crossings(self) -> CrossingCache: ...
 
     @property
-    def books(self) -> Books: ...
+    def requests(self) -> RequestTable: ...
 
     @property
-    def hooks(self) -> frozenset[str]:
+    def observers(self) -> frozenset[str]:
         """Observers that clients may ask for."""
         ...
 

@@ -34,10 +34,10 @@ class Phase(Enum):
     OVER = "over"  # nothing is taken or sent any more
 
 
-class Session:
+class StreamSession:
     """One stream. One thread calls `receive`, another iterates `frames`; the core calls the rest from any thread."""
 
-    def __init__(self, hub: Hub, peer: str, left: Callable[[Session, str], None]) -> None:
+    def __init__(self, hub: Hub, peer: str, left: Callable[[StreamSession, str], None]) -> None:
         """``left`` is called once, with the reason, when the stream is gone."""
         self.peer = peer
         self.host = peer.rpartition(":")[0] or peer
@@ -58,7 +58,7 @@ class Session:
         self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
         self.undelivered = 0
         """Answers that the client has not begun to fetch."""
-        self._told = False  # that the server drains
+        self._drain_said = False  # that the server drains
         self._room = 2 * hub.limits.max_in_flight + 64
 
     # From the client
@@ -114,7 +114,7 @@ class Session:
         """The client has these answers. Raises BadFrame for more than are ever kept: one frame holds millions."""
         if len(ids) > self._hub.limits.max_answers:
             raise BadFrame(f"{len(ids)} answers are acknowledged; no more than {self._hub.limits.max_answers} are kept")
-        self._hub.books.forget([(self.client_id, id) for id in ids])
+        self._hub.requests.forget([(self.client_id, id) for id in ids])
 
     def _on_hello(self, hello: split_pb2.Hello) -> None:
         self._hub.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.peer)
@@ -166,7 +166,7 @@ class Session:
         """What to send next, waiting for it; None at the end."""
         while True:
             # Asked for without the lock, and before the outbox is looked at: what was answered until then is in it.
-            done = self._phase is Phase.FINISHED and not self._hub.books.waits_for(self)
+            done = self._phase is Phase.FINISHED and not self._hub.requests.waits_for(self)
             with self._ready:
                 if self._phase is Phase.OVER:
                     return None
@@ -192,9 +192,9 @@ class Session:
     def drain(self) -> None:
         """Tells the client that the server goes away, once; one that was not welcomed yet is refused at its hello."""
         with self._ready:
-            if self._phase is Phase.GREETING or self._told:
+            if self._phase is Phase.GREETING or self._drain_said:
                 return
-            self._told = True
+            self._drain_said = True
         self.send(wire.draining())
 
     def broke(self, error: IsthmusError) -> None:

@@ -14,8 +14,8 @@ from shared_hooks.errors import (
     BadFrame,
     Cancelled,
     Disagreement,
-    HookRefused,
     IsthmusError,
+    ObserverRefused,
     ServerUnavailable,
     TooLarge,
 )
@@ -39,13 +39,13 @@ class Uploads:
         self._skipped.pop(frame.id, None)
         try:
             request = self._checked(frame)
-            answer = self._hub.books.admit(request)
+            answer = self._hub.requests.admit(request)
         except IsthmusError as error:
             unfinished = self._receiving.pop(frame.id, None)
             if unfinished is None or unfinished.state is State.OVER:
                 self._tell(frame.id, error)
             else:
-                self._hub.books.abandon(unfinished, error)
+                self._hub.requests.abandon(unfinished, error)
             missing = (
                 isinstance(error, Disagreement)
                 and not frame.HasField("file")
@@ -61,7 +61,7 @@ class Uploads:
         try:
             self._prepare(request)
         except IsthmusError as error:
-            self._hub.books.abandon(request, error)
+            self._hub.requests.abandon(request, error)
             self._fail(frame.id, error)
             return
         if request.payload_bytes == 0:
@@ -79,7 +79,7 @@ class Uploads:
 
     def _prepare(self, request: Request) -> None:
         """Raises HookRefused, and ServerUnavailable without the memory that the payload takes."""
-        self._hub.books.begin(request)
+        self._hub.requests.begin(request)
         self._hub.lifecycle.emit(Stage.BEFORE_RECEIVE, request.about, nbytes=request.payload_bytes)
         try:
             request.allocate()
@@ -95,9 +95,9 @@ class Uploads:
         if frame.session_id or frame.step:
             raise BadFrame("session_id and step are reserved and must be 0")
         for name in frame.hooks:
-            if name not in self._hub.hooks:
-                allowed = ", ".join(sorted(self._hub.hooks)) or "none"
-                raise HookRefused(f'the observer "{name[:80]}" is not allowed on this server; allowed: {allowed}')
+            if name not in self._hub.observers:
+                allowed = ", ".join(sorted(self._hub.observers)) or "none"
+                raise ObserverRefused(f'the observer "{name[:80]}" is not allowed on this server; allowed: {allowed}')
         limit = self._hub.limits.max_request_bytes
         if frame.payload_bytes > limit:
             raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; at most {limit} are accepted")
@@ -128,7 +128,7 @@ class Uploads:
             complete = request.write(chunk)
         except BadFrame as error:
             del self._receiving[chunk.id]
-            self._hub.books.abandon(request, error)
+            self._hub.requests.abandon(request, error)
             self._fail(chunk.id, error)
             return
         if complete:
@@ -139,7 +139,7 @@ class Uploads:
         """The client no longer wants this request."""
         if self._receiving.pop(id, None) is not None:
             self._skip(id)
-        self._hub.books.cancel((self._outlet.client_id, id))
+        self._hub.requests.cancel((self._outlet.client_id, id))
 
     def _fail(self, id: int, error: IsthmusError, retry: bool | None = None) -> None:
         """Reports a request that goes no further; chunks of it that still come are no mistake."""
@@ -160,4 +160,6 @@ class Uploads:
     def end(self) -> None:
         """The client sends nothing more: what is not complete is forgotten."""
         for request in self._receiving.values():
-            self._hub.books.abandon(request, Cancelled("the client ended its stream before the payload was complete"))
+            self._hub.requests.abandon(
+                request, Cancelled("the client ended its stream before the payload was complete")
+            )

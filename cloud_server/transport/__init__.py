@@ -1,7 +1,7 @@
 """The core behind gRPC.
 
 door       may this call be served? for every RPC
-server     our service, health and reflection, and the end of it all
+server     our service, health and reflection, and shutting down
 servicer   frames between gRPC and sessions
 
 May import core, streams, models, wire, limits.

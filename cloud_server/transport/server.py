@@ -1,4 +1,4 @@
-"""The gRPC server: our service, the standard health and reflection services, and the end of it all."""
+"""The gRPC server: our service, the standard health and reflection services, and shutting down."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class CloudServer:
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
     def drain(self) -> None:
-        """Takes nothing new: streams in use are told, new ones are refused, health says NOT_SERVING."""
+        """Accepts nothing new: open streams are notified, new ones are refused, health says NOT_SERVING."""
         self._health.enter_graceful_shutdown()
         self.core.drain()
 
     def stop(self, grace: float | None = None) -> None:
-        """Ends the streams and the server; ``grace`` is what frames under way have, in seconds. Again: nothing."""
+        """Ends the streams and the server; frames under way have ``grace`` seconds. A second call does nothing."""
         if not self._ending.acquire(blocking=False):
             return
         self.core.drained(self.core.wait_idle(0))

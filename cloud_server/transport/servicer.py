@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from cloud_server import wire
 from cloud_server.core import Core
-from cloud_server.streams import InFrame, Probe, Session
+from cloud_server.streams import InFrame, Probe, StreamSession
 from cloud_server.transport.door import SERVICE, abort
 from protos import chunks, padding
 from protos.isthmus.v1 import split_pb2
@@ -126,7 +126,7 @@ def _take_rounds(probe: Probe, incoming: Iterator[padding.Padding | Malformed]) 
     probe.end(error)
 
 
-def _take(session: Session, incoming: Iterator[Incoming]) -> None:
+def _take(session: StreamSession, incoming: Iterator[Incoming]) -> None:
     """Moves frames from the stream to the session until either ends."""
     try:
         for frame in incoming:

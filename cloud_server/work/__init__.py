@@ -8,13 +8,13 @@ May import nothing of the server.
 """
 
 from cloud_server.work.load import QueueClock
-from cloud_server.work.overtime import Overtime, Watch
+from cloud_server.work.overtime import Overtime, Watchdog
 from cloud_server.work.workers import Job, Workers
 
 __all__ = [
     "Job",
     "Overtime",
     "QueueClock",
-    "Watch",
+    "Watchdog",
     "Workers",
 ]

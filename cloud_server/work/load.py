@@ -1,4 +1,4 @@
-"""How busy the server is, as clients are told: what waits or runs, and how long the last ones waited for a worker."""
+"""How busy the server is, as clients hear it: what waits or runs, and how long the last ones waited for a worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class QueueClock:
     def add(self, wait_ns: int) -> None:
         with self._lock:
             now = self._clock()
-            kept = (1 - WEIGHT) * self._faded(now)  # what is long ago weighs no more than it is told
+            kept = (1 - WEIGHT) * self._faded(now)  # what is long ago weighs no more than what is reported
             self._mean = kept * self._mean + (1 - kept) * wait_ns
             self._at = now
 

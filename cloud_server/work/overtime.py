@@ -24,7 +24,7 @@ class Overtime(BaseException):
     """Not an Exception, so that no model catches it."""
 
 
-class Watch:
+class Watchdog:
     """Safe with any number of threads."""
 
     def __init__(self, seconds: float) -> None:
@@ -98,8 +98,8 @@ class Watch:
 class _Time:
     """Of one request; a `shared_hooks.forward.interruption.Limit`."""
 
-    def __init__(self, watch: Watch, seconds: float) -> None:
-        self._watch = watch
+    def __init__(self, watchdog: Watchdog, seconds: float) -> None:
+        self._watchdog = watchdog
         self._seconds = seconds
         self._end: float | None = None
         """Counted from when the model first runs: what others' turns take is not this request's."""
@@ -108,7 +108,7 @@ class _Time:
         now = time.monotonic()
         if self._end is None:
             self._end = now + self._seconds
-        return self._watch.until(min(self._end, now + seconds))
+        return self._watchdog.until(min(self._end, now + seconds))
 
     def uninterrupted(self) -> AbstractContextManager[None]:
-        return self._watch.until(math.inf)
+        return self._watchdog.until(math.inf)

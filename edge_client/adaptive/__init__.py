@@ -1,11 +1,11 @@
 """``--split auto``: where to run, chosen anew for every request.
 
-client         `AutoClient`: asks the controller, runs, tells it what that took
+client         `AutoClient`: asks the controller, runs, reports what that took
 controller     which way to run now: pure, observations and the time are passed in
-link_estimate  what the link carries now, from real transfers
-tracker        a number followed through noisy observations
+link_estimate  the link's speed now, from real transfers
+tracker        a number estimated from noisy observations
 hedge          the whole model here, beside a request that is late
-watch          probes and calls at the server, when no request tells
+monitor        probes and calls the server, when no request shows the link
 decisions      what was decided, with its numbers
 """
 

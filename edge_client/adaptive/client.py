@@ -1,9 +1,9 @@
-"""`AutoClient`: the cut chosen anew for every request, with what the requests themselves tell.
+"""`AutoClient`: chooses the cut anew for every request, from what earlier requests took.
 
-Each request asks the controller where to run, runs there, and tells it what that took. Two things happen beside that.
-A request that takes much longer than predicted is *hedged*: the whole model runs here meanwhile, whoever is done first
-answers, the other is given up; when the server is gone that is so at once, and no request is lost. And a *watch*
-(`edge_client.adaptive.watch`) probes the link when no request tells its speed, and calls at a server that is gone.
+Each request asks the controller where to run, runs there, and reports what that took. Two more things happen.
+A request that takes much longer than predicted is *hedged*: the whole model also runs here, the first result is the
+answer, and the other is dropped. If the server is gone, this happens at once, and no request is lost. And a *monitor*
+(`edge_client.adaptive.monitor`) probes the link when no request shows its speed, and calls a server that is gone.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any, Final, Literal
 from edge_client.adaptive.controller import Choice, SplitController
 from edge_client.adaptive.decisions import Decisions
 from edge_client.adaptive.hedge import Hedge, expected_ns, is_late
-from edge_client.adaptive.watch import Connect, Watch
+from edge_client.adaptive.monitor import Connect, ServerMonitor
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.model_choice import Inputs
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from edge_client.request import Done, Place, Running, in_order
+from edge_client.request import Done, Position, Running, in_order
 from edge_client.transport import Exchange, Stamps, State, now_ns
 from shared_hooks.errors import CutRefused, RemoteError, SpecError
 from shared_hooks.lifecycle import Stage
@@ -66,9 +66,9 @@ class AutoClient:
             answer = auto.infer(image)
 
     ``prepare`` turns an input file into ``(args, kwargs)``, as in `EdgeClient.infer_many`; it is needed for files.
-    ``local=False``: the model cannot run here as a whole, so that a server that is gone is waited for. ``connect``
-    makes what is missing when the server was not there at the start (see `Watch`). ``on_decision`` gets every decision
-    and event as a dictionary; `decisions` keeps them. The client stays the caller's to close.
+    ``local=False``: the whole model cannot run here, so requests wait for a server that is gone. ``connect`` makes
+    what is missing if the server was not there at the start (see `ServerMonitor`). ``on_decision`` gets every decision
+    and event as a dictionary; `decisions` keeps them. The caller closes the client.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class AutoClient:
         self._last_finished = 0
         self._last_networked: str = "input"
         self._cut: str | None = None  # of the last request
-        self._told: set[str] = set()  # cuts out of use that the controller knows of
-        self.watch = Watch(client, controller, self.lock, self.decisions, connect)
+        self._known_refused: set[str] = set()  # cuts out of use that the controller knows of
+        self.monitor = ServerMonitor(client, controller, self.lock, self.decisions, connect)
 
     def __enter__(self) -> AutoClient:
-        self.watch.start()
+        self.monitor.start()
         return self
 
     def __exit__(
@@ -109,11 +109,11 @@ class AutoClient:
 
     def close(self) -> None:
         """Ends the threads of its own."""
-        self.watch.stop()
+        self.monitor.stop()
         self._hedge.close()
 
     def infer(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Answer:
-        """As `EdgeClient.infer`. With one argument that is an input file (and ``prepare``), the file may be sent."""
+        """Like `EdgeClient.infer`. If the only argument is an input file (with ``prepare``), the file may be sent."""
         item: Any = args[0] if len(args) == 1 and not kwargs and self._is_file(args[0]) else Call(args, kwargs)
         return self._finish(self._begin(item, deadline))
 
@@ -125,12 +125,12 @@ class AutoClient:
         deadline: float | None = None,
         failures: Literal["raise", "return"] = "raise",
     ) -> Iterator[Answer | Failure]:
-        """As `EdgeClient.infer_many`; only what is wrong with an input, or with the model, is a failure."""
+        """Like `EdgeClient.infer_many`; only an error of an input, or of the model, is a failure."""
         self._prepare = prepare or self._prepare
         return in_order(
             inputs,
             self.client.max_in_flight,
-            start=lambda item, place: self._begin(item, deadline, place),
+            start=lambda item, position: self._begin(item, deadline, position),
             finish=self._finish,
             cancel=lambda flight: self._leave(flight, "the iteration was left"),
             fatal=(),
@@ -140,12 +140,12 @@ class AutoClient:
 
     # One request
 
-    def _begin(self, item: Any, deadline: float | None, place: Place | None = None) -> Flight:
-        flight = self._send(item, None, Stamps(), self.client.until(deadline), place)
+    def _begin(self, item: Any, deadline: float | None, position: Position | None = None) -> Flight:
+        flight = self._send(item, None, Stamps(), self.client.until(deadline), position)
         self._flying.append(flight)
         return flight
 
-    def _send(self, item: Any, call: Call | None, stamps: Stamps, until: float, place: Place | None) -> Flight:
+    def _send(self, item: Any, call: Call | None, stamps: Stamps, until: float, position: Position | None) -> Flight:
         """Choose, and begin there. A cut that a witness takes out of use just then is chosen once, and not again."""
         tried: set[str] = set()
         while True:
@@ -156,7 +156,7 @@ class AutoClient:
             work: Call | Path = self._path(item) if call is None else call
             ahead = sum(_unsent(flight) for flight in self._flying)
             try:
-                running = self.client.requests.begin(work, name, stamps, until, place)
+                running = self.client.requests.begin(work, name, stamps, until, position)
             except CutRefused:
                 if name in tried or not self._is_refused(name):
                     raise
@@ -186,9 +186,9 @@ class AutoClient:
         """The controller hears of cuts that witnesses have taken out of use, once of each."""
         for cut, reason in self.client.refused.items():
             with self.lock:
-                if cut in self._told:
+                if cut in self._known_refused:
                     continue
-                self._told.add(cut)
+                self._known_refused.add(cut)
                 for name in WHOLE_THERE if cut == "input" else (cut,):
                     self.controller.refuse(name)
             self.decisions.event("refused", cut=cut, reason=reason)
@@ -237,11 +237,11 @@ class AutoClient:
 
     def _again(self, flight: Flight, running: Running) -> Answer:
         """Its cut was found wrong while it was under way: it goes another."""
-        old, place = flight.stamps, Place(running.about.index, running.about.total)
+        old, position = flight.stamps, Position(running.about.index, running.about.total)
         began = old.called if old.prepared is None else old.prepared
         stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
         stamps.retry_ns = now_ns() - began - old.aside_ns
-        new = self._send(flight.item, flight.call, stamps, flight.until, place)
+        new = self._send(flight.item, flight.call, stamps, flight.until, position)
         flight.call, flight.choice, flight.stamps = new.call, new.choice, new.stamps
         flight.running, flight.bytes_ahead, flight.hedged = new.running, new.bytes_ahead, None
         return self._answer(flight)
@@ -278,7 +278,7 @@ class AutoClient:
             stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=aside)
             call = flight.call or self._read(flight.item)
             stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared) - aside
-            return self.client.requests.local(call, stamps, Place(about.index, about.total))
+            return self.client.requests.local(call, stamps, Position(about.index, about.total))
 
         flight.hedged = self._hedge.run(run)
 
@@ -321,7 +321,7 @@ class AutoClient:
                 self.controller.observe_transfer(now, answer.bytes_up, answer.bytes_down, network, flight.bytes_ahead)
 
     def _gone(self, why: str) -> None:
-        self.watch.gone(why)
+        self.monitor.gone(why)
 
     # Inputs
 

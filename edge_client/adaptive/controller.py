@@ -121,7 +121,7 @@ class SplitController:
         self._moves: list[int] = []  # when, since the last sudden change
         self._fresh = False  # a sudden change was seen since the last choice
         self._promised: dict[str, float] = {}
-        self._probed = self._told = -LONG_AGO
+        self._probed = self._goodput_seen = -LONG_AGO
         self._replaced = self._lured = -LONG_AGO  # when a probe changed the belief, and when a move followed from that
         self._probe_floor = FLOOR
         self._doubt_waits = PROBE_SOON
@@ -249,7 +249,7 @@ class SplitController:
             return
         bytes_up += bytes_ahead
         if self._estimate.speaks_of_goodput(bytes_up, bytes_down):
-            self._told = now
+            self._goodput_seen = now
         overhead = self._calibration.overhead_ns if self._calibration else 0.0
         if self._estimate.observe(bytes_up, bytes_down, max(1.0, network_ns - overhead)):
             self._changed()
@@ -309,7 +309,7 @@ class SplitController:
             self._doubt_waits = PROBE_SOON
         else:
             self._doubt_waits = min(DOUBT_WAITS, 2 * self._doubt_waits)
-        self._told = now
+        self._goodput_seen = now
 
     def wants_probe(self, now: int) -> tuple[int, ...] | None:
         """Sizes to probe the link with now, one round each, in this order and back to back, beside the requests; None
@@ -326,7 +326,7 @@ class SplitController:
         takes = int(1.5 * size / goodput * SECOND)
         # Where requests share the link with it, it may cost them a twentieth of their time.
         every = max(PROBE_EVERY, takes if self._held == EDGE_ONLY else 20 * takes)
-        if not doubt and (since < every or now - self._told < PROBE_EVERY):
+        if not doubt and (since < every or now - self._goodput_seen < PROBE_EVERY):
             return None
         self._probed = now + takes
         return 0, size // 2, size

@@ -20,7 +20,7 @@ KEPT: Final = 100_000
 class Decisions:
     """Decisions and events in the order of their coming; the oldest are forgotten. Any thread may add.
 
-    Who listens hears them one at a time and in the same order; listening therefore holds up whoever decides.
+    A listener gets them one at a time and in the same order, so a slow listener delays the decisions.
     Each is a dictionary with ``seconds`` since the start and ``kind``: "choice" (one a request: ``candidate``,
     ``moved``, ``reason``, and the controller's numbers), "hedge", "gone", "back", "found", "probe" or "refused" (a
     witness took a cut out of use).

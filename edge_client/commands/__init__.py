@@ -1,9 +1,11 @@
-"""The commands of ``edge-client``, one a file, and what they share. Nothing else imports this package.
+"""The commands of ``edge-client``, one per file, and what they share. Nothing else imports this package.
 
-layers, verify, run, watch, hooks, profile, plan, sweep, compare, hierarchy, prune   the commands
-arguments   the words of the command line
+The commands are those that `arguments` lists: each has a file of its name with `main(options)`. To add one, write that
+file, and its name and options in `arguments`.
+
+arguments   the commands and their options; loads nothing, so that ``--help`` is quick
 loading     model, inputs and cut from them
-constraints what may not be exceeded, from them
+constraints limits, from them
 units       sizes, rates and durations
 auto        run with --split auto
 witnesses   run with --witness

@@ -1,10 +1,15 @@
-"""The words of the command line: what every command of ``edge-client`` takes."""
+"""The commands of ``edge-client`` and their options.
+
+They are here and not in the files that read them, because those load torch and ``--help`` must not.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -23,11 +28,11 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="SPEC",
         help='a built-in name, a TOML file, "module:callable", or any of them after "NAME=" (default: digits)',
     )
-    model.add_argument("--weights", metavar="FILE.safetensors", action="append", help="in place of the spec's own")
-    model.add_argument("--selection", metavar="FILE", help="of edge-client prune: a mask at a cut, or a smaller model")
+    model.add_argument("--weights", metavar="FILE.safetensors", action="append", help="instead of the spec's own")
+    model.add_argument("--selection", metavar="FILE", help="from edge-client prune: a mask at a cut or a smaller model")
     model.add_argument("--depth", type=_count, metavar="N", help="how many levels of modules to descend (default: all)")
     model.add_argument("--device", default="auto", metavar="auto|cpu|cuda[:n]", help="(default: auto)")
-    model.add_argument("--threads", type=_count, metavar="N", help="threads inside one operation (default: torch's)")
+    model.add_argument("--threads", type=_count, metavar="N", help="threads within one operation (default: torch's)")
     model.add_argument("--json", metavar="FILE|-", help='write results as JSON; "-" for standard output')
     model.add_argument("--no-progress", action="store_true", help="no progress on standard error")
     model.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -40,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     layers.add_argument(
         "--explain", metavar="LAYER_ID|NAME|input", help="what crosses there and why, and what is skipped"
     )
-    layers.add_argument("--all", action="store_true", help="with --explain: long lists whole")
+    layers.add_argument("--all", action="store_true", help="with --explain: do not shorten long lists")
     commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
     _add_run(commands, model)
     _add_lifecycle(commands, model)
@@ -54,15 +59,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     run = commands.add_parser("run", parents=[model], help="send inputs through a cut")
-    watch = commands.add_parser("watch", parents=[model], help="the same, and show live what observers see")
+    watch = commands.add_parser("watch", parents=[model], help="send inputs, and show live what observers see")
     for command in (run, watch):
         _add_config(command)
-        _add_hooks(command, required=command is watch)
-    run.add_argument("--heat-maps", metavar="DIR", help="with --hooks attention: pictures of it, as PNG files")
+        _add_observe(command, default=("activation", "debug") if command is watch else ())
+    run.add_argument("--heat-maps", metavar="DIR", help="with --observe attention: pictures of it, as PNG files")
     watch.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
-    watch.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input|...", help="as of run, without auto")
-    watch.add_argument("--input", action="append", required=True, metavar="PATH", help="as of run")
-    watch.add_argument("--repeat", type=_count, default=1, metavar="N", help="all inputs so many times (default: 1)")
+    watch.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input|...", help="same as run, without auto")
+    watch.add_argument("--input", action="append", required=True, metavar="PATH", help="same as run")
+    watch.add_argument("--repeat", type=_count, default=1, metavar="N", help="repeat all inputs N times (default: 1)")
     run.add_argument(
         "--server",
         default=os.environ.get("ISTHMUS_SERVER"),
@@ -73,8 +78,8 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
         "--split",
         required=True,
         metavar="LAYER_ID|NAME|input|edge-only|cloud-only|cloud-only-file|auto",
-        help='the layer after which to cut, a name before an id; "edge-only" needs no server; with "cloud-only" the '
-        'input crosses, with "cloud-only-file" the file as it is; "auto" chooses, and moves as link and load change',
+        help='cut after this layer (a name is tried before an id); "edge-only" needs no server; "cloud-only" sends the '
+        'input, "cloud-only-file" the file as it is; "auto" chooses the cut and moves it as link and load change',
     )
     run.add_argument(
         "--input",
@@ -84,7 +89,7 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
         help="an image, .npy, .safetensors, a folder or a glob; may be repeated",
     )
     run.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
-    run.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="without a server (default: 15)")
+    run.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
     run.add_argument("--in-flight", type=_count, default=4, metavar="N", help="requests under way (default: 4)")
     _add_codec(run)
     run.add_argument(
@@ -92,18 +97,18 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
         type=_share,
         default=0.0,
         metavar="P",
-        help="compute this share of the split inputs whole here, too, and compare: 0 to 1 (default: 0)",
+        help="also compute this share of the split inputs whole on the edge, and compare: 0 to 1 (default: 0)",
     )
-    run.add_argument("--layers", action="store_true", help="print the layers' times on both sides")
+    run.add_argument("--layers", action="store_true", help="print each layer's time on both sides")
     _add_auto(run)
 
 
 def _add_profile(commands: Commands, parents: list[argparse.ArgumentParser]) -> None:
     profile = commands.add_parser("profile", parents=parents, help="measure layers and cuts, on both sides")
-    profile.add_argument("--server", metavar="HOST:PORT", help="measure the server's side, too")
+    profile.add_argument("--server", metavar="HOST:PORT", help="also measure the server's side")
     profile.add_argument("--side", choices=("edge", "cloud", "both"), help="(default: both with --server, else edge)")
-    profile.add_argument("--warmup", type=_count, default=3, metavar="N", help="forwards before (default: 3)")
-    profile.add_argument("--repetitions", type=_count, default=20, metavar="N", help="at most (default: 20)")
+    profile.add_argument("--warmup", type=_count, default=3, metavar="N", help="forwards before it (default: 3)")
+    profile.add_argument("--repetitions", type=_count, default=20, metavar="N", help="at most N (default: 20)")
     profile.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each side (default: 20)")
     _add_codec(profile)
 
@@ -114,26 +119,39 @@ def _add_codec(command: argparse.ArgumentParser) -> None:
         type=_codec,
         default="raw",
         metavar="NAME",
-        help='of the frontier: "raw" as it is, "lz4" and such smaller; another word lists them (default: raw)',
+        help='for the frontier: "raw" sends it as it is, "lz4" smaller; any other name lists them all (default: raw)',
     )
 
 
-def _add_hooks(command: argparse.ArgumentParser, *, required: bool, text: str = "observe both sides: ") -> None:
+def _add_observe(
+    command: argparse.ArgumentParser, *, default: Sequence[str] = (), text: str = "observe both sides"
+) -> None:
     command.add_argument(
-        "--hooks",
-        type=lambda text: [name.strip() for name in text.split(",")],
-        default=["activation", "debug"] if required else [],
+        "--observe",
+        dest="observers",
+        type=_names,
+        default=list(default),
         metavar="NAME,NAME",
-        help=text
-        + "activation, attention, memory, debug, tokens; the server must allow them"
-        + (" (default: activation,debug)" if required else ""),
+        help=f'{text}: "activation" for statistics, "debug" for NaN and Inf, and such; another word lists them; the '
+        f"server must allow them (default: {','.join(default) or 'none'})",
     )
+    command.add_argument("--hooks", dest="observers", type=_names, action=_OldWord, help=argparse.SUPPRESS)
+
+
+class _OldWord(argparse.Action):
+    """An option by the name that it had before; it goes with 0.3."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        print(f"{parser.prog}: warning: {option} is called --observe now; the old name goes with 0.3", file=sys.stderr)
+        setattr(namespace, self.dest, values)
 
 
 def _add_lifecycle(commands: Commands, model: argparse.ArgumentParser) -> None:
     hooks = commands.add_parser("hooks", parents=[model], help="the life cycle's hooks, in order, and their cost")
     _add_config(hooks)
-    hooks.add_argument("--stages", action="store_true", help="list the stages and end")
+    hooks.add_argument("--stages", action="store_true", help="list the stages and exit")
     hooks.add_argument("--input", action="append", metavar="PATH", help="run these first, and show what hooks cost")
     hooks.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
     hooks.add_argument("--split", metavar="LAYER_ID|NAME|...", help="(default: edge-only, without a server)")
@@ -141,40 +159,40 @@ def _add_lifecycle(commands: Commands, model: argparse.ArgumentParser) -> None:
 
 def _add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", metavar="FILE.toml", help="this side's [lifecycle]: hooks of your own")
-    command.add_argument("--log-level", choices=("debug", "info", "warning"), help="connections, moves, errors")
+    command.add_argument("--log-level", choices=("debug", "info", "warning"), help="log connections, moves, errors")
 
 
 def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:
-    plan = commands.add_parser("plan", parents=[model], help="which cut is best: predicted for each")
-    plan.add_argument("--server", metavar="HOST:PORT", help="(default: one of our own on this machine, for the time)")
+    plan = commands.add_parser("plan", parents=[model], help="predict every cut, and which is best")
+    plan.add_argument("--server", metavar="HOST:PORT", help="(default: a temporary one on this machine)")
     plan.add_argument("--input", action="append", metavar="FILE", help="count its preparation; it may cross as it is")
-    plan.add_argument("--edge-profile", metavar="FILE", help="of edge-client profile (default: measured now)")
-    plan.add_argument("--cloud-profile", metavar="FILE", help="of edge-client profile (default: measured now)")
-    plan.add_argument("--uplink", metavar="RATE", help="5mbit: told instead of probed, with --rtt")
-    plan.add_argument("--downlink", metavar="RATE", help="(default: as --uplink)")
-    plan.add_argument("--rtt", metavar="TIME", help="30ms")
+    plan.add_argument("--edge-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
+    plan.add_argument("--cloud-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
+    plan.add_argument("--uplink", metavar="RATE", help="such as 5mbit: do not probe the link; needs --rtt")
+    plan.add_argument("--downlink", metavar="RATE", help="(default: same as --uplink)")
+    plan.add_argument("--rtt", metavar="TIME", help="such as 30ms")
     plan.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")
-    plan.add_argument("--max-edge-memory", metavar="SIZE", help="64MiB: no more on this side, weights included")
-    plan.add_argument("--max-bytes-per-second", metavar="SIZE", help="500kB: both ways, at --rate")
+    plan.add_argument("--max-edge-memory", metavar="SIZE", help="such as 64MiB: limit on the edge, weights included")
+    plan.add_argument("--max-bytes-per-second", metavar="SIZE", help="such as 500kB: limit for both ways, at --rate")
     plan.add_argument("--rate", type=_seconds, metavar="N", help="requests per second")
     plan.add_argument("--min-accuracy", type=float, metavar="X", help="agreement with the whole model, 0 to 1")
     plan.add_argument("--power-active", type=float, metavar="W", help="of this machine at work, with --power-idle")
     plan.add_argument("--power-idle", type=float, metavar="W", help="of this machine waiting")
-    plan.add_argument("--calibrate", action="store_true", help="add what a few real requests take beyond it")
-    plan.add_argument("--repetitions", type=_count, default=10, metavar="N", help="of each profile (default: 10)")
+    plan.add_argument("--calibrate", action="store_true", help="correct the plan by a few real requests")
+    plan.add_argument("--repetitions", type=_count, default=10, metavar="N", help="for each profile (default: 10)")
     plan.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each profile (default: 20)")
     _add_codec(plan)
-    plan.add_argument("--explain", action="store_true", help="why it wins, and what would have to change")
-    plan.add_argument("--top", type=_count, metavar="N", help="show the best only")
-    plan.add_argument("--partitioner", default="objective", metavar="NAME", help="who decides (default: objective)")
-    plan.add_argument("--partitioner-option", metavar="TEXT", help="the partitioner's own")
-    plan.add_argument("--list-partitioners", action="store_true", help="list them and end")
+    plan.add_argument("--explain", action="store_true", help="why the best wins, and what would change that")
+    plan.add_argument("--top", type=_count, metavar="N", help="show only the N best")
+    plan.add_argument("--partitioner", default="objective", metavar="NAME", help="what decides (default: objective)")
+    plan.add_argument("--partitioner-option", metavar="TEXT", help="passed to the partitioner")
+    plan.add_argument("--list-partitioners", action="store_true", help="list them and exit")
 
 
 def _add_sweep(commands: Commands, model: argparse.ArgumentParser) -> None:
-    sweep = commands.add_parser("sweep", parents=[model], help="real inputs through every cut: tables and a report")
-    sweep.add_argument("--out", required=True, metavar="DIR", help="where the results go, and are gone on with")
-    sweep.add_argument("--server", metavar="HOST:PORT", help="(default: one of our own on this machine, for the time)")
+    sweep = commands.add_parser("sweep", parents=[model], help="run inputs through every cut: tables and a report")
+    sweep.add_argument("--out", required=True, metavar="DIR", help="folder for the results; run again to resume")
+    sweep.add_argument("--server", metavar="HOST:PORT", help="(default: a temporary one on this machine)")
     sweep.add_argument(
         "--input",
         action="append",
@@ -184,79 +202,81 @@ def _add_sweep(commands: Commands, model: argparse.ArgumentParser) -> None:
     cuts = sweep.add_mutually_exclusive_group()
     cuts.add_argument("--cuts", metavar="NAME,NAME", help="these cuts (default: all that are allowed)")
     cuts.add_argument("--every", type=_count, metavar="N", help="every n-th allowed cut")
-    sweep.add_argument("--repetitions", type=_count, default=3, metavar="N", help="of every request (default: 3)")
+    sweep.add_argument("--repetitions", type=_count, default=3, metavar="N", help="for every request (default: 3)")
     sweep.add_argument(
         "--layer-repetitions",
         type=_count,
         default=1,
         metavar="N",
-        help="in as many of them each way runs once more, with its layers measured (default: 1)",
+        help="in N of them each way runs once more, with its layers measured (default: 1)",
     )
     sweep.add_argument(
         "--warmup", type=_count, default=1, metavar="N", help="requests before, not counted (default: 1)"
     )
-    sweep.add_argument("--no-local", dest="local", action="store_false", help="no cuts within this one process")
-    sweep.add_argument("--no-predict", dest="predict", action="store_false", help="no profiles and no plan before")
+    sweep.add_argument("--no-local", dest="local", action="store_false", help="do not run the cuts in this process")
+    sweep.add_argument("--no-predict", dest="predict", action="store_false", help="no profiles and no plan first")
     sweep.add_argument("--profile-repetitions", type=_count, default=10, metavar="N", help="for the plan (default: 10)")
-    sweep.add_argument("--profile-seconds", type=_seconds, default=20.0, metavar="S", help="of each side (default: 20)")
-    sweep.add_argument("--calibrate", action="store_true", help="the plan sends a few real requests first, as plan's")
+    sweep.add_argument(
+        "--profile-seconds", type=_seconds, default=20.0, metavar="S", help="for each side (default: 20)"
+    )
+    sweep.add_argument("--calibrate", action="store_true", help="same as plan: correct the plan by a few real requests")
     sweep.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")
     _add_codec(sweep)
     sweep.add_argument("--seconds", type=_seconds, metavar="S", help="stop measuring after this long; resumable")
     sweep.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
-    sweep.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="without a server (default: 15)")
+    sweep.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
     sweep.add_argument("--fresh", action="store_true", help="start over in a folder that holds a sweep")
-    _add_hooks(sweep, required=False, text="one more request an input, observed on both sides: ")
-    compare = commands.add_parser("compare", help="two sweeps side by side, the noise taken into account")
-    compare.add_argument("a", metavar="A", help="a folder of edge-client sweep")
-    compare.add_argument("b", metavar="B", help="another")
+    _add_observe(sweep, text="one more request for each input, observed on both sides")
+    compare = commands.add_parser("compare", help="compare two sweeps, taking noise into account")
+    compare.add_argument("a", metavar="A", help="a folder made by edge-client sweep")
+    compare.add_argument("b", metavar="B", help="another one")
     compare.add_argument("--json", metavar="FILE|-", help='write results as JSON; "-" for standard output')
-    compare.add_argument("--stages", action="store_true", help="every stage of every way, not the sum alone")
+    compare.add_argument("--stages", action="store_true", help="every stage of every way, not only the sum")
     compare.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
 def _add_prune(commands: Commands, model: argparse.ArgumentParser) -> None:
     prune = commands.add_parser("prune", parents=[model], help="which channels of a layer are worth sending")
-    prune.add_argument(
-        "--data", required=True, metavar="FOLDER", help="to judge on: input files, or a folder per class"
-    )
+    prune.add_argument("--data", required=True, metavar="FOLDER", help="test data: input files, or a folder per class")
     prune.add_argument("--calibration", metavar="FOLDER", help="to choose by (default: every other file of --data)")
     prune.add_argument("--split", required=True, metavar="LAYER_ID|NAME", help="the layer whose channels are scored")
     prune.add_argument("--keep", "--keeps", metavar="N,N", help="channels kept (default: a quarter, half, 3 quarters)")
     prune.add_argument("--scores", metavar="NAME,NAME", help="scorings to try (default: all)")
-    prune.add_argument("--seeds", type=_count, default=5, metavar="N", help="of the random control (default: 5)")
-    prune.add_argument("--boxes", metavar="FILE", help="JSON: look at the calibration files' objects only")
-    prune.add_argument("--predictions", metavar="FILE", help="JSON: at those of these that match --boxes")
+    prune.add_argument("--seeds", type=_count, default=5, metavar="N", help="for the random control (default: 5)")
+    prune.add_argument("--boxes", metavar="FILE", help="JSON: score only inside the calibration files' objects")
+    prune.add_argument("--predictions", metavar="FILE", help="JSON: score only in predictions that match --boxes")
     prune.add_argument("--structural", action="store_true", help="also cut the channels out of the model")
     prune.add_argument("--out", metavar="DIR", help="masks, smaller models and report.html go here")
     prune.add_argument("--batch", type=_count, default=16, metavar="N", help="inputs in one forward (default: 16)")
     prune.add_argument("--requests", type=_count, default=20, metavar="N", help="through a server (default: 20)")
-    prune.add_argument("--no-serve", dest="serve", action="store_false", help="no server: no bytes and times measured")
+    prune.add_argument("--no-serve", dest="serve", action="store_false", help="do not measure bytes and times")
 
 
 def _add_hierarchy(commands: Commands, parents: list[argparse.ArgumentParser]) -> None:
-    tree = commands.add_parser("hierarchy", parents=parents, help="the module tree, what ran of it, and ONNX files")
+    tree = commands.add_parser("hierarchy", parents=parents, help="the module tree, what ran, and ONNX files")
     tree.add_argument("--graphml", metavar="FILE", help="modules, calls and operations as a graph")
     tree.add_argument("--onnx", metavar="FILE", help="export, every node tagged; FILE.json lists the tags")
     tree.add_argument("--validate", action="store_true", help="read the ONNX files again, run them, compare with torch")
     tree.add_argument("--split", metavar="LAYER_ID|NAME", help="a cut, for --head-onnx and --tail-onnx")
-    tree.add_argument("--head-onnx", metavar="FILE", help="what runs up to the cut, as a file of its own")
-    tree.add_argument("--tail-onnx", metavar="FILE", help="what runs after it")
+    tree.add_argument("--head-onnx", metavar="FILE", help="write the head, up to the cut, to this file")
+    tree.add_argument("--tail-onnx", metavar="FILE", help="write the tail, after the cut, to this file")
 
 
 def _add_auto(run: argparse.ArgumentParser) -> None:
     auto = run.add_argument_group("--split auto")
     auto.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")
-    auto.add_argument("--max-edge-memory", metavar="SIZE", help="64MiB: no more on this side, weights included")
-    auto.add_argument("--max-bytes-per-second", metavar="SIZE", help="500kB: both ways, at --rate")
+    auto.add_argument("--max-edge-memory", metavar="SIZE", help="such as 64MiB: limit on the edge, weights included")
+    auto.add_argument("--max-bytes-per-second", metavar="SIZE", help="such as 500kB: limit for both ways, at --rate")
     auto.add_argument("--rate", type=_seconds, metavar="N", help="requests per second")
     auto.add_argument("--min-accuracy", type=float, metavar="X", help="agreement with the whole model, 0 to 1")
-    auto.add_argument("--edge-profile", metavar="FILE", help="of edge-client profile (default: measured now)")
-    auto.add_argument("--cloud-profile", metavar="FILE", help="of edge-client profile (default: measured now)")
-    auto.add_argument("--profile-seconds", type=_seconds, default=5.0, metavar="S", help="for each (default: 5)")
-    auto.add_argument("--partitioner", default="objective", metavar="NAME", help="who decides (default: objective)")
-    auto.add_argument("--partitioner-option", metavar="TEXT", help="the partitioner's own")
-    auto.add_argument("--log-decisions", metavar="FILE", help="every decision and its numbers, as lines of JSON")
+    auto.add_argument("--edge-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
+    auto.add_argument("--cloud-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
+    auto.add_argument(
+        "--profile-seconds", type=_seconds, default=5.0, metavar="S", help="for each profile (default: 5)"
+    )
+    auto.add_argument("--partitioner", default="objective", metavar="NAME", help="what decides (default: objective)")
+    auto.add_argument("--partitioner-option", metavar="TEXT", help="passed to the partitioner")
+    auto.add_argument("--log-decisions", metavar="FILE", help="write every decision and its numbers as lines of JSON")
 
 
 def _count(text: str) -> int:
@@ -265,11 +285,15 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
 def _codec(text: str) -> str:
     from shared_hooks.codecs import CODECS  # loads torch, which every command does that has a frontier, but no --help
 
     if text not in CODECS:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(CODECS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(CODECS)}")
     return text
 
 

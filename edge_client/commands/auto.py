@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from edge_client.adaptive import AutoClient
 from edge_client.adaptive.controller import SplitController
-from edge_client.adaptive.watch import Check, Connect
+from edge_client.adaptive.monitor import Check, Connect
 from edge_client.client import EdgeClient
 from edge_client.commands.constraints import constraints_of
 from edge_client.commands.loading import first_readable

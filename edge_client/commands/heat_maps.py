@@ -17,7 +17,7 @@ LONGEST: Final = 80
 
 class HeatMaps:
     """Writes into a folder, which is made; SpecError for one that cannot be. A disk that takes no more ends no run: it
-    is told at the end.
+    is said at the end.
     """
 
     def __init__(self, folder: str) -> None:
@@ -52,7 +52,7 @@ class HeatMaps:
             return
         self.written += 1
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """What was written. Raises SpecError where something could not be."""
         if self._problem is not None:
             raise self._problem

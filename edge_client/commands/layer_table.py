@@ -52,8 +52,8 @@ def layer_table(records: Iterable[Sequence[LayerMetrics]], forwards: Iterable[Fo
         )
     headers = ["id", "name", "type", "mean ms", "cpu ms", *(["mJ"] if with_energy else []), "output"]
     # of the last input: the sensors may not have been found yet when the first one ran
-    told = [layer.energy for layer in latest] + [forward.energy for forward in whole[-1:]]
-    notes = dict.fromkeys(f"energy: {printable(energy.note)}" for energy in told if energy.note)
+    readings = [layer.energy for layer in latest] + [forward.energy for forward in whole[-1:]]
+    notes = dict.fromkeys(f"energy: {printable(energy.note)}" for energy in readings if energy.note)
     return "\n".join([table(headers, rows, right=(0, *range(3, len(headers)))), *notes])
 
 

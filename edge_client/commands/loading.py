@@ -36,7 +36,7 @@ def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
     spec, device = choice.spec(), choice.set_up()
     call = spec.preprocess(find(inputs)[0]) if inputs else spec.example(device)
     if call is None:
-        resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # a wrong name is to be told first
+        resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # a wrong name is to be reported first
         raise SpecError(f"{spec.origin}: the spec has no example input to plan on; give one with --input")
     args, kwargs = to_device(call[0], device), to_device(call[1], device)
     wrapped = WrappedModel(spec.load_model(device), depth=choice.depth)

@@ -73,7 +73,7 @@ def _wanted(options: argparse.Namespace) -> Wanted:
         server=options.server,
         edge_profile=options.edge_profile,
         cloud_profile=options.cloud_profile,
-        link=told_link(options.uplink, options.downlink, options.rtt),
+        link=given_link(options.uplink, options.downlink, options.rtt),
         file=str(find(options.input)[0].path) if options.input else None,
         repetitions=options.repetitions,
         seconds=options.seconds,
@@ -82,17 +82,19 @@ def _wanted(options: argparse.Namespace) -> Wanted:
     )
 
 
-def told_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Link | None:
+def given_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Link | None:
     """The link of --uplink, --downlink and --rtt; None where none is given. Raises SpecError for half of one."""
 
     if uplink is None and downlink is None and rtt is None:
         return None
     if uplink is None or rtt is None:
-        raise SpecError("a link that is told needs --uplink and --rtt (--downlink is as --uplink unless given)")
+        raise SpecError(
+            "a link that is not probed needs --uplink and --rtt (--downlink is the same as --uplink by default)"
+        )
     up, fixed = units.rate("--uplink", uplink), units.nanoseconds("--rtt", rtt)
     down = units.rate("--downlink", downlink) if downlink else up
-    told = f"told: {uplink} up, {downlink or uplink} down, {rtt} round trip"
-    return Link(Curve.line(fixed, up), Curve.line(0.0, down), told)
+    given = f"given: {uplink} up, {downlink or uplink} down, {rtt} round trip"
+    return Link(Curve.line(fixed, up), Curve.line(0.0, down), given)
 
 
 def _judged_by(decision: Decision, objective: Objective) -> Objective:

@@ -54,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
     model = spec.load_model(device)
     if boxes is not None and not any(item.name in boxes for item in chosen_by):
         named = ", ".join(list(boxes)[:3]) or "no file"
-        raise SpecError(f"--boxes: it names {named}, and no calibration input such as {chosen_by[0].name}")
+        raise SpecError(f"--boxes names {named}, but no calibration input such as {chosen_by[0].name}")
     calibration = data.samples(spec, chosen_by, device, options.batch, None)
     if options.structural:  # refused now, not when all masks have been judged
         few = min(keeps_of(options.keep, space_of(model, layer, calibration[0]).channels))
@@ -107,7 +107,7 @@ def _layer(choice: ModelChoice, split: str, data: str) -> tuple[str, ModelSpec]:
     with loaded.wrapped as wrapped:
         cut = cut_of(split, wrapped)
         if cut == "input":
-            raise CutRefused("--split input: no layer has made anything by then")
+            raise CutRefused("--split input: no layer runs before it")
         known = [layer.name for layer in wrapped.layers]
         name = cut if isinstance(cut, str) else known[cut]
         if name not in known:

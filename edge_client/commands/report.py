@@ -180,8 +180,8 @@ class Report:
         parts = [self._summary()]
         if answered:
             parts.append(self._times_table())
-            if told := witnesses.beside(self._answers):
-                parts[-1] += f"\n{told}"
+            if beside := witnesses.beside(self._answers):
+                parts[-1] += f"\n{beside}"
         if layers and answered:
             answers = self._answers
             parts += [

@@ -44,14 +44,14 @@ def main(options: argparse.Namespace) -> int:
     choice = choice_of(options)
     spec = choice.spec()
     lifecycle = configured(options.config, options.log_level)
-    maps = None if options.heat_maps is None else _heat_maps(options.heat_maps, options.hooks)
+    maps = None if options.heat_maps is None else _heat_maps(options.heat_maps, options.observers)
     client = EdgeClient(
         server,
         choice.with_spec(spec),
         codec=options.codec,
         metrics=bool(options.layers or options.json),
         deadline=options.deadline,
-        hooks=options.hooks,
+        observers=options.observers,
         witness=options.witness,
         lifecycle=lifecycle,
         connection=ConnectionOptions(
@@ -92,7 +92,7 @@ def main(options: argparse.Namespace) -> int:
         known = report.as_dict() if decisions is None else {**report.as_dict(), "decisions": decisions}
         write_json({**known, "lifecycle": as_dicts(lifecycle), "exit_status": status}, options.json, options.stdout)
     if maps is not None:
-        print(printable(maps.told()), flush=True)
+        print(printable(maps.summary()), flush=True)
     return status
 
 
@@ -122,10 +122,10 @@ def _send(
                 )
 
 
-def _heat_maps(folder: str, hooks: Sequence[str]) -> HeatMaps:
+def _heat_maps(folder: str, observers: Sequence[str]) -> HeatMaps:
     """Where --heat-maps go. SpecError before any work is done."""
-    if "attention" not in hooks:
-        raise SpecError("--heat-maps needs --hooks attention")
+    if "attention" not in observers:
+        raise SpecError("--heat-maps needs --observe attention")
     return HeatMaps(folder)
 
 

@@ -21,13 +21,13 @@ from edge_client.screen.text import milliseconds, one_line, printable, size
 from edge_client.survey.gather import Wanted, gather
 from edge_client.survey.loaded import Loaded
 from edge_client.sweep import extras
-from edge_client.sweep.feed import Feed, feeds_of
-from edge_client.sweep.foretell import foretell
+from edge_client.sweep.inputs import SweepInput, inputs_of
 from edge_client.sweep.journal import Journal, open_journal
-from edge_client.sweep.measure import Meter
+from edge_client.sweep.meter import Meter
 from edge_client.sweep.outcome import Summary
+from edge_client.sweep.prediction import predicted
 from edge_client.sweep.results import write
-from edge_client.sweep.runner import Run
+from edge_client.sweep.runner import SweepRun
 from edge_client.sweep.settings import SweepOptions, settings_of
 from edge_client.sweep.ways import Way, choose, ways_of
 from edge_client.transport import ConnectionOptions
@@ -46,25 +46,25 @@ def main(options: argparse.Namespace) -> int:
     how = _how(options)
     choice = choice_of(options)
     spec = choice.spec()
-    if "tokens" in how.hooks:
-        spec.load_tokenizer()  # a wrong one is told before hours of work
-    feeds = feeds_of(spec, options.input)
+    if "tokens" in how.observers:
+        spec.load_tokenizer()  # a wrong one is reported before hours of work
+    inputs = inputs_of(spec, options.input)
     with open_journal(options.out) as journal, ExitStack() as stack:
-        loaded = _load(choice, feeds)
+        loaded = _load(choice, inputs)
         stack.callback(loaded.wrapped.detach)
         cuts = choose(loaded.wrapped.layers, options.cuts, options.every)
-        ways = ways_of(cuts, files=all(feed.item for feed in feeds), local=options.local)
-        settings = settings_of(how, loaded, feeds, ways)
+        ways = ways_of(cuts, files=all(each.item for each in inputs), local=options.local)
+        settings = settings_of(how, loaded, inputs, ways)
         contents = journal.begin(settings, options.fresh)
         done = frozenset(contents.done)
         ended, status = None, exits.OK
-        if len(done) == len(feeds):
+        if len(done) == len(inputs):
             _say(f"{journal.folder}: all {len(done)} inputs are measured already; --fresh measures them again")
         else:
             if done:
-                _say(f"{journal.folder}: going on after {len(done)} of {len(feeds)} inputs")
+                _say(f"{journal.folder}: going on after {len(done)} of {len(inputs)} inputs")
             try:
-                ended, status = _measure(how, loaded, feeds, ways, journal, done, objective, stack)
+                ended, status = _measure(how, loaded, inputs, ways, journal, done, objective, stack)
             except KeyboardInterrupt:
                 ended, status = "interrupted", exits.INTERRUPTED
         found, status = _finish(journal, ways, ended, status, objective)
@@ -81,7 +81,7 @@ def _how(options: argparse.Namespace) -> SweepOptions:
         repetitions=options.repetitions,
         layer_repetitions=options.layer_repetitions,
         warmup=options.warmup,
-        hooks=tuple(named.check(options.hooks)),
+        observers=tuple(named.check(options.observers)),
         seconds=options.seconds,
         deadline=options.deadline,
         patience=options.patience,
@@ -94,16 +94,16 @@ def _how(options: argparse.Namespace) -> SweepOptions:
     )
 
 
-def _load(choice: ModelChoice, feeds: Sequence[Feed]) -> Loaded:
+def _load(choice: ModelChoice, inputs: Sequence[SweepInput]) -> Loaded:
     """Planned on the spec's example; without one, on the first input that can be."""
 
     if choice.spec().example() is not None:
         return load(choice)
     problem: IsthmusError | None = None
-    for feed in feeds:
-        assert feed.item is not None  # without an example there are files
+    for each in inputs:
+        assert each.item is not None  # without an example there are files
         try:
-            return load(choice, [str(feed.item.path)])
+            return load(choice, [str(each.item.path)])
         except IsthmusError as error:
             problem = error
     assert problem is not None
@@ -113,7 +113,7 @@ def _load(choice: ModelChoice, feeds: Sequence[Feed]) -> Loaded:
 def _measure(
     how: SweepOptions,
     loaded: Loaded,
-    feeds: Sequence[Feed],
+    inputs: Sequence[SweepInput],
     ways: Sequence[Way],
     journal: Journal,
     done: frozenset[int],
@@ -122,7 +122,7 @@ def _measure(
 ) -> tuple[str | None, int]:
     """Why it ended early (None: it did not), and the exit status."""
 
-    server = _server(how, loaded, feeds, journal, objective, stack)
+    server = _server(how, loaded, inputs, journal, objective, stack)
     loaded.wrapped.detach()
     client = EdgeClient(
         server,
@@ -133,14 +133,14 @@ def _measure(
     )
     stack.callback(client.close)
     rounds = how.repetitions + min(how.repetitions, how.layer_repetitions)
-    left = len(feeds) - len(done)
-    steps = len(ways) * (1 + left * rounds) + (1 + left if how.hooks else 0)
+    left = len(inputs) - len(done)
+    steps = len(ways) * (1 + left * rounds) + (1 + left if how.observers else 0)
     try:
         client.open()
         with progress("sweep", steps, how.progress) as on_step:
-            run = Run(
+            run = SweepRun(
                 Meter(client, loaded.spec, how.codec),
-                feeds,
+                inputs,
                 ways,
                 how.repetitions,
                 how.warmup,
@@ -148,13 +148,13 @@ def _measure(
                 on_step,
                 how.seconds,
                 layer_repetitions=how.layer_repetitions,
-                hooks=how.hooks,
+                observers=how.observers,
             )
             run.run(done)
-    except HookRefused as error:
+    except HookRefused as error:  # an older server has no more special name for it
         if how.debug:
             raise
-        return f"--hooks: {one_line(str(error))}", exits.USAGE
+        return f"--observe: {one_line(str(error))}", exits.USAGE
     except CONNECTION_ERRORS as error:
         if how.debug:
             raise
@@ -166,7 +166,7 @@ def _measure(
 def _server(
     how: SweepOptions,
     loaded: Loaded,
-    feeds: Sequence[Feed],
+    inputs: Sequence[SweepInput],
     journal: Journal,
     objective: Objective,
     stack: ExitStack,
@@ -176,7 +176,7 @@ def _server(
     """
 
     if how.predict and journal.read().prediction is None:
-        files = [feed.item for feed in feeds if feed.item is not None]
+        files = [each.item for each in inputs if each.item is not None]
         file = first_readable(loaded.spec, files) if files else None
         wanted = Wanted(
             server=how.server,
@@ -185,11 +185,11 @@ def _server(
             seconds=how.profile_seconds,
             codec=how.codec,
             calibrate=how.calibrate,
-            hooks=how.hooks,
+            observers=how.observers,
         )
         try:
             gathered = stack.enter_context(gather(loaded, wanted, _say, how.progress))
-            journal.write({"prediction": foretell(gathered, objective)})
+            journal.write({"prediction": predicted(gathered, objective)})
             if gathered.server is not None:
                 return gathered.server
         except Exception as error:  # whatever it is: measured numbers need no prediction
@@ -198,7 +198,7 @@ def _server(
             _complain(f"no prediction: {type(error).__name__}: {error}")
     if how.server:
         return how.server
-    return stack.enter_context(local_server(loaded.choice, hooks=how.hooks))
+    return stack.enter_context(local_server(loaded.choice, observers=how.observers))
 
 
 def _finish(

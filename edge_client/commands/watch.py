@@ -38,7 +38,7 @@ def main(options: argparse.Namespace) -> int:
     """Send the inputs, ``--repeat`` times, and show each answer's observations in place of the last; exit status."""
     if not options.server:
         raise SpecError("no server: give --server HOST:PORT or set ISTHMUS_SERVER")
-    hooks = named.check(options.hooks)
+    observers = named.check(options.observers)
     items = find(options.input)
     choice = choice_of(options)
     spec = choice.spec()
@@ -47,7 +47,7 @@ def main(options: argparse.Namespace) -> int:
         check_address(options.server),
         choice.with_spec(spec),
         metrics=False,
-        hooks=hooks,
+        observers=observers,
         lifecycle=configured(options.config, options.log_level),
     )
     try:

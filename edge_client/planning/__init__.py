@@ -1,11 +1,11 @@
-"""Which cut is best, worked out from numbers alone: it talks to nobody.
+"""Which cut is best, worked out from numbers alone, without any connection.
 
-candidate    one way to run a request, and what is predicted of it
+candidate    one way to run a request, and its prediction
 predict      profiles, link, load -> candidates
 objective    what "best" means
 explain      a decision as text
 link         what a link carries
-calibration  predictions put right by what was measured
+calibration  predictions corrected by measurements
 partitioners other ways to choose
 
 May import modes, load; of the engine profiles and readings.

@@ -1,4 +1,4 @@
-"""What a link carries, as measured by a probe or as told: how long so many bytes take, each way."""
+"""What a link carries, as measured by a probe or as given: how long so many bytes take, each way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Curve:
 
     @classmethod
     def line(cls, fixed_ns: float, bytes_per_second: float) -> Curve:
-        """A link told by its numbers."""
+        """A link given by its numbers."""
         return cls(((0, fixed_ns), (1 << 20, fixed_ns + (1 << 20) / bytes_per_second * 1e9)))
 
     def ns(self, nbytes: float) -> float:
@@ -60,7 +60,7 @@ class Link:
     up: Curve
     down: Curve
     source: str = "measured"
-    """"measured", or what it was told by: for the reader of a plan."""
+    """"measured", or the numbers that were given: for the reader of a plan."""
 
     @property
     def rtt_ns(self) -> float:

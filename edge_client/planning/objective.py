@@ -154,7 +154,7 @@ class Decision:
 def decide(
     candidates: Sequence[Candidate], objective: Objective | None = None, constraints: Constraints | None = None
 ) -> Decision:
-    """The best allowed candidate; among equals the first. ``objective``: latency unless told.
+    """The best allowed candidate; among equals the first. ``objective``: latency by default.
 
     Raises SpecError: no candidate satisfies the constraints (how many each removed, and the nearest miss), or the
     objective's numbers are unavailable (why).

@@ -1,4 +1,4 @@
-"""A server of one's own.
+"""A server that the client starts.
 
 local_server   a cloud server on loopback, for as long as it is needed
 orphans        children of a process that is killed

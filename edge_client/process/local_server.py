@@ -1,4 +1,4 @@
-"""A cloud server of one's own on loopback, for measurements on one machine: started, waited for, ended always."""
+"""A cloud server on loopback that this process starts, for measurements on one machine; it is always ended."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ STOP_SECONDS: Final = 10.0
 def local_server(
     choice: ModelChoice,
     *,
-    hooks: Sequence[str] = (),
+    observers: Sequence[str] = (),
     listen: str = "127.0.0.1:0",
     arguments: Sequence[str] = (),
     prefix: Sequence[str] = (),
 ) -> Iterator[str]:
     """``python -m cloud_server`` with this side's ``choice`` as a process; yields HOST:PORT when it listens.
 
-    The model must be named by words (SpecError): nothing else reaches another process. ``hooks`` are the observers it
-    allows, ``arguments`` are more of the server's own, and ``prefix`` goes before the command (``ip netns exec ...``).
+    The model must be named by words (SpecError): nothing else reaches another process. ``observers`` are those that
+    it allows, ``arguments`` are more of the server's own, ``prefix`` goes before the command (``ip netns exec ...``).
     Raises ServerUnavailable with the last lines of its log when it does not come up.
     """
     command = [*prefix, sys.executable, "-u", "-m", "cloud_server", "--listen", listen, *_words_of(choice), *arguments]
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
     with tempfile.TemporaryDirectory(prefix="isthmus-server-") as folder:
         out, log = Path(folder) / "out", Path(folder) / "log"
-        if hooks:
+        if observers:
             config = Path(folder) / "server.toml"
-            config.write_text(f"[observers]\nallow = {json.dumps(list(hooks))}\n", encoding="utf-8")
+            config.write_text(f"[observers]\nallow = {json.dumps(list(observers))}\n", encoding="utf-8")
             command.append(str(config))
         with out.open("wb") as stdout, log.open("wb") as stderr:
             process = subprocess.Popen(
@@ -64,7 +64,7 @@ def local_server(
 
 def _words_of(choice: ModelChoice) -> list[str]:
     if not isinstance(choice.model, str):
-        raise SpecError(f"a server of our own takes a model by its name or file, not {type(choice.model).__name__}")
+        raise SpecError(f"a local server takes a model by its name or file, not {type(choice.model).__name__}")
     words = ["--model", choice.model, "--device", choice.device]
     for file in choice.weights:
         words += ["--weights", file]

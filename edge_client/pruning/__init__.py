@@ -1,6 +1,6 @@
-"""``edge-client prune``: the data, every scoring judged on it, the service measured, a page.
+"""``edge-client prune``: the data, every scoring tested on it, the service measured, a report.
 
-data     the files that channels are chosen by and judged on
+data     the files on which channels are chosen and tested
 trial    every scoring at every number of channels
 served   what the choice gains through a server
 report   what a pruning found, made once

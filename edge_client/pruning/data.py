@@ -48,7 +48,7 @@ def separate(data: str, calibration: str | None) -> tuple[list[InputItem], list[
     judged = find(data, "--data")
     if calibration is None:
         if len(judged) < 4:
-            raise SpecError(f"--data: {len(judged)} files are too few to calibrate and judge on; give --calibration")
+            raise SpecError(f"--data: {len(judged)} files are too few to calibrate and test on; give --calibration")
         by_truth = sorted(judged, key=lambda item: item.truth or "")
         first = {item.path for item in by_truth[0::2]}
         return [item for item in judged if item.path in first], [item for item in judged if item.path not in first]
@@ -56,7 +56,7 @@ def separate(data: str, calibration: str | None) -> tuple[list[InputItem], list[
     known = {_digest(item): item for item in chosen}
     for item in judged:
         if (twin := known.get(_digest(item))) is not None:
-            raise SpecError(f"{item.path} is in --calibration, too ({twin.path}): that would judge on what it chose by")
+            raise SpecError(f"{item.path} is also in --calibration ({twin.path}): choose and test on different files")
     return chosen, judged
 
 

@@ -1,4 +1,4 @@
-"""What the choice gains, through a server of our own on loopback: bytes on the wire and time, whole against chosen."""
+"""What the choice gains, through a local server: bytes on the wire and time, whole against chosen."""
 
 from __future__ import annotations
 

@@ -134,6 +134,6 @@ def _check_reached(model: nn.Module, mask: Mask, sample: Sample) -> None:
         unmasked(model)
     if not seen:
         raise CutRefused(
-            f"layer {mask.module}: a mask behind it is not reached: the model keeps the layer in a list or the like,"
-            " which is no nn.ModuleList, and calls it there"
+            f"layer {mask.module}: a mask after it would not run: the model keeps the layer in a list or the like"
+            " that is not an nn.ModuleList, and calls it there"
         )

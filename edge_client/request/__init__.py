@@ -1,24 +1,24 @@
 """One request: head, transport, answer; or everything here.
 
 requests   begun, finished, cancelled
-half       the model's half on this side
+edge_model the model on this side: its heads, or all of it
 many       many inputs, several under way, answers in order
 old_keywords  of `EdgeClient`, until 0.3
 
 May import answer, witness, transport, call, modes.
 """
 
-from edge_client.request.half import Cut, EdgeHalf
-from edge_client.request.many import Place, in_order
+from edge_client.request.edge_model import Cut, EdgeModel
+from edge_client.request.many import Position, in_order
 from edge_client.request.old_keywords import OldKeywords, taken_over
 from edge_client.request.requests import Done, Requests, Running, work_of
 
 __all__ = [
     "Cut",
     "Done",
-    "EdgeHalf",
+    "EdgeModel",
     "OldKeywords",
-    "Place",
+    "Position",
     "Requests",
     "Running",
     "in_order",

@@ -23,7 +23,7 @@ Request = TypeVar("Request", bound=Started)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """Which of a run's inputs it is, from 0, and of how many; None where the inputs have no length."""
 
     index: int
@@ -34,7 +34,7 @@ def in_order(
     inputs: Iterable[Any],
     most: int,
     *,
-    start: Callable[[Any, Place], Request],
+    start: Callable[[Any, Position], Request],
     finish: Callable[[Request], Answer],
     cancel: Callable[[Request], None],
     fatal: tuple[type[Exception], ...],
@@ -68,7 +68,7 @@ def in_order(
             while window and (len(window) >= most or _is_over(window[0][2])):
                 yield collect()
             try:
-                started: Request | Exception = start(item, Place(index, total))
+                started: Request | Exception = start(item, Position(index, total))
             except Exception as error:
                 started = error
             window.append((index, item, started))

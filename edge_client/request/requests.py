@@ -13,8 +13,8 @@ from typing import Any, Final
 from edge_client.answer import Answer
 from edge_client.call import Call
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from edge_client.request.half import Cut, EdgeHalf, Head
-from edge_client.request.many import Place
+from edge_client.request.edge_model import Cut, EdgeModel, Head
+from edge_client.request.many import Position
 from edge_client.transport import Connection, Exchange, ServerTimes, Stamps, State, Times, layer_metrics, now_ns, wire
 from edge_client.witness import INPUT, Kept, Witness, Witnesses
 from shared_hooks.errors import (
@@ -63,7 +63,7 @@ class Requests:
 
     def __init__(
         self,
-        half: EdgeHalf,
+        edge_model: EdgeModel,
         connect: Callable[[], Connection],
         *,
         max_in_flight: int,
@@ -72,29 +72,29 @@ class Requests:
         client_id: str = "",
         witness: float = 0.0,
     ) -> None:
-        self._half = half
-        self.witnesses = Witnesses(half.wrapped, witness, half.find)
+        self._edge_model = edge_model
+        self.witnesses = Witnesses(edge_model.wrapped, witness, edge_model.find)
         self._connect = connect
         self._most = max_in_flight
         self._metrics = metrics
         self._max_answer_bytes = max_answer_bytes
-        self.lifecycle = half.lifecycle
+        self.lifecycle = edge_model.lifecycle
         self._ids = itertools.count(1)
         self._client_id = client_id
         self._singles = itertools.count()
         self._places = threading.Semaphore(max_in_flight)
 
     def begin(
-        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, place: Place | None = None
+        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, position: Position | None = None
     ) -> Running | Done:
         """Wait for a place, run the head, submit; or, without a cut, run everything. A path is sent as it is.
 
-        ``place``: where in its run the input is; None for one by itself.
+        ``position``: where in its run the input is; None for one by itself.
         """
         if cut == EDGE_ONLY:
             assert isinstance(work, Call)
-            return Done(self.local(work, stamps, place))
-        about = self._about(place)
+            return Done(self.local(work, stamps, position))
+        about = self._about(position)
         try:
             with self.lifecycle.request(about):
                 self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut)
@@ -114,17 +114,17 @@ class Requests:
             kept = self._keep(work, stamps, before)
             stamps.admitted = now_ns()
             if isinstance(work, Path):
-                head = self._half.file(work, stamps)
+                head = self._edge_model.file(work, stamps)
             else:
-                head = self._half.head(work, "input" if cut == CLOUD_ONLY else cut, stamps)
+                head = self._edge_model.head(work, "input" if cut == CLOUD_ONLY else cut, stamps)
             exchange = Exchange(
                 about.id if before is None else next(self._ids),  # the server has answered the old one
                 head.outgoing,
                 until=until,
                 stamps=stamps,
                 check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
-                want_metrics=self._metrics and self._half.wrapped.metrics_enabled,
-                hooks=self._half.hooks,
+                want_metrics=self._metrics and self._edge_model.wrapped.metrics_enabled,
+                observers=self._edge_model.observers,
                 about=about,
                 lifecycle=self.lifecycle,
                 on_settled=self._places.release,
@@ -172,7 +172,7 @@ class Requests:
             if running.exchange.error is not error or isinstance(running.work, Path):
                 raise
         old = running.exchange.stamps
-        self._half.plan(running.work)
+        self._edge_model.plan(running.work)
         stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
         stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared) - old.aside_ns
         return self._collect(
@@ -186,9 +186,9 @@ class Requests:
             running.connection.cancel(running.exchange, Cancelled(why))
             self._over(running.about, running.exchange.error or Cancelled(why))
 
-    def local(self, call: Call, stamps: Stamps, place: Place | None = None) -> Answer:
+    def local(self, call: Call, stamps: Stamps, position: Position | None = None) -> Answer:
         """The whole model, here."""
-        about = self._about(place)
+        about = self._about(position)
         try:
             with self.lifecycle.request(about):
                 self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=call, split=EDGE_ONLY)
@@ -201,7 +201,7 @@ class Requests:
         return answer
 
     def _local(self, call: Call, stamps: Stamps, about: About) -> Answer:
-        whole = self._half.whole(call, stamps)
+        whole = self._edge_model.whole(call, stamps)
         finished = stamps.unpacked or now_ns()
         return Answer(
             output=whole.output,
@@ -217,13 +217,13 @@ class Requests:
             measured_ns=finished - stamps.called - stamps.aside_ns,
             finished_ns=finished,
             forward_edge=whole.forward,
-            observations=self._half.observed(tuple(whole.observations), whole.observations),
+            observations=self._edge_model.observed(tuple(whole.observations), whole.observations),
             transforms=whole.transforms,
         )
 
-    def _about(self, place: Place | None) -> About:
-        place = place or Place(next(self._singles), None)
-        return About(next(self._ids), place.index, place.total, self._half.model_id, self._client_id)
+    def _about(self, position: Position | None) -> About:
+        position = position or Position(next(self._singles), None)
+        return About(next(self._ids), position.index, position.total, self._edge_model.model_id, self._client_id)
 
     def _over(self, about: About, error: BaseException | None = None, answer: Answer | None = None) -> None:
         """Hooks hear how it ended. Ctrl-C and what abandons a hedge are no errors."""
@@ -249,7 +249,7 @@ class Requests:
         if exchange.error is not None:
             raise exchange.error
         assert exchange.reply is not None
-        output = self._half.output(exchange)
+        output = self._edge_model.output(exchange)
         stamps.unpacked = finished = now_ns()
         self.witnesses.check_cut(INPUT if isinstance(running.work, Path) else running.head.split, running.head.layer_id)
         witness, output = self._witness(running, output)
@@ -269,7 +269,9 @@ class Requests:
             load=wire.load(exchange.reply),
             forward_edge=forward,
             forward_cloud=layer_metrics.forward_metrics(exchange.reply),
-            observations=self._half.observed(exchange.hooks, running.head.observations, exchange.reply.observations),
+            observations=self._edge_model.observed(
+                exchange.observers, running.head.observations, exchange.reply.observations
+            ),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
             witness=witness,
         )

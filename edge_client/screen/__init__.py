@@ -1,7 +1,7 @@
 """What people see: text, progress, tables.
 
-text                numbers as text; text from elsewhere, made fit to be shown
-progress            how far it is, on standard error
+text                numbers as text; foreign text, made safe to show
+progress            progress on standard error
 observation_table   what observers found
 
 May import nothing of the client, and no torch.

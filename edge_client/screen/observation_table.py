@@ -14,7 +14,13 @@ ROWS: Final = 60
 MOST_BYTES: Final = 2**63
 """Of a size that is believed."""
 
+MOST_COLUMNS: Final = 6
+MOST_CHARACTERS: Final = 40
+"""Of a table that nobody has laid out, and of a cell of it."""
+
 Record = Mapping[str, Any]
+Columns = tuple[tuple[str, ...], Callable[[Record], list[str]]]
+"""Headers, and the cells below them of a record."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +36,18 @@ class ObservationTable:
 def tables(
     observations: Mapping[str, Mapping[str, Any]], most: int = ROWS, rest: str = "--json has them"
 ) -> Iterator[ObservationTable]:
-    """One table for each hook, of ``most`` rows; ``rest`` says where more are. ``observations``: side -> hook -> found
-    (`shared_hooks.observers.named`).
+    """One table for each observer, of ``most`` rows; ``rest`` says where more are. ``observations``: side ->
+    observer -> found (`shared_hooks.observers.named`).
     """
-    for hook, (headers, cells) in _COLUMNS.items():
+    names = dict.fromkeys(name for found in observations.values() for name in found)
+    for observer in (*(name for name in _COLUMNS if name in names), *(name for name in names if name not in _COLUMNS)):
+        headers, cells = _COLUMNS.get(observer) or _as_they_are(observer, observations)
         sides: list[list[tuple[str, ...]]] = []
         notes: list[str] = []
-        asked = False
-        for side, by_hook in observations.items():
-            found = by_hook.get(hook)
+        for side, by_observer in observations.items():
+            found = by_observer.get(observer)
             if found is None:
                 continue
-            asked = True
             sides.append(rows := [])
             for record in found["records"]:
                 part = _text(record, "part")
@@ -54,14 +60,12 @@ def tables(
                 notes.append(f"{side}: {found['left_out']} more were left out")
             if found.get("pictures_left_out"):
                 notes.append(f"{side}: {found['pictures_left_out']} pictures were left out")
-        if not asked:
-            continue
         count = sum(map(len, sides))
-        if not count and hook == "debug":
+        if not count and observer == "debug":
             notes.append("no NaN and no Inf")
         if count > most:
             notes.append(f"{count - most} more rows; {rest}")
-        yield ObservationTable(hook, ("side", "module", *headers), _first(sides, most), notes)
+        yield ObservationTable(printable(observer), ("side", "module", *headers), _first(sides, most), notes)
 
 
 def _first(sides: list[list[tuple[str, ...]]], most: int) -> list[tuple[str, ...]]:
@@ -111,8 +115,8 @@ def _reading(record: Record, key: str) -> str:
     reading = record.get(key)
     if not isinstance(reading, dict):
         return "-"
-    told = _bytes(reading.get("value"))
-    return told if told == "-" or reading.get("status") == "measured" else f"{told} ~"
+    text = _bytes(reading.get("value"))
+    return text if text == "-" or reading.get("status") == "measured" else f"{text} ~"
 
 
 def _memory(record: Record) -> list[str]:
@@ -129,10 +133,23 @@ def _tokens(record: Record) -> list[str]:
     return [_text(record, "row"), ", ".join(f"{one} {share}" for one, share in zip(names, shares, strict=False))]
 
 
-_COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Record], list[str]]]]] = {
+def _as_they_are(observer: str, observations: Mapping[str, Mapping[str, Any]]) -> Columns:
+    """For an observer without a table of its own: what its records hold, the first few names that come."""
+    records = [record for side in observations.values() for record in side.get(observer, {"records": []})["records"]]
+    found = dict.fromkeys(key for record in records for key in record if key not in ("name", "part", "step"))
+    keys = tuple(found)[:MOST_COLUMNS]
+
+    def cells(record: Record) -> list[str]:
+        return [", ".join(map(str, _list(record, key))) or _text(record, key) for key in keys]
+
+    return tuple(map(printable, keys)), lambda record: [text[:MOST_CHARACTERS] for text in cells(record)]
+
+
+_COLUMNS: Final[Mapping[str, Columns]] = {
     "activation": (("shape", "mean", "std", "min", "max", "zeros", "not finite"), _activation),
     "attention": (("shape", "entropy by head", "most attended"), _attention),
     "memory": (("held", "growth", "peak", "output"), _memory),
     "debug": (("NaN", "Inf", "first at"), _debug),
     "tokens": (("row", "likeliest"), _tokens),
 }
+"""Those that have a table of their own."""

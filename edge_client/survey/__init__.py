@@ -1,4 +1,4 @@
-"""What a plan is made from, found out: the link, the server's profile, our own.
+"""Gathers what a plan needs: the link, the server's profile, our own.
 
 prober    rounds of bytes on a stream of their own
 probing   what the link carries; the server's profile

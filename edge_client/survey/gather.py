@@ -45,7 +45,7 @@ FILE_READINGS: Final = 5
 
 @dataclass(frozen=True)
 class Wanted:
-    """Where to take it from; None = measured now (``server``: one of our own on loopback, which allows ``hooks``)."""
+    """Where to take it from; None = measured now (``server``: one of our own on loopback, which allows `observers`)."""
 
     server: str | None = None
     edge_profile: str | None = None
@@ -60,7 +60,7 @@ class Wanted:
     probe_seconds: float = 2.0
     codec: str = "raw"
     calibrate: bool = False
-    hooks: Sequence[str] = ()
+    observers: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         cloud = _read(wanted.cloud_profile, "cloud", who, None, wanted.codec, warn)
         server, ours = wanted.server, False
         if server is None and (cloud is None or wanted.link is None or wanted.calibrate):
-            say("no --server: one of our own on loopback; it shares this machine, and its link is no network")
-            server, ours = stack.enter_context(local_server(loaded.choice, hooks=wanted.hooks)), True
+            say("no --server: starting one on loopback; it shares this machine, and its link is not a network")
+            server, ours = stack.enter_context(local_server(loaded.choice, observers=wanted.observers)), True
         if edge is None:
             # A profile rests before each measurement as long as a request waits for the network.
             pause = None if server is None else min(LONGEST_PAUSE, round_trip(server))
@@ -186,7 +186,7 @@ def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, codec: 
         return None
     profile = profile_file.read(path, side)
     if profile.side != side:
-        raise SpecError(f"{path}: the {profile.side}'s profile, where the {side}'s is wanted")
+        raise SpecError(f"{path}: expected a profile of the {side}, found one of the {profile.side}")
     try:
         found = profile_file.check(profile, who, machine)
     except Disagreement as error:

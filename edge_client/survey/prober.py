@@ -136,7 +136,9 @@ class _Stream:
         if reply.received_bytes != nbytes:
             raise RemoteError(f"{self._server} received {reply.received_bytes} of a probe's {nbytes} bytes")
         if reply.server_ns > ended - began:
-            raise RemoteError(f"{self._server} says that a probe of {ended - began} ns spent {reply.server_ns} in it")
+            raise RemoteError(
+                f"{self._server} says that it spent {reply.server_ns} ns on a probe of {ended - began} ns"
+            )
         load = Load(reply.load.pending, reply.load.workers, reply.load.queue_ns)
         return Round(nbytes, answer_bytes, ended - began, reply.server_ns, reply.receive_ns, last_ns - first_ns, load)
 

@@ -1,21 +1,21 @@
-"""Real inputs through every cut: what was measured, in tables, beside what was predicted, in a page.
+"""Real inputs through every cut: what was measured, in tables, and beside the prediction, in a report.
 
 extras    the libraries of the extra "sweep", or one clear line
 ways      the ways to run a request: cuts, everything here, everything there; networked and local
-feed      the inputs
-measure   one request, measured and compared with the whole model
+inputs    what a sweep sends
+meter     one request, measured and compared with the whole model
 local     head and tail in this one process
 observed  what observers saw
 columns   the columns of both tables, with their units
 records   an answer as rows
-settings  what a sweep is of: what must be the same to resume it
+settings  what a sweep measures: what must be the same to resume it
 journal   what was measured so far, safe from interruption
 runner    input by input, round by round
-foretell  what the plan says before anything is measured
+prediction  what the plan says before anything is measured
 outcome   what a sweep found, made once
 tables    CSV and Parquet
 summary   each way's numbers, the decision
 results   all files, from the journal
 report    the page (page.html.j2, page.css, page.js)
-compare   two sweeps side by side, the noise taken into account
+compare   two sweeps side by side, taking noise into account
 """

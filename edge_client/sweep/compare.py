@@ -73,7 +73,9 @@ def read(folder: str | Path) -> Sweep:
             for key, part in good.group_by(["cut", "mode"], maintain_order=True)
         }
     except FileNotFoundError as error:
-        raise SpecError(f"{path}: no sweep here: there is no {Path(str(error.filename or '')).name}") from error
+        raise SpecError(
+            f"{path} is not the folder of a sweep: it has no {Path(str(error.filename or '')).name}"
+        ) from error
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
         raise SpecError(f"{path}: not the results of a sweep: {type(error).__name__}: {error}") from error
     return Sweep(path, summary, times)

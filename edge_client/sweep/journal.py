@@ -96,7 +96,7 @@ class Journal:
         if fresh:
             with self.path.open("rb") as file:
                 if (first := file.readline()) and not first.startswith(_OURS):
-                    raise SpecError(f"--out: {self.path} is no sweep's, and is left alone")
+                    raise SpecError(f"--out: {self.path} does not belong to a sweep and is left alone")
             os.ftruncate(self._file, 0)
             for name in RESULTS:
                 (self.folder / name).unlink(missing_ok=True)
@@ -106,7 +106,7 @@ class Journal:
             return Contents(settings)
         if changed := difference(contents.settings, settings):
             raise SpecError(
-                f"{self.folder} holds a sweep of something else ({changed}); another folder, or --fresh to start over"
+                f"{self.folder} holds another sweep ({changed}); give another folder, or --fresh to start over"
             )
         return contents
 

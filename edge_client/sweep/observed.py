@@ -56,10 +56,10 @@ def section(known: Mapping[str, Any]) -> dict[str, Any] | None:
     observed: Sequence[Mapping[str, Any]] = known.get("observed", ())
     if not observed:
         return None
-    count, hooks = len(known["measured_inputs"]), ", ".join(known["settings"]["hooks"])
+    count, observers = len(known["measured_inputs"]), ", ".join(known["settings"]["observers"])
     more = f" The first {len(observed)} inputs are shown; {FILE} has all {count}." if count > len(observed) else ""
     return {
-        "lead": f"{hooks}, on both sides of {observed[0]['way']}: one more request for each input, which counts for"
+        "lead": f"{observers}, on both sides of {observed[0]['way']}: one more request for each input, which counts for"
         f" nothing else.{more}",
         "inputs": [_shown(one) for one in observed],
     }

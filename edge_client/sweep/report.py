@@ -301,7 +301,7 @@ def _facts(known: Mapping[str, Any]) -> list[dict[str, Any]]:
         for one in known["readings"]
     ]
     if readings:
-        groups.append({"title": "How the numbers of a layer were come by", "rows": readings})
+        groups.append({"title": "How the numbers of a layer were obtained", "rows": readings})
     return groups
 
 

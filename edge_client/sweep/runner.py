@@ -11,9 +11,9 @@ from edge_client.answer import Answer
 from edge_client.client import CONNECTION_ERRORS
 from edge_client.modes import CLOUD_FILE
 from edge_client.screen.text import one_line
-from edge_client.sweep.feed import Feed
+from edge_client.sweep.inputs import SweepInput
 from edge_client.sweep.journal import Journal
-from edge_client.sweep.measure import Meter, Whole
+from edge_client.sweep.meter import Meter, Reference
 from edge_client.sweep.observed import Observed, kept, way_of
 from edge_client.sweep.records import Records
 from edge_client.sweep.ways import Way, rotated
@@ -21,13 +21,13 @@ from shared_hooks.errors import HookRefused
 
 
 @dataclass
-class Run:
+class SweepRun:
     """A sweep's work: made of what it is, run by `run`. ``seconds``: the budget, for the measuring alone; one round of
     one input is made, whatever it takes.
     """
 
     meter: Meter
-    feeds: Sequence[Feed]
+    inputs: Sequence[SweepInput]
     ways: Sequence[Way]
     repetitions: int
     warmup: int
@@ -36,7 +36,7 @@ class Run:
     seconds: float | None = None
     layer_repetitions: int = 1
     """In as many rounds of an input each way runs a second time, with its layers measured."""
-    hooks: Sequence[str] = ()
+    observers: Sequence[str] = ()
     """Observers of one more request for each input."""
     clock: Callable[[], float] = time.monotonic
     over: bool = field(default=False, init=False)
@@ -47,7 +47,7 @@ class Run:
         """Measure the inputs that are not ``done``. Errors of the connection (`CONNECTION_ERRORS`) end it, and a server
         that allows no such observers (HookRefused); the input under way is lost, those before it are in the journal.
         """
-        left = [index for index in range(len(self.feeds)) if index not in done]
+        left = [index for index in range(len(self.inputs)) if index not in done]
         self._warm_up(left)
         began = self.clock()
         for index in left:
@@ -59,15 +59,15 @@ class Run:
         """Plans, recipes, caches: with the first input that can be read. A server that cannot read files is noted."""
         for index in left:
             try:
-                self.meter.whole(self.feeds[index])
+                self.meter.reference(self.inputs[index])
             except Exception:  # told when its turn comes
                 continue
-            if self.hooks:
-                self._observed(self.feeds[index])
+            if self.observers:
+                self._observed(self.inputs[index])
             for way in tuple(self.ways):
                 for _ in range(self.warmup):
                     try:
-                        self.meter.request(way, self.feeds[index])
+                        self.meter.request(way, self.inputs[index])
                     except CONNECTION_ERRORS:
                         raise
                     except Exception as error:  # as above
@@ -79,14 +79,14 @@ class Run:
             return
 
     def _input(self, index: int, began: float) -> dict[str, Any]:
-        feed = self.feeds[index]
-        records = Records(feed.name, index)
+        sweep_input = self.inputs[index]
+        records = Records(sweep_input.name, index)
         self._sequence = index * 2 * self.repetitions * len(self.ways)
         try:
-            whole: Whole | Exception = self.meter.whole(feed)
+            reference: Reference | Exception = self.meter.reference(sweep_input)
         except Exception as error:
-            whole = error
-        rounds = len(self.feeds) * self.repetitions
+            reference = error
+        rounds = len(self.inputs) * self.repetitions
         repetition = 0
         for repetition in range(self.repetitions):
             number = index * self.repetitions + repetition
@@ -96,37 +96,37 @@ class Run:
             for way, layers in turns:
                 self._sequence += 1
                 try:
-                    if isinstance(whole, Exception):
-                        raise whole
-                    self.meter.record(records, way, feed, whole, repetition, self._sequence, layers)
+                    if isinstance(reference, Exception):
+                        raise reference
+                    self.meter.record(records, way, sweep_input, reference, repetition, self._sequence, layers)
                 except CONNECTION_ERRORS:
                     raise
                 except Exception as error:  # this request's own; the others go on
                     text = one_line(f"{type(error).__name__}: {error}")
-                    records.fail(way, repetition, self._sequence, text, {"layers": layers, "truth": feed.truth})
-                self.on_step(f"{feed.name}: {way}")
+                    records.fail(way, repetition, self._sequence, text, {"layers": layers, "truth": sweep_input.truth})
+                self.on_step(f"{sweep_input.name}: {way}")
             if self.seconds is not None and self.clock() - began >= self.seconds:
                 self.over = True
                 break
         entry = {
             "index": index,
-            "input": feed.name,
+            "input": sweep_input.name,
             "repetitions": repetition + 1,
             "requests": records.requests,
             "rows": records.rows,
             "notes": [[*key, count] for key, count in records.notes.items()],
         }
-        if self.hooks:
-            entry["observed"] = self._observed(feed)
+        if self.observers:
+            entry["observed"] = self._observed(sweep_input)
         return entry
 
-    def _observed(self, feed: Feed) -> Observed:
+    def _observed(self, sweep_input: SweepInput) -> Observed:
         way = way_of(self.ways)
         try:
-            seen: Answer | Exception = self.meter.observe(way, feed, self.hooks)
+            seen: Answer | Exception = self.meter.observe(way, sweep_input, self.observers)
         except (*CONNECTION_ERRORS, HookRefused):
             raise
         except Exception as error:  # this request's own
             seen = error
-        self.on_step(f"{feed.name}: observers")
+        self.on_step(f"{sweep_input.name}: observers")
         return kept(way, seen)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from edge_client.survey.loaded import Loaded
-from edge_client.sweep.feed import Feed
+from edge_client.sweep.inputs import SweepInput
 from edge_client.sweep.ways import Way
 from shared_hooks.profiling.machine import describe
 
@@ -25,12 +25,12 @@ class SweepOptions:
     """How a sweep measures; nothing of it changes on the way."""
 
     server: str | None = None
-    """None: one of our own on this machine, for the time."""
+    """None: a temporary one on this machine."""
     codec: str = "raw"
     repetitions: int = 3
     layer_repetitions: int = 1
     warmup: int = 1
-    hooks: tuple[str, ...] = ()
+    observers: tuple[str, ...] = ()
     seconds: float | None = None
     """No input is begun after as many; the same command goes on."""
     deadline: float = 60.0
@@ -41,15 +41,15 @@ class SweepOptions:
     calibrate: bool = False
     progress: bool = True
     debug: bool = False
-    """Errors are raised, and not told in a line."""
+    """Errors are raised, and not printed in a line."""
 
 
-def settings_of(options: SweepOptions, loaded: Loaded, feeds: Sequence[Feed], ways: Sequence[Way]) -> Settings:
+def settings_of(options: SweepOptions, loaded: Loaded, inputs: Sequence[SweepInput], ways: Sequence[Way]) -> Settings:
     """Hashes weights and inputs."""
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)
     # only where there are any: a sweep without them goes on in a folder of before
-    hooks = {"hooks": list(options.hooks)} if options.hooks else {}
+    observers = {"observers": list(options.observers)} if options.observers else {}
     return {
         "model": loaded.spec.model_id,
         "weights": wrapped.weights_hash(),
@@ -67,8 +67,8 @@ def settings_of(options: SweepOptions, loaded: Loaded, feeds: Sequence[Feed], wa
         "layer repetitions": options.layer_repetitions,
         "warm-up": options.warmup,
         "ways": [[way.name, way.mode] for way in ways],
-        "inputs": [[feed.name, feed.digest()] for feed in feeds],
-        **hooks,
+        "inputs": [[sweep_input.name, sweep_input.digest()] for sweep_input in inputs],
+        **observers,
     }
 
 

@@ -1,9 +1,9 @@
-"""The standing connection to a server: frames out, frames in, broken and mended.
+"""The standing connection to a server: frames out, frames in, lost and reopened.
 
 connection     opened, lost, opened again
 state, options its life; its limits
 stream         one gRPC stream
-outbox, inbox  what has still to be sent; what came
+outbox, inbox  what is still to be sent; what came
 waiting        who waits for a stream or an answer
 exchange       one request and its answer on the wire
 wire           protobuf messages <-> frontiers

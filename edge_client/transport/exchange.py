@@ -45,7 +45,7 @@ class Exchange:
         stamps: Stamps,
         check_header: Callable[[bytes, int], None],
         want_metrics: bool = True,
-        hooks: Sequence[str] = (),
+        observers: Sequence[str] = (),
         about: About | None = None,
         lifecycle: Lifecycle | None = None,
         on_settled: Callable[[], None] = lambda: None,
@@ -56,7 +56,7 @@ class Exchange:
         self.until = until  # time.monotonic() at which the caller gives up
         self.stamps = stamps
         self.want_metrics = want_metrics
-        self.hooks = hooks
+        self.observers = observers
         self.about = about or About(request_id, 0)
         self._lifecycle = lifecycle or Lifecycle("edge")
         self.sends = 0  # how often the request was begun on a stream

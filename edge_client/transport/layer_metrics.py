@@ -84,7 +84,7 @@ def _reading(message: split_pb2.Reading, notes: list[str]) -> Reading:
 
 
 def _outputs(layer: split_pb2.LayerMetric) -> tuple[TensorShape, ...]:
-    """Shapes that make up the bytes that are told."""
+    """Shapes that make up the bytes that are reported."""
     shapes = tuple(TensorShape(one.dtype, tuple(one.shape)) for one in layer.outputs)
     nbytes = 0
     for one in shapes:

@@ -1,4 +1,4 @@
-"""What a connection is told: limits, keep-alive. Checked when it is made."""
+"""The settings of a connection: limits, keep-alive. Checked when they are made."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class KeepAlive:
 class ConnectionOptions:
     """Limits in seconds and bytes."""
 
-    patience: float = 15.0  # without a stream, while somebody waits, before giving up
+    patience: float = 15.0  # how long a caller waits without a stream before giving up
     welcome_within: float = 10.0  # from opening a stream to Welcome
     max_in_flight: int = 4  # unanswered requests on the stream; the server's own limit may be lower
     chunk_bytes: int = wire.CHUNK_BYTES
@@ -60,6 +60,6 @@ class ConnectionOptions:
 
 def check_seconds(name: str, value: float) -> float:
     """``value``, or SpecError unless it is above 0 and at most `LONGEST_SECONDS`."""
-    if not 0 < value <= LONGEST_SECONDS:  # not so for NaN either
+    if not 0 < value <= LONGEST_SECONDS:  # rejects NaN, too
         raise SpecError(f"{name}={value}: must be more than 0 and at most {LONGEST_SECONDS:.0f} seconds")
     return value

@@ -68,7 +68,7 @@ def request_frame(exchange: Exchange, outgoing: Outgoing) -> split_pb2.ClientFra
             deadline_ms=min(2**32 - 1, max(1, int(exchange.remaining() * 1000))),
             want_metrics=exchange.want_metrics,
             file=outgoing.file,
-            hooks=exchange.hooks,
+            hooks=exchange.observers,
         )
     )
 

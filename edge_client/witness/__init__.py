@@ -1,8 +1,8 @@
-"""Answers computed whole here, too, and compared.
+"""Answers also computed whole here, and compared.
 
 witness      which requests, and what came of it
-comparison   how far two outputs are apart
-moment       what a forward may change, as it is at one moment
+comparison   how much two outputs differ
+moment       what a forward may change, kept as it is at one moment
 
 May import transport, screen, call.
 """

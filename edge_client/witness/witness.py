@@ -77,7 +77,7 @@ class Share:
 def check_share(value: float) -> float:
     """``value``, or SpecError unless it is a number from 0 to 1."""
     known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not known or not 0 <= value <= 1:  # not so for NaN either
+    if not known or not 0 <= value <= 1:  # rejects NaN, too
         raise SpecError(f"witness={value!r}: must be a share of the requests, a number from 0 to 1")
     return float(value)
 

@@ -3,9 +3,8 @@
 codec      the interface
 raw, lz4   the codecs
 
-To add a codec, write a file with a `Codec` of it and name it in `CODECS`. Command lines, profiles, parcels and
-the tests that send hostile bytes take them from here. Both sides must have it: a side that has not refuses it
-by name.
+To add a codec, write a file with a `Codec` and name it in `CODECS`. Command lines, profiles, parcels and the tests
+that send hostile bytes take codecs from here. Both sides must have it: a side without it refuses it by name.
 """
 
 from shared_hooks.codecs.codec import Codec

@@ -1,6 +1,6 @@
 """What users write: tables of TOML, and ``module:name``.
 
-table     a TOML table read key by key, mistakes named
+table     a TOML table read key by key; errors name the key
 targets   ``module:name`` -> the object
 
 May import errors.

@@ -1,11 +1,11 @@
 """What crosses a cut, as both sides see it: a description, and bytes.
 
-description   what is said of a cut: inputs, slots, marks
-format        ... read from bytes of a stranger
+description   what describes a cut: inputs, slots, marks
+format        ... read from untrusted bytes
 early         the values that cross, with their description
 parcel        tensors <-> header and payload
 generators    states of random generators that cross
-path_digest   a digest of the way to a cut
+path_digest   a digest of the path to a cut
 
 May import tensors, errors.
 """

@@ -145,7 +145,7 @@ def _check_starts(crossing: Crossing, starts: Any) -> None:
     if starts == []:
         return
     if not isinstance(starts, list) or len(starts) != len(crossing.slots):
-        raise BadFrame("the header says of other slots where they begin")
+        raise BadFrame("the header gives the starts of other slots than the cut has")
     for start, slot in zip(starts, crossing.slots, strict=True):
         if type(start) is not int or not 0 <= start < ALIGN or start % slot.dtype.itemsize:
             raise BadFrame(f"a slot of {slot.dtype} cannot begin at an address of {start!r:.20} modulo {ALIGN}")

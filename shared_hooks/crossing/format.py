@@ -48,7 +48,7 @@ _REMEMBERED_BYTES = 256 << 10
 
 def decode(data: bytes, max_bytes: int = 1 << 32, *, remember: bool = True) -> Crossing:
     """The crossing of these bytes. `BadFrame` if malformed; `TooLarge` beyond the limits, or if its storages or its
-    inputs, as large as they say they are, exceed ``max_bytes``. ``remember``: for who keeps none of them himself.
+    inputs, as large as they say they are, exceed ``max_bytes``. ``remember``: for a caller that keeps none of them.
     """
     if len(data) > MAX_CROSSING_BYTES:
         raise TooLarge(f"a cut's description of {len(data)} bytes; at most {MAX_CROSSING_BYTES} are taken")

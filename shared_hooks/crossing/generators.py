@@ -36,8 +36,8 @@ def _python_set(state: torch.Tensor) -> None:
 def _numpy_now() -> torch.Tensor:
     state = np.random.get_state(legacy=False)  # noqa: NPY002  # what models draw from
     inner = state["state"]
-    told = [[int(number) for number in inner["key"]], int(inner["pos"]), state["has_gauss"], state["gauss"]]
-    return _bytes(json.dumps(told).encode())
+    numbers = [[int(number) for number in inner["key"]], int(inner["pos"]), state["has_gauss"], state["gauss"]]
+    return _bytes(json.dumps(numbers).encode())
 
 
 def _numpy_set(state: torch.Tensor) -> None:

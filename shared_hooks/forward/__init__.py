@@ -1,11 +1,11 @@
-"""One forward of a model, whoever runs it and why.
+"""One forward of a model, whatever it runs for.
 
 session      layers numbered, timed, banked
-context      settings around it that change kernels
+context      settings that change kernels
 operations   what counts as an operation
 foresight    which operations need no data to know their result's form
 placeholder  a value that nobody may read
-interruption where a forward that takes too long may be ended
+interruption where a forward that takes too long may be stopped
 
 May import metrics, modules, tensors, errors.
 """

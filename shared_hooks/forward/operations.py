@@ -149,7 +149,7 @@ def _gather(values: Iterable[Any], found: list[torch.Tensor]) -> None:
 
 
 def literals_of(value: Any) -> Any:
-    """The arguments that are no tensors, as JSON: what a function was told. Devices are left out, they may differ."""
+    """The arguments that are no tensors, as JSON. Devices are left out, they may differ."""
     if value is None or type(value) in _LITERALS:
         return value
     if isinstance(value, torch.Tensor):

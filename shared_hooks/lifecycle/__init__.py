@@ -1,9 +1,9 @@
-"""The life of the two processes as stages, at which anybody's own steps can be mounted without editing ours.
+"""The life of the two processes as stages, where you can add hooks without editing our code.
 
-stages      `Stage`: where hooks can be mounted, and what an event of it tells
+stages      `Stage`: where hooks are called, and what their events contain
 events      `Event`, and `About` a request
 registry    `Lifecycle`: registers, removes, lists, and dispatches
-marks       `on`: a function marked as a hook; what an object's methods listen to
+marks       `on`: a function marked as a hook; the stages of an object's methods
 conditions  `every_n_requests`, `every_n_seconds`, `is_first`, `is_last`
 log         the default hook: what happens, in the log
 listing     the hooks as lines of text

@@ -13,8 +13,8 @@ from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import Event
 from shared_hooks.lifecycle.stages import Stage
 
-Call = Callable[[Event], object]
-Function = TypeVar("Function", bound=Call)
+Handler = Callable[[Event], object]
+Function = TypeVar("Function", bound=Handler)
 MARK: Final = "__isthmus_hook__"
 PREFIXES: Final = ("before_", "after_", "on_")
 
@@ -36,7 +36,7 @@ class Priority(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class HookMark:
     """What `on` leaves on a function."""
 
     stages: tuple[Stage, ...]
@@ -47,7 +47,7 @@ class Mark:
     @classmethod
     def of(
         cls, stages: Iterable[Stage | str], priority: int | str | None, name: str | None, when: Condition | None
-    ) -> Mark:
+    ) -> HookMark:
         """Raises SpecError for no stage, and one that there is not."""
         found = tuple(dict.fromkeys(Stage.of(stage) for stage in stages))
         if not found:
@@ -62,7 +62,7 @@ def on(
     when: Condition | None = None,
 ) -> Callable[[Function], Function]:
     """Marks a function ``(event)`` as a hook of these stages, to be registered later, by itself or by dotted name."""
-    mark = Mark.of(stages, priority, name, when)
+    mark = HookMark.of(stages, priority, name, when)
 
     def put(function: Function) -> Function:
         if mark_of(function) is not None:
@@ -76,31 +76,31 @@ def on(
     return put
 
 
-def mark_of(hook: object) -> Mark | None:
+def mark_of(hook: object) -> HookMark | None:
     """What `on` left, None on anything else."""
     mark = getattr(hook, MARK, None)
-    return mark if isinstance(mark, Mark) else None
+    return mark if isinstance(mark, HookMark) else None
 
 
-def calls_of(hook: Any) -> Mapping[Stage, Call]:
+def calls_of(hook: Any) -> Mapping[Stage, Handler]:
     """Stage -> what to call. Raises SpecError for an object without a stage, and for a method misspelt."""
     if isinstance(hook, type):
         raise SpecError(f"{hook.__name__} is a class: make one of it, and register that")
     mark = mark_of(hook)
     if mark is not None:
         return dict.fromkeys(mark.stages, hook)
-    found: dict[Stage, Call] = {}
+    found: dict[Stage, Handler] = {}
     names = [stage.value for stage in Stage]
     for name in dir(type(hook)):
         if mark_of(getattr(type(hook), name, None)) is not None:
-            raise SpecError(f"{type(hook).__name__}.{name}: methods are called as stages are, and not marked")
+            raise SpecError(f"{type(hook).__name__}.{name}: methods are named after stages; do not mark them")
     for name in sorted(name for name in dir(hook) if name.startswith(PREFIXES)):
         method = getattr(hook, name)
         if not callable(method):
             continue
         if name not in names:
             more = " A method that is no hook gets another name, or an underscore."
-            raise SpecError(f"{type(hook).__name__}.{name}: no stage is called so.{near(name, names)}{more}")
+            raise SpecError(f"{type(hook).__name__}.{name}: there is no such stage.{near(name, names)}{more}")
         found[Stage.of(name)] = method
     if not found:
         what = "is not marked by on(stage)" if callable(hook) else "has no method that is called as a stage is"
@@ -108,7 +108,7 @@ def calls_of(hook: Any) -> Mapping[Stage, Call]:
     return found
 
 
-def check_call(hook: Any, call: Call) -> None:
+def check_call(hook: Any, call: Handler) -> None:
     """Raises SpecError for what would do nothing or only fail when its stage comes, as far as can be seen."""
     what = f"{name_of(hook)}: {getattr(call, '__qualname__', type(call).__name__)}"
     if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
@@ -120,7 +120,7 @@ def check_call(hook: Any, call: Call) -> None:
     try:
         signature.bind(None)
     except TypeError:
-        raise SpecError(f"{what} is called with one argument, the event, and takes {signature}") from None
+        raise SpecError(f"{what} is called with one argument, the event, but takes {signature}") from None
 
 
 def priority_of(value: int | str | None) -> int:

@@ -1,4 +1,4 @@
-"""`Lifecycle`: the hooks of one process half, in order, and the one function that calls them."""
+"""`Lifecycle`: the hooks of one side, in order, and the one function that calls them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from typing import Any
 from shared_hooks.errors import HookRefused, SpecError, near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import About, Event
-from shared_hooks.lifecycle.marks import Call, Function, Mark, calls_of, check_call, mark_of, name_of, priority_of
+from shared_hooks.lifecycle.marks import (
+    Function,
+    Handler,
+    HookMark,
+    calls_of,
+    check_call,
+    mark_of,
+    name_of,
+    priority_of,
+)
 from shared_hooks.lifecycle.stages import Stage
 
 log = logging.getLogger(__name__)
@@ -23,7 +32,7 @@ log = logging.getLogger(__name__)
 class Listener:
     """One hook at one stage, and what it has cost so far."""
 
-    def __init__(self, owner: Registered, stage: Stage, call: Call, when: Condition | None) -> None:
+    def __init__(self, owner: Registered, stage: Stage, call: Handler, when: Condition | None) -> None:
         self.owner = owner
         self.stage = stage
         self.call = call
@@ -110,13 +119,13 @@ class Registered:
 class Lifecycle:
     """The hooks of one client, one server, or one `WrappedModel` by itself (``side`` "local").
 
-    Hooks of a stage are called by `emit` in the order of their priority, equal ones in that of their registration, in
-    the thread that reached the stage: their time is its time. What a hook raises is logged the first time, counted
-    (`listing`) and goes no further, with one exception: `HookRefused` at ``before_request`` refuses the request, after
-    the stage's other hooks have been called; the first of several is told. Any thread may do anything here.
+    `emit` calls the hooks of a stage by priority, equal ones by registration, in the thread that reached the stage:
+    their time is its time. What a hook raises is logged the first time, counted (`listing`) and goes no further, with
+    one exception: `HookRefused` at ``before_request`` refuses the request, after the stage's other hooks have been
+    called; if several refuse, the first is reported. All methods may be called from any thread.
 
     A hook may use the model, the client and torch, and register and remove hooks. It is not called at a stage that it
-    brings about itself while it is at that stage. No lock is held that it could wait for, but these wait for it: a
+    causes itself while it is at that stage. No lock is held that it could wait for, but these wait for it: a
     client's other requests, at its first plan; the connection's own threads (connect, handshake, send, receive,
     disconnect, reconnect, drain), where an `infer` would wait for itself until its deadline; and the place of its
     request, which counts as in flight.
@@ -165,21 +174,21 @@ class Lifecycle:
         when: Condition | None = None,
         replace: bool = False,
     ) -> str:
-        """Mounts an object by its methods (``after_head(event)``), or a function marked by `on`; the hook's name.
+        """Registers an object by its methods (``after_head(event)``), or a function marked by `on`; returns its name.
 
-        Without ``name`` and ``priority`` the hook's own attributes of these names count, else its class's or
+        ``name`` and ``priority`` default to the hook's own attributes of these names, else to its class's or
         function's name and NORMAL. ``replace`` puts it in the place of the one of that name, among those of its own
-        priority. Raises SpecError: no such stage, none that comes on this side, a priority or name that cannot be, or
-        a function that is not called with one argument, or is `async` or a generator.
+        priority. Raises SpecError: no such stage, none on this side, an invalid priority or name, or a function that
+        does not take one argument, or is `async` or a generator.
         """
-        mark = mark_of(hook) or Mark((), getattr(hook, "priority", None))
+        mark = mark_of(hook) or HookMark((), getattr(hook, "priority", None))
         return self._mount(hook, calls_of(hook), mark, name, priority, when, replace)
 
     def _mount(
         self,
         hook: Any,
-        calls: Mapping[Stage, Call],
-        mark: Mark,
+        calls: Mapping[Stage, Handler],
+        mark: HookMark,
         name: str | None = None,
         priority: int | str | None = None,
         when: Condition | None = None,
@@ -187,7 +196,7 @@ class Lifecycle:
     ) -> str:
         calls = self._here(calls)
         if not calls:
-            raise SpecError(f"{name_of(hook)}: none of its stages comes on this side ({self.side})")
+            raise SpecError(f"{name_of(hook)}: this side has none of its stages ({self.side})")
         for call in calls.values():
             check_call(hook, call)
         place = priority_of(mark.priority if priority is None else priority)
@@ -201,11 +210,11 @@ class Lifecycle:
             self._set([*(one for one in self._hooks if one.name != name), made])
         return name
 
-    def calls(self, hook: Any) -> Mapping[Stage, Call]:
+    def calls(self, hook: Any) -> Mapping[Stage, Handler]:
         """What of a hook would be called here: at the stages that come on this side. Raises SpecError."""
         return self._here(calls_of(hook))
 
-    def _here(self, calls: Mapping[Stage, Call]) -> Mapping[Stage, Call]:
+    def _here(self, calls: Mapping[Stage, Handler]) -> Mapping[Stage, Handler]:
         return {stage: call for stage, call in calls.items() if stage.comes(self.side)}
 
     def on(
@@ -216,7 +225,7 @@ class Lifecycle:
         when: Condition | None = None,
     ) -> Callable[[Function], Function]:
         """A decorator that registers the function below it at once."""
-        mark = Mark.of(stages, priority, None, when)
+        mark = HookMark.of(stages, priority, None, when)
 
         def put(function: Function) -> Function:
             self._mount(function, dict.fromkeys(mark.stages, function), mark, name)
@@ -225,7 +234,7 @@ class Lifecycle:
         return put
 
     def remove(self, hook: Any) -> None:
-        """Takes away the hook of this name, or this very object. Raises SpecError where there is none."""
+        """Removes the hook of this name, or this very object. Raises SpecError if there is none."""
         with self._lock:
             gone = [
                 one for one in self._hooks if (one.name == hook if isinstance(hook, str) else _same(one.hook, hook))
@@ -240,11 +249,11 @@ class Lifecycle:
 
     @property
     def hooks(self) -> tuple[Any, ...]:
-        """What is mounted, in the order of registration."""
+        """The registered hooks, in the order of registration."""
         return tuple(one.hook for one in sorted(self._hooks, key=lambda one: one.number))
 
     def listing(self) -> list[Listed]:
-        """Stage after stage, the hooks in the order in which they are called, with what they have cost so far."""
+        """Stage by stage, the hooks in the order in which they are called, with their cost so far."""
         return [
             Listed(
                 stage,

@@ -1,4 +1,4 @@
-"""Where hooks can be mounted: every stage, when it comes on which side, and what its event tells."""
+"""The stages where hooks are called: when each comes on which side, and what its event contains."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from shared_hooks.errors import SpecError, near
 
 
 class Stage(Enum):
-    """The stages, about in the order of their coming. A value is also the name of a hook object's method.
+    """The stages, roughly in the order in which they come. A value is also the name of a hook object's method.
 
-    Each has `edge` and `cloud`: when it comes on that side, empty where it does not; and `facts`: what its event has
-    beside `stage`, `side` and `request`. Values are the live ones, and are not to be changed.
+    Each has `edge` and `cloud`: when it comes on that side, empty if it does not; and `facts`: what its event has
+    beside `stage`, `side` and `request`. Values are live; do not change them.
 
-    What ``before_X`` announces is ended by ``after_X``, failed or not, for run, request, shutdown, and the cloud's
-    drain; for the others only where it succeeds. Send, receive and what the connection does come in threads of their
-    own: ``after_send`` may come when the answer is already there.
+    For run, request, shutdown, and the cloud's drain, ``after_X`` follows ``before_X`` always, failed or not; for the
+    others only on success. Send, receive and the connection's stages come in threads of their own: ``after_send`` may
+    come when the answer is already there.
     """
 
     edge: str

@@ -1,15 +1,15 @@
-"""The hierarchy map: what a model is made of, what of it ran, and where each node of its ONNX file comes from.
+"""The hierarchy map: what a model is made of, which parts ran, and where each node of its ONNX file comes from.
 
 joined       the static module tree with the calls and operations of one plan: `map_of`
 coverage     what is only in the one, only in the other, or in both: `coverage_of`
-tags         where a module stands, in the names of classes
+tags         where a module is, as a path of class names
 map_file     the map as JSON and GraphML
 onnx_needs   the extra "onnx", or one clear line
 onnx_flat    a model with tensors in and tensors out
 onnx_export  ... as a graph whose nodes know where they come from
 onnx_tags    tags on its nodes
 onnx_halves  head and tail as graphs of their own
-onnx_check   what was written is read again
+onnx_check   reads again what was written
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from shared_hooks.forward import Kind
 from shared_hooks.mapping.tags import is_holder, parent_of, tags_of
 from shared_hooks.modules import call_name, hierarchy
 from shared_hooks.planning import Plan
-from shared_hooks.recording import Call, Op
+from shared_hooks.recording import ModuleCall, Op
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def map_of(model: nn.Module, plan: Plan, model_id: str = "") -> HierarchyMap:
         )
         for module, info in modules.items()
     )
-    steps: list[tuple[Call | Op, Call | None]] = []
+    steps: list[tuple[ModuleCall | Op, ModuleCall | None]] = []
     _list_steps(plan.trace.root, None, steps)  # the root stands for whoever calls the model
     return HierarchyMap(
         model_id or type(model).__name__,
@@ -134,7 +134,7 @@ def map_of(model: nn.Module, plan: Plan, model_id: str = "") -> HierarchyMap:
                 step.layer_id,
             )
             for order, (step, caller) in enumerate(steps)
-            if isinstance(step, Call)
+            if isinstance(step, ModuleCall)
         ),
         tuple(
             OperationEntry(order, step.name, caller.name, call_name(tags[caller.path], caller.number))
@@ -144,10 +144,12 @@ def map_of(model: nn.Module, plan: Plan, model_id: str = "") -> HierarchyMap:
     )
 
 
-def _list_steps(call: Call, caller: Call | None, steps: list[tuple[Call | Op, Call | None]]) -> None:
+def _list_steps(
+    call: ModuleCall, caller: ModuleCall | None, steps: list[tuple[ModuleCall | Op, ModuleCall | None]]
+) -> None:
     """Calls, and the operations between them that do something; what a layer does inside is the layer."""
     for item in call.items:
-        if isinstance(item, Call):
+        if isinstance(item, ModuleCall):
             steps.append((item, caller))
             _list_steps(item, item, steps)
         elif caller is not None and caller.layer_id is None and item.kind is not Kind.FORM:

@@ -24,7 +24,7 @@ CUT: Final = "isthmus.cut"
 
 
 @dataclass(frozen=True)
-class Crossing:
+class CrossingTensor:
     """One tensor that the head gives and the tail takes, by the name that it has in both files."""
 
     name: str
@@ -39,7 +39,7 @@ class Halves:
 
     head: onnx_ir.Model
     tail: onnx_ir.Model
-    crossing: tuple[Crossing, ...]
+    crossing: tuple[CrossingTensor, ...]
     late: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def halve(model: onnx_ir.Model, layer_id: int, name: str, facts: Mapping[str, st
             read_early |= reads
     made = [value for node in graph if node in head for value in node.outputs if value in read_late & dependent]
     if not made:
-        raise _refused(name, "nothing that is computed before it is read after it: the head would be empty")
+        raise _refused(name, "nothing computed before it is read after it: the head would be empty")
     early = [value for value in graph.inputs if value in read_early]
     late = [value for value in graph.inputs if value in read_late]
     _let_pass(graph, made, layer_id)
@@ -109,16 +109,16 @@ def _reads(node: onnx_ir.Node, graph: onnx_ir.Graph) -> set[onnx_ir.Value]:
     return found
 
 
-def _described(value: onnx_ir.Value, cut: str) -> Crossing:
+def _described(value: onnx_ir.Value, cut: str) -> CrossingTensor:
     import onnx_ir
 
     if not isinstance(value.type, onnx_ir.TensorType) or value.shape is None or value.dtype is None:
-        raise _refused(cut, f"{value.name} crosses, which is no tensor of a known shape ({value.type})")
+        raise _refused(cut, f"{value.name} crosses, but is not a tensor of a known shape ({value.type})")
     shape = tuple(size for size in value.shape if isinstance(size, int))
     if len(shape) != len(value.shape):
-        raise _refused(cut, f"{value.name} crosses, whose shape depends on the data ({value.shape})")
+        raise _refused(cut, f"{value.name} crosses, but its shape depends on the data ({value.shape})")
     nbytes = math.ceil(math.prod(shape) * value.dtype.bitwidth / 8)
-    return Crossing(value.name or "", str(value.dtype.numpy()), shape, nbytes)
+    return CrossingTensor(value.name or "", str(value.dtype.numpy()), shape, nbytes)
 
 
 def _let_pass(graph: onnx_ir.Graph, made: list[onnx_ir.Value], layer_id: int) -> None:

@@ -1,7 +1,7 @@
 """What a forward took, layer by layer.
 
 records     the records: of a layer, of a forward
-measuring   marks of one forward -> its records
+measurement marks of one forward -> its records
 sampler     the thread that reads sensors
 series      samples -> measured, estimated, nothing
 reading     a number that says where it comes from
@@ -11,7 +11,7 @@ energy      meters, one file a backend
 May import modules, tensors, errors.
 """
 
-from shared_hooks.metrics.measuring import Allocated, CudaMemory, Measurement, gpu_of
+from shared_hooks.metrics.measurement import Allocated, CudaMemory, Measurement, gpu_of
 from shared_hooks.metrics.reading import STATUSES, Reading, Status
 from shared_hooks.metrics.records import (
     FORWARD_READINGS,

@@ -1,4 +1,4 @@
-"""A number that says how it was come by. Nothing is invented: what was not measured is estimated, or null."""
+"""A number that says how it was obtained. Nothing is invented: what was not measured is estimated, or null."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ FORWARD_READINGS = ("energy", "mean_power", "memory_peak")
 
 @dataclass(frozen=True)
 class LayerMetrics:
-    """One layer call. Times in nanoseconds, sizes in bytes; a `Reading` says how it was come by.
+    """One layer call. Times in nanoseconds, sizes in bytes; a `Reading` says how it was obtained.
 
     ``inference_ns``: from before its forward to after it. ``cpu_ns``: processor time spent meanwhile, of the thread
     that runs the model where torch computes with one thread, else of the whole process, this library's sampling and

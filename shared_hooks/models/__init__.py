@@ -2,9 +2,9 @@
 
 spec         `ModelSpec`, `load_spec`: the TOML format of docs/model-spec.md
 example      the input both sides plan on
-inputs       input files and their truth; tensors from .npy and .safetensors
+inputs       input files and their true labels; tensors from .npy and .safetensors
 images       image file -> tensor
-uploads      input files that come as bytes from elsewhere
+uploads      input files that a client sends as bytes
 tokenizers   the tokenizer that a spec names
 predictions  output -> `Prediction`
 weights      safetensors -> model, strictly

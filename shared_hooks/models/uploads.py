@@ -35,7 +35,9 @@ BYTES_PER_PIXEL = 4
 def check_suffix(suffix: str) -> str:
     """``suffix`` in lower case. Raises InputMismatch for one that input files do not have."""
     if suffix.lower() not in SUFFIXES:
-        raise InputMismatch(f"{suffix[:20]!r} is no suffix of an input file; there are {', '.join(sorted(SUFFIXES))}")
+        raise InputMismatch(
+            f"{suffix[:20]!r} is not a suffix of an input file; expected one of {', '.join(sorted(SUFFIXES))}"
+        )
     return suffix.lower()
 
 

@@ -1,8 +1,8 @@
-"""The model as it stands: its modules, and how Isthmus takes hold of them.
+"""The model as it stands: its modules, and how Isthmus attaches to them.
 
-hierarchy   which modules are walked, and by which names
+hierarchy   which modules are walked, and their names
 attach      the shim before a module's forward
-fastpath    PyTorch's attention fast path kept off
+fastpath    keeps PyTorch's attention fast path off
 agreement   digests of structure, code and weights
 
 May import tensors, errors.

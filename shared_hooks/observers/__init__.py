@@ -1,13 +1,12 @@
-"""Look inside a model while it runs, on either side of a cut, without changing a bit of what it answers.
+"""Look inside a model while it runs, on either side of a cut, without changing a bit of its answer.
 
-base         `Observer`: looks at modules, and cannot hurt
+base         `Observer`: looks at modules, and cannot change or break them
 watching     how a forward is shown to observers
 targets      which modules an observer looks at
 groups       vision, audio, language ...: parts of a multimodal model
 named        observers by the names that commands and requests use
-activation, attention, gradients, memory, nonfinite, tokens   the observers
-custom       your own function as one
-transforms   a hook that may change what a module gives; no observer
+kinds        the observers: activation, attention, gradients, memory, non-finite values, tokens, a function of your own
+transforms   a hook that may change a module's output; not an observer
 values, deferred, backward   values met, numbers read later, backward hooks
 texts, pictures, thumbnails  tokens as text; attention as pictures
 
@@ -19,18 +18,31 @@ for record in stats.records:
     print(record.name, record.step, record.mean)
 """
 
-from shared_hooks.observers.activation import Activation, ActivationStats
-from shared_hooks.observers.attention import Attention, AttentionCapture
+import warnings
+from typing import Any
+
 from shared_hooks.observers.base import Attachment, Observer, Record
-from shared_hooks.observers.custom import Custom, Seen
 from shared_hooks.observers.deferred import Deferred
-from shared_hooks.observers.gradients import Gradient, GradientStats
-from shared_hooks.observers.memory import Memory, MemoryUse
-from shared_hooks.observers.nonfinite import NonFinite, NonFiniteFound, NonFiniteGuard
+from shared_hooks.observers.kinds import (
+    Activation,
+    ActivationStats,
+    Attention,
+    AttentionCapture,
+    Custom,
+    Gradient,
+    GradientStats,
+    Memory,
+    MemoryUse,
+    NonFinite,
+    NonFiniteFound,
+    NonFiniteGuard,
+    Seen,
+    Tokens,
+    TopTokens,
+)
 from shared_hooks.observers.pictures import heat_map, save_heat_map
-from shared_hooks.observers.tokens import Tokens, TopTokens
 from shared_hooks.observers.transforms import Changed, Transform
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 
 __all__ = [
     "Activation",
@@ -38,7 +50,6 @@ __all__ = [
     "Attachment",
     "Attention",
     "AttentionCapture",
-    "Call",
     "Changed",
     "Custom",
     "Deferred",
@@ -49,6 +60,7 @@ __all__ = [
     "NonFinite",
     "NonFiniteFound",
     "NonFiniteGuard",
+    "ObservedCall",
     "Observer",
     "Record",
     "Seen",
@@ -58,3 +70,11 @@ __all__ = [
     "heat_map",
     "save_heat_map",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Call`, the name of `ObservedCall` until 0.3."""
+    if name != "Call":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("shared_hooks.observers.Call is called ObservedCall now", DeprecationWarning, stacklevel=2)
+    return ObservedCall

@@ -52,7 +52,7 @@ class BackwardHooks:
                 self._handles.append(module.register_forward_pre_hook(self._begin))
         except RuntimeError as error:  # there are hooks of the old kind, or a scripted module
             self.remove()
-            raise InputMismatch(f"{type(module).__name__} takes no full backward hook: {error}") from error
+            raise InputMismatch(f"{type(module).__name__} does not accept a full backward hook: {error}") from error
 
     def looked_at(self, module: nn.Module, name: str, step: int, one_input: bool, one_output: bool) -> bool:
         """The call of ``module`` that runs is called so. False: no hook is on its way, as of a direct ``forward``."""
@@ -60,7 +60,7 @@ class BackwardHooks:
         if found is None:
             return False
         found.name, found.step, found.one_input, found.one_output = name, step, one_input, one_output
-        found.tell = self._told
+        found.tell = self._came_back
         return True
 
     def remove(self) -> None:
@@ -83,7 +83,7 @@ class BackwardHooks:
         self._arm(module)
         self._begun[module] = taken
 
-    def _told(self, found: Pass, by_input: Gradients, by_output: Gradients) -> None:
+    def _came_back(self, found: Pass, by_input: Gradients, by_output: Gradients) -> None:
         if self._on:
             self._tell(found, by_input, by_output)
 

@@ -1,11 +1,11 @@
-"""`Observer`: looks at modules while a model runs, and cannot hurt.
+"""`Observer`: looks at modules while a model runs, and cannot change or break it.
 
     with ActivationStats("layer1.*", every_n=10).attach(model_or_wrapped) as stats:
         model_or_wrapped(x)
     stats.records
 
-An observer never changes a value. One that raises is reported once, counted, and the forward goes on. What it keeps is
-bounded by number and by bytes, the oldest going first. What it costs is measured. Leaving the block takes away exactly
+An observer never changes a value. If it raises, that is reported once and counted, and the forward continues. What it
+keeps is bounded by number and by bytes; the oldest goes first. Its cost is measured. Leaving the block removes exactly
 what was attached.
 """
 
@@ -29,7 +29,7 @@ from shared_hooks.observers import watching
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.targets import Targets, leaves, resolve
 from shared_hooks.observers.values import size_of
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 from shared_hooks.wrapped import WrappedModel
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Record:
-    """What is common to all records.
+    """Common to all records.
 
     ``name``: the module's path, with ``#n`` from its second call in one forward on. ``step``: the number of the
     forward since the observer was attached, from 0; during generation, the step.
@@ -95,14 +95,14 @@ class Observer:
         return leaves(model)
 
     def around(
-        self, call: Call, name: str, step: int, add: Callable[[Any], None]
+        self, call: ObservedCall, name: str, step: int, add: Callable[[Any], None]
     ) -> AbstractContextManager[Any] | None:
         """Entered around the module's forward, if `surrounds`. ``add`` takes what `observe` may return, for what is
         seen inside a module that a cut leaves before its end.
         """
         return None
 
-    def observe(self, call: Call, name: str, step: int) -> Any:
+    def observe(self, call: ObservedCall, name: str, step: int) -> Any:
         """The module has run: a record, a `Deferred` that makes one, a list of these, or None.
 
         Under ``no_grad``; ``call`` holds the live values, which must not be changed.
@@ -212,7 +212,7 @@ class Attachment:
         """The modules looked at."""
         return tuple(self.modules.values())
 
-    def begin(self, whole: bool) -> Look | None:
+    def begin(self, whole: bool) -> ObserverLook | None:
         """See `watching.Watcher`."""
         if self.thread is not None and self.thread != threading.get_ident():
             return None
@@ -220,7 +220,7 @@ class Attachment:
             step = self._next
             if whole:
                 self._next = step + 1
-        return None if step % self.observer.every_n else Look(self, step)
+        return None if step % self.observer.every_n else ObserverLook(self, step)
 
     def forget(self, step: int) -> None:
         """The forward of this step did not count: the next one is this step."""
@@ -244,7 +244,7 @@ class Attachment:
         self.detach()
 
 
-class Look:
+class ObserverLook:
     """One observer in one forward; see `watching.Look`."""
 
     def __init__(self, attachment: Attachment, step: int) -> None:
@@ -255,7 +255,7 @@ class Look:
         self.changes = observer.changes
         self.results: list[Any] = []
 
-    def before(self, call: Call, name: str) -> AbstractContextManager[Any] | None:
+    def before(self, call: ObservedCall, name: str) -> AbstractContextManager[Any] | None:
         started = time.perf_counter_ns()
         try:
             return self.observer.around(call, name, self.step, self.add)
@@ -265,7 +265,7 @@ class Look:
         finally:
             self.observer.spent(started)
 
-    def after(self, call: Call, name: str) -> None:
+    def after(self, call: ObservedCall, name: str) -> None:
         started = time.perf_counter_ns()
         try:
             self.add(self.observer.observe(call, name, self.step))

@@ -1,6 +1,6 @@
 """Observers by the names that commands and requests use, for one forward, with what they found as plain data.
 
-`activation`, `attention`, `memory`, `debug` (NaN and Inf) and `tokens`. What comes back is bounded, since it travels
+Which there are is the list `kinds.OBSERVERS`. What comes back is bounded, since it travels
 with the answer: at most `MAX_RECORDS` records of each and `MAX_BYTES` of JSON in all; what is left out is counted, and
 pictures go first.
 """
@@ -18,41 +18,29 @@ import torch
 
 from shared_hooks.errors import BadFrame, IsthmusError, SpecError, near
 from shared_hooks.metrics import Reading
-from shared_hooks.observers.activation import ActivationStats
-from shared_hooks.observers.attention import AttentionCapture
 from shared_hooks.observers.base import Observer
-from shared_hooks.observers.memory import MemoryUse
-from shared_hooks.observers.nonfinite import NonFiniteGuard
+from shared_hooks.observers.kinds import OBSERVERS
 from shared_hooks.observers.texts import Texts
 from shared_hooks.observers.thumbnails import is_thumbnail
-from shared_hooks.observers.tokens import TopTokens
 from shared_hooks.wrapped import WrappedModel
 
 MAX_RECORDS = 2000
 MAX_BYTES = 512 * 2**10
 MAX_IDS = 64
-"""Of one record, to be told as text."""
+"""Of one record, to be shown as text."""
 
 Observations = dict[str, dict[str, Any]]
-"""Hook -> records (dictionaries), notes, left_out, failures, last_failure, cost_ns; of attention pictures_left_out."""
-
-HOOKS: dict[str, Callable[[], Observer]] = {
-    "activation": lambda: ActivationStats(max_records=MAX_RECORDS),
-    "attention": lambda: AttentionCapture(max_records=MAX_RECORDS, keep_weights=False, picture=True),
-    "memory": lambda: MemoryUse(max_records=MAX_RECORDS),
-    "debug": lambda: NonFiniteGuard(max_records=MAX_RECORDS, action=lambda records: None),
-    "tokens": lambda: TopTokens(max_records=MAX_RECORDS),
-}
+"""Name -> records (dictionaries), notes, left_out, failures, last_failure, cost_ns; of attention pictures_left_out."""
 
 
 def check(names: Iterable[str]) -> tuple[str, ...]:
     """The names, each once. Raises SpecError for one that there is not."""
     found = tuple(dict.fromkeys(names))
     for name in found:
-        if name not in HOOKS:
+        if name not in OBSERVERS:
             more = " Hooks of your own at the life cycle's stages go into the file of --config." if ":" in name else ""
-            known = f"There are {', '.join(HOOKS)}."
-            raise SpecError(f'no observer is called "{name[:80]}".{near(name, HOOKS)} {known}{more}')
+            known = f"There are {', '.join(OBSERVERS)}."
+            raise SpecError(f'no observer is called "{name[:80]}".{near(name, OBSERVERS)} {known}{more}')
     return found
 
 
@@ -60,9 +48,9 @@ def check(names: Iterable[str]) -> tuple[str, ...]:
 def observing(wrapped: WrappedModel, names: Iterable[str]) -> Iterator[Callable[[], Observations]]:
     """Observe this thread's forwards in the block; what is yielded gives what was found so far.
 
-    A hook that has nothing to look at in this model says so in its notes.
+    One that has nothing to look at in this model says so in its notes.
     """
-    made = {name: HOOKS[name]() for name in names}
+    made = {name: OBSERVERS[name](MAX_RECORDS) for name in names}
     with ExitStack() as stack:
         for observer in made.values():
             try:
@@ -158,7 +146,7 @@ def from_bytes(data: bytes) -> Observations:
         if len(data) > MAX_BYTES:
             raise ValueError(f"{len(data)} bytes, of {MAX_BYTES} at most")
         found = json.loads(data, parse_constant=_no_number)
-        if not isinstance(found, dict) or not all(name in HOOKS and _is_sound(one) for name, one in found.items()):
+        if not isinstance(found, dict) or not all(name in OBSERVERS and _is_sound(one) for name, one in found.items()):
             raise ValueError("not what observers find")
         for one in found.values():
             if not all(record.get("picture", "") == "" or is_thumbnail(record["picture"]) for record in one["records"]):

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from shared_hooks.errors import InputMismatch
-from shared_hooks.observers.attention import Attention
+from shared_hooks.observers.kinds.attention import Attention
 
 STOPS = np.array([[0, 0, 0], [120, 28, 109], [237, 105, 37], [252, 255, 164]], dtype=np.float64)
 LEAST_SIDE = 256

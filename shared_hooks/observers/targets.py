@@ -35,7 +35,7 @@ def resolve(model: nn.Module, targets: Targets) -> dict[nn.Module, str]:
     several = isinstance(targets, Iterable) and not isinstance(targets, (str, bytes, type, nn.Module))
     wanted: list[Any] = list(targets) if several else [targets]  # type: ignore[arg-type]
     if not wanted:
-        raise UnknownLayer("no target was given; None is all that an observer looks at by itself")
+        raise UnknownLayer("no target was given; None stands for the observer's default")
     for target in wanted:
         matching = _matching(model, names, target)
         if not matching:
@@ -60,7 +60,7 @@ def _matching(model: nn.Module, names: dict[str, nn.Module], target: Any) -> lis
         try:
             return _matching(model, names, re.compile(rest))
         except re.error as error:
-            raise UnknownLayer(f"{target!r} is no regular expression: {error}") from error
+            raise UnknownLayer(f"{target!r} is not a regular expression: {error}") from error
     if kind == "type":
         return [module for module in names.values() if any(base.__name__ == rest for base in type(module).__mro__[:-1])]
     if kind == "group":
@@ -94,7 +94,7 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 def leaves(model: nn.Module) -> dict[nn.Module, str]:
-    """What observers look at unless told: modules without children, and attention as a whole."""
+    """What observers look at by default: modules without children, and attention as a whole."""
     found: dict[nn.Module, str] = {}
     inside: set[nn.Module] = set()
     for module, info in walk(model, None).items():

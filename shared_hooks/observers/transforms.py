@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import InputMismatch
-from shared_hooks.observers.base import Attachment, Look, Observer, Record
+from shared_hooks.observers.base import Attachment, Observer, ObserverLook, Record
 from shared_hooks.observers.values import parts
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 from shared_hooks.wrapped import WrappedModel
 
 _attached: list[Attachment] = []
@@ -64,7 +64,7 @@ class Transform(Observer):
         with _lock:
             _attached[:] = [attachment for attachment in _attached if attachment.is_attached]
 
-    def observe(self, call: Call, name: str, step: int) -> Changed | None:
+    def observe(self, call: ObservedCall, name: str, step: int) -> Changed | None:
         inputs = (*call.args, call.kwargs) if call.kwargs else call.args
         with torch.set_grad_enabled(call.grad):
             changed = self.function(call.module, inputs, call.output, name)
@@ -79,7 +79,7 @@ class Transform(Observer):
 
 
 class _Attachment(Attachment):
-    def begin(self, whole: bool) -> Look | None:
+    def begin(self, whole: bool) -> ObserverLook | None:
         look = super().begin(whole)
         if look is not None and (begun := _begun.get()) is not None:
             begun.update(dict.fromkeys(self.modules.values()))

@@ -1,8 +1,8 @@
 """How a forward is shown to observers, in a session or outside one.
 
-The shim that stands in a module's ``forward`` (`attach`) hands its calls to the `Here` that is left on it.
-A *watch* is one forward being looked at; a *look* is one observer's part of it. Nothing is left in PyTorch's own hook
-lists: the planner takes modules with hooks for foreign, and kernels may be chosen by them.
+The shim that stands in a module's ``forward`` (`attach`) hands its calls to the `ModuleObservers` that is left on it.
+An `ObservedForward` is one forward that is looked at; a `Look` is one observer's part of it. Nothing is left in
+PyTorch's own hook lists: the planner takes modules with hooks for foreign, and kernels may be chosen by them.
 
 In a head, layers up to the cut are shown; in a tail, what ends after the cut. A module around the cut ends in the tail,
 so every call is shown on exactly one side. Planning is shown to nobody.
@@ -24,7 +24,7 @@ from shared_hooks.modules import Runner, Shim, attach, call_name, running
 from shared_hooks.observers.deferred import Deferred, read
 
 
-class Call:
+class ObservedCall:
     """One call of one module. ``args``, ``kwargs`` and ``output`` are the live values, not to be changed.
 
     ``is_real()``: whether what runs now runs on this side of the cut, and is no replay. ``began``: whether the call did
@@ -55,10 +55,10 @@ class Look(Protocol):
     """Whether `after` may put another output into the call."""
     surrounds: bool
 
-    def before(self, call: Call, name: str) -> AbstractContextManager[Any] | None:
+    def before(self, call: ObservedCall, name: str) -> AbstractContextManager[Any] | None:
         """The module is about to run; what is returned is entered around it. Only called if `surrounds`."""
 
-    def after(self, call: Call, name: str) -> None:
+    def after(self, call: ObservedCall, name: str) -> None:
         """The module has run."""
 
     def deferred(self) -> list[Deferred]:
@@ -82,7 +82,7 @@ class Watcher(Protocol):
         """A forward begins, of the root (``whole``) or of a part of it alone; None: not this one."""
 
 
-class Watch:
+class ObservedForward:
     """One forward that is looked at; ``session`` is what runs it, None outside Isthmus."""
 
     def __init__(self, session: Session | None) -> None:
@@ -113,7 +113,7 @@ class Watch:
 
     def show(self, looks: list[tuple[Look, str]], module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the module, and show it if what it gives is real on this side."""
-        call = Call(module, args, kwargs, self._is_real)
+        call = ObservedCall(module, args, kwargs, self._is_real)
         if any(look.surrounds for look, _ in looks):
             with ExitStack() as around:
                 for look, name in looks:
@@ -173,10 +173,10 @@ class Watch:
 
 
 _registered: set[Watcher] = set()
-_current: ContextVar[Watch | None] = ContextVar("isthmus_watch", default=None)
+_current: ContextVar[ObservedForward | None] = ContextVar("isthmus_observed", default=None)
 
 
-class Here:
+class ModuleObservers:
     """What a shim knows of observers: those that look at its module, or have it as their root."""
 
     def __init__(self) -> None:
@@ -187,16 +187,16 @@ class Here:
         module, forward = shim.module, shim.forward
         if session is not None and not isinstance(session, Session):
             return session.call(module, forward, args, kwargs)  # planning
-        watch = _current.get()
-        if watch is not None and watch.session is session:
-            if watch.idle:
+        observed = _current.get()
+        if observed is not None and observed.session is session:
+            if observed.idle:
                 return forward(*args, **kwargs) if session is None else session.call(module, forward, args, kwargs)
-            return self._shown(watch, module, forward, args, kwargs)
-        watch = Watch(session)
-        token = _current.set(watch)
+            return self._shown(observed, module, forward, args, kwargs)
+        observed = ObservedForward(session)
+        token = _current.set(observed)
         counts = True
         try:
-            output = self._shown(watch, module, forward, args, kwargs)
+            output = self._shown(observed, module, forward, args, kwargs)
             # a head that runs to the model's end missed its cut
             counts = not isinstance(session, HeadSession)
             return output
@@ -206,20 +206,20 @@ class Here:
         finally:
             _current.reset(token)
             if not counts:
-                watch.forget()
-            elif watch.all:
-                watch.end()
+                observed.forget()
+            elif observed.all:
+                observed.end()
 
-    def _shown(self, watch: Watch, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        looks = watch.looks_at(module, self.watchers) if self.watchers else None
-        session = watch.session
+    def _shown(self, observed: ObservedForward, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        looks = observed.looks_at(module, self.watchers) if self.watchers else None
+        session = observed.session
         if not looks:
             return forward(*args, **kwargs) if session is None else session.call(module, forward, args, kwargs)
         if session is None:
-            return watch.show(looks, module, forward, args, kwargs)
+            return observed.show(looks, module, forward, args, kwargs)
 
         def shown(*args: Any, **kwargs: Any) -> Any:
-            return watch.show(looks, module, forward, args, kwargs)
+            return observed.show(looks, module, forward, args, kwargs)
 
         return session.call(module, shown, args, kwargs)
 
@@ -244,8 +244,8 @@ def register(watcher: Watcher) -> list[Shim]:
             shim = attach.attach(module)
             shims.append(shim)
             here = shim.watching
-            if not isinstance(here, Here):
-                here = shim.watching = Here()
+            if not isinstance(here, ModuleObservers):
+                here = shim.watching = ModuleObservers()
             here.users += 1
             if module is watcher.root or module in watcher.modules:
                 here.watchers = (*here.watchers, watcher)
@@ -258,7 +258,7 @@ def unregister(watcher: Watcher, shims: list[Shim]) -> None:
         _registered.discard(watcher)
         for shim in shims:
             here = shim.watching
-            if isinstance(here, Here):
+            if isinstance(here, ModuleObservers):
                 here.users -= 1
                 here.watchers = tuple(other for other in here.watchers if other is not watcher)
                 if here.users == 0:

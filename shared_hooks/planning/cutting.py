@@ -24,7 +24,7 @@ from shared_hooks.crossing import (
 from shared_hooks.errors import CutRefused
 from shared_hooks.forward import Kind
 from shared_hooks.planning.liveness import Frontier
-from shared_hooks.recording import Call, Op, Storage, Trace, Value
+from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value
 from shared_hooks.tensors import LiveSet, Structure, View, form_of
 
 
@@ -67,7 +67,7 @@ class Cutting:
     storages: tuple[Storage, ...]
 
 
-def cut_after(trace: Trace, layer: Call | None, frontier: Frontier, *, wide: bool = False) -> Cutting:
+def cut_after(trace: Trace, layer: ModuleCall | None, frontier: Frontier, *, wide: bool = False) -> Cutting:
     """Work out the cut after ``layer`` (None: before the first layer). Raises `CutRefused` with the reason.
 
     ``wide``: what the tail writes is not what it wrote in the plan.
@@ -117,14 +117,14 @@ UNSEEN = None
 """In place of a module's path: of a kernel that no operation stands for."""
 
 
-def _reshaped(trace: Trace, layer: Call) -> set[Storage]:
+def _reshaped(trace: Trace, layer: ModuleCall) -> set[Storage]:
     """Storages of tensors whose shape is changed in place before the cut: a placeholder cannot change its shape."""
     ops = (op for op in trace.ops if op.reshapes and op.args_tainted and op.seq < layer.exit)
     return {value.storage for op in ops for value in op.results if value.storage.born_tainted}
 
 
 class _Cutter:
-    def __init__(self, trace: Trace, layer: Call | None, frontier: Frontier, wide: bool) -> None:
+    def __init__(self, trace: Trace, layer: ModuleCall | None, frontier: Frontier, wide: bool) -> None:
         # what began as a constant and is only overwritten needs no slot: the cloud has the storage
         frontier = {storage: live for storage, live in frontier.items() if live or storage.born_tainted}
         if layer is not None:
@@ -215,12 +215,12 @@ class _Cutter:
 
     # -- the prefix ---------------------------------------------------------------------------------------------
 
-    def _prefix(self) -> Iterator[tuple[Call, Place, Op | None]]:
+    def _prefix(self) -> Iterator[tuple[ModuleCall, Place, Op | None]]:
         """Every operation before the cut with its place; for a scripted or compiled module the call alone."""
         if self.layer is None:
             return
         for call, number, item in self.trace.placed:
-            if (item.enter if isinstance(item, Call) else item.seq) > self.position:
+            if (item.enter if isinstance(item, ModuleCall) else item.seq) > self.position:
                 return
             if isinstance(item, Op):
                 yield call, Place(call.path, call.number, number), item
@@ -257,8 +257,8 @@ class _Cutter:
         for storage in op.writes:
             self._written(place, op, storage)
         # what is made of no tensor may hold numbers that were read from data
-        told = op.dynamic or (op.draws and not op.args) or (not op.reshapes and op.is_untold)
-        if told:
+        literal = op.dynamic or (op.draws and not op.args) or (not op.reshapes and op.is_unforeseen)
+        if literal:
             self.given.append(self._given(place, op))
         for leaf, value in enumerate(op.results):
             if value in op.args or op.reshapes:
@@ -268,7 +268,7 @@ class _Cutter:
                     self._first(place, leaf, value)
             elif value.storage.opaque:
                 raise CutRefused("a sparse, nested or quantised tensor is made before the cut")
-            elif not told and not op.laid and value.storage.tainted <= op.end:
+            elif not literal and not op.laid and value.storage.tainted <= op.end:
                 self.layouts.append(Layout(place, leaf, value.view.stride))
 
     def _first(self, place: Place, leaf: int, value: Value) -> None:
@@ -291,7 +291,7 @@ class _Cutter:
         writes = tuple(number for number, value in enumerate(op.args) if value.storage in op.writes)
         return Given(place, op.name, structure, self._leaves(op.results, op.args), writes)
 
-    def _opaque(self, call: Call) -> None:
+    def _opaque(self, call: ModuleCall) -> None:
         if call.structure is None:
             raise CutRefused(f"{call.name} is scripted or compiled, and its result cannot be replayed")
         place = Place(call.path, call.number, -1)

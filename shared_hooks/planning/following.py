@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from shared_hooks.recording import Call, Op, Storage, Trace, Value
+from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value
 from shared_hooks.tensors import UnknownHolder, View, flatten
 
 
@@ -53,7 +53,7 @@ class Follower:
         # an argument that changed its shape in place is seen as it is afterwards
         return (op.reshapes or all(map(self._same, arguments, op.args))) and all(map(self._same, results, op.results))
 
-    def call(self, call: Call, output: Any) -> bool:
+    def call(self, call: ModuleCall, output: Any) -> bool:
         """What one module returns."""
         try:
             structure, tensors = flatten(output, plain=True)

@@ -126,8 +126,8 @@ class _Rule:
                 return None
             cutting, crossing = plan.cutting(number, wide=True)
             own: list[int] = []
-            told = _told(cutting, crossing), tuple(plan.trace.path_items(number)), known
-            skeleton = _apart(told, own)
+            parts = _parts(cutting, crossing), tuple(plan.trace.path_items(number)), known
+            skeleton = _apart(parts, own)
             rule = cls(plan, cutting, crossing, skeleton, first)
             if made is not None and made.skeleton != skeleton:
                 return None
@@ -149,10 +149,10 @@ class _Rule:
             if value is None:
                 return None
             numbers.append(value)
-        told, items, foretold_sizes = _together(self.skeleton, iter(numbers))
+        parts, items, foretold_sizes = _together(self.skeleton, iter(numbers))
         if foretold_sizes != sizes:
             return None
-        slots, marks, fills, given, reads, layouts, captures, inputs = told
+        slots, marks, fills, given, reads, layouts, captures, inputs = parts
         digest = PathDigest()
         for item in items:
             digest.item(item)
@@ -164,7 +164,7 @@ class _Rule:
         return self.plan, cutting, crossing
 
 
-def _told(cutting: Cutting, crossing: Crossing) -> tuple[Any, ...]:
+def _parts(cutting: Cutting, crossing: Crossing) -> tuple[Any, ...]:
     return (
         crossing.slots,
         crossing.marks,

@@ -14,7 +14,7 @@ from shared_hooks.errors import CutRefused, UnknownLayer, near
 from shared_hooks.planning.cutting import Cutting, crossing_of, cut_after
 from shared_hooks.planning.following import footprint, form_of_result
 from shared_hooks.planning.liveness import Frontier, Liveness, frontier_bytes
-from shared_hooks.recording import Call, Trace, collector
+from shared_hooks.recording import ModuleCall, Trace, collector
 from shared_hooks.tensors import LiveSet
 
 INPUT = "input"
@@ -40,7 +40,7 @@ class LayerInfo:
 
     @classmethod
     def on_demand(
-        cls, number: int, call: Call, crossing: Callable[[int], int], refusal: Callable[[int], str]
+        cls, number: int, call: ModuleCall, crossing: Callable[[int], int], refusal: Callable[[int], str]
     ) -> LayerInfo:
         """The layer of a call; ``crossing`` and ``refusal`` tell the bytes and the reason (or none) of a cut."""
         made = object.__new__(cls)
@@ -113,15 +113,15 @@ class Plan:
         return [[footprint(value) for value in (*op.args, *op.results)] for op in self.trace.ops]
 
     def _digest(self) -> str:
-        """Over operations and what they are told, layers, shapes and dtypes.
+        """Over operations and their literals, layers, shapes and dtypes.
 
         Not over strides and devices, which may differ between the sides; nor, where Python reads data, over fractions
-        that operations are told: they may come from the data, and kernels of other devices round them differently.
+        among the literals: they may come from the data, and kernels of other devices round them differently.
         """
         trace = self.trace
-        told = [_without_fractions(op.literals) if trace.dynamic else op.literals for op in trace.ops]
+        literals = [_without_fractions(op.literals) if trace.dynamic else op.literals for op in trace.ops]
         layers = [[call.name, call.module_type, [trace.signature_of(v) for v in call.results]] for call in trace.layers]
-        text = json.dumps([self.signature, self.names, told, layers], separators=(",", ":"))
+        text = json.dumps([self.signature, self.names, literals, layers], separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     # -- cuts ---------------------------------------------------------------------------------------------------

@@ -23,7 +23,18 @@ from shared_hooks.planning.cutting import Cutting
 from shared_hooks.planning.lengths import Lengths, family_of
 from shared_hooks.planning.plan import Cut, Plan
 from shared_hooks.recording import Judge, MemoryKept, Taint, Trace, depends, record
-from shared_hooks.state import Dice, Numbers, PythonState, Read, Spot, lasting_name, portable, remains, spread, told
+from shared_hooks.state import (
+    Dice,
+    Numbers,
+    PythonState,
+    Read,
+    Spot,
+    first_few,
+    lasting_name,
+    portable,
+    remains,
+    spread,
+)
 from shared_hooks.tensors import Buffers, UnknownHolder, copied, flatten, identical
 
 MAX_SIGNATURES = 64
@@ -80,9 +91,11 @@ class Planner:
 
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         """Record the model on these inputs; a path that is known already gives the plan that is known."""
-        return self._told(args, kwargs)[0]
+        return self._plan_with_hooks(args, kwargs)[0]
 
-    def _told(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, unless_known: bool = False) -> list[Plan]:
+    def _plan_with_hooks(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, unless_known: bool = False
+    ) -> list[Plan]:
         """`_plan` between two stages, whose hooks are called without the lock."""
         self._lifecycle.emit(Stage.BEFORE_PLAN, args=args, kwargs=kwargs)
         plans = self._plan(args, kwargs, unless_known)
@@ -177,7 +190,7 @@ class Planner:
     def _plans_of(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         with self._lock:
             known = list(self._plans.get(key, ()))
-        return known or self._told(args, kwargs, unless_known=True)
+        return known or self._plan_with_hooks(args, kwargs, unless_known=True)
 
     def plans_if_possible(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The same for a forward without a cut: a model that cannot be planned cannot be cut, but it can run."""
@@ -254,7 +267,7 @@ class _Trial:
     def run(self, *, settle: bool) -> Trace:
         """``settle``: run once before, so that caches are built and the state is steady."""
         if self._before.unrepeatable:
-            raise CutRefused(f"planning would move what cannot be put back: {told(self._before.unrepeatable)}")
+            raise CutRefused(f"planning would change what cannot be put back: {first_few(self._before.unrepeatable)}")
         first = self._settled() if settle else None
         built = self._before.changes()
         self._rewritten |= self._memory.changed() if built else set()
@@ -290,10 +303,10 @@ class _Trial:
         if state.overflow:
             trace.unsteady = "the model keeps more Python objects than are looked at"
         elif kept:
-            trace.unsteady = f"the model keeps state from one run to the next: {told(kept)}"
+            trace.unsteady = f"the model keeps state from one run to the next: {first_few(kept)}"
         elif once:  # the note would stay, and what it is about be put back
             trace.unsteady = (
-                f"only its first forward writes to {told(once)}, and it keeps a note of that: "
+                f"only its first forward writes to {first_few(once)}, and it keeps a note of that: "
                 "run the model once, on both sides, before it is wrapped"
             )
         elif settle and not identical(first, second):
@@ -322,7 +335,7 @@ class _Trial:
                 self._before.restore()
                 run_plain(self._model, *self._fresh())  # raises what is the model's own
             what = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise CutRefused(f"the model cannot be recorded, so that no cut is possible: {what}") from error
+            raise CutRefused(f"the model cannot be recorded, so no cut is possible: {what}") from error
 
     def _hangs_on_none(self, left: set[str], expected: Any) -> bool:
         """Whether a run gives the same that finds poison under these names, and overwrites it all."""

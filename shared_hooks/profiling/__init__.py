@@ -1,9 +1,9 @@
 """Layers and cuts measured, kept in a file.
 
 profiler, profile, profile_file  measures; the result; kept
-around, whole, cuts, measuring   the parts of a measurement
+around, whole, cuts, timers      the parts of a measurement
 inspection, machine, kind        what was measured, and on what
-power, quartiles, estimation     what is made of it
+power, quartiles, estimation     what is computed from it
 options, fields                  what was asked for; values read from a file
 
 May import wrapped, planning, models, crossing, metrics, config, modules, tensors, errors.

@@ -13,12 +13,12 @@ from shared_hooks.planning import Plan
 from shared_hooks.profiling.around import Around
 from shared_hooks.profiling.estimation import Known, estimate, pick
 from shared_hooks.profiling.inspection import NOTE, Inspection
-from shared_hooks.profiling.measuring import CloudHalf, EdgeHalf, Run
 from shared_hooks.profiling.options import ProfileOptions
 from shared_hooks.profiling.power import Power
 from shared_hooks.profiling.profile import INPUT_CUT, CutProfile
 from shared_hooks.profiling.quartiles import Quartiles, middle_half
-from shared_hooks.profiling.whole import Whole, WholeForwards
+from shared_hooks.profiling.timers import HeadTimer, TailTimer, TimedRun
+from shared_hooks.profiling.whole import WholeForwards, WholeTimes
 
 LEAST_ROUNDS = 5
 """With time for fewer rounds over all cuts, fewer cuts are measured."""
@@ -26,14 +26,14 @@ _CUDA = "torch's CUDA allocator, weights not included"
 
 
 class Cuts:
-    """``half`` runs this side's half of a cut. ``deadline``: of `time.monotonic`. ``around``: done before every
+    """``timer`` runs this side's part of a cut. ``deadline``: of `time.monotonic`. ``around``: done before every
     measurement. ``refused``: cuts that could not run though the plan allows them, and why.
     """
 
     def __init__(
         self,
         plan: Plan,
-        half: EdgeHalf | CloudHalf,
+        timer: HeadTimer | TailTimer,
         options: ProfileOptions,
         deadline: float,
         around: Around | None = None,
@@ -41,14 +41,14 @@ class Cuts:
         self.allowed = _allowed(plan)
         self.refused: dict[int, str] = {}
         self._plan = plan
-        self._half = half
-        self._is_edge = isinstance(half, EdgeHalf)
+        self._timer = timer
+        self._is_edge = isinstance(timer, HeadTimer)
         self._options = options
         self._deadline = deadline
         self._around = around
-        self._runs: dict[int, list[Run]] = {}
+        self._runs: dict[int, list[TimedRun]] = {}
 
-    def measure(self, first: Whole, forwards: WholeForwards, step: Callable[[int, str], None]) -> None:
+    def measure(self, first: WholeTimes, forwards: WholeForwards, step: Callable[[int, str], None]) -> None:
         """As many rounds as asked for or as there is time for, one at least: a whole forward, and every cut once.
 
         ``first``: what the whole model takes, about; it decides how many cuts there is time for.
@@ -66,7 +66,7 @@ class Cuts:
                     continue
                 self._begin()
                 try:
-                    run = self._half.run(layer_id)
+                    run = self._timer.run(layer_id)
                 except IsthmusError as error:
                     self.refused[layer_id] = f"when measured: {error}"
                     continue
@@ -75,7 +75,7 @@ class Cuts:
             if number >= 0 and time.monotonic() > self._deadline:
                 break
 
-    def profiles(self, whole: Whole, power: Power, inspected: Inspection | None) -> tuple[CutProfile, ...]:
+    def profiles(self, whole: WholeTimes, power: Power, inspected: Inspection | None) -> tuple[CutProfile, ...]:
         """Every cut that could be made, measured or estimated."""
         allowed = [(layer_id, nbytes) for layer_id, nbytes in self.allowed if layer_id not in self.refused]
         known = {
@@ -114,7 +114,7 @@ class Cuts:
             )
         return tuple(cuts)
 
-    def _room(self, whole: Whole) -> int:
+    def _room(self, whole: WholeTimes) -> int:
         """How many cuts can be measured `LEAST_ROUNDS` times, and once to warm up, in the time that is left."""
         left = self._deadline - time.monotonic()
         rounds = 1 + min(LEAST_ROUNDS, self._options.repetitions)
@@ -134,26 +134,26 @@ class Cuts:
             self._around.run()
 
     def _energy(self, power: Power, layer_id: int, stages: Mapping[str, Quartiles], *, measured: bool) -> Reading:
-        """By repeating this half of the cut while there is time, else its share."""
+        """By repeating this side's part of the cut while there is time, else its share."""
         if measured and self._is_edge and time.monotonic() < self._deadline:
-            return power.repeat(lambda: self._half.run(layer_id), "heads")
+            return power.repeat(lambda: self._timer.run(layer_id), "heads")
         return power.share(sum(stage.median for stage in stages.values()))
 
     def _peak(self, layer_id: int, inspected: Inspection | None, *, measured: bool) -> Reading:
-        if not isinstance(self._half, EdgeHalf):
+        if not isinstance(self._timer, HeadTimer):
             return Reading.unavailable("measured on the edge only")
         if not measured:
             if inspected is None or layer_id < 0:
                 return Reading.unavailable("this cut was not measured, for want of time")
             return Reading.estimated(float(inspected.layers[layer_id].peak_so_far), f"of a whole forward: {NOTE}")
         try:
-            value = float(self._half.memory_peak(layer_id))
+            value = float(self._timer.memory_peak(layer_id))
         except Exception as error:  # the head has just run without the ledger: what fails is the looking
             return Reading.unavailable(f"{type(error).__name__} under inspection")
-        return Reading.measured(value, _CUDA if self._half.inputs.device.type == "cuda" else NOTE)
+        return Reading.measured(value, _CUDA if self._timer.inputs.device.type == "cuda" else NOTE)
 
 
-def _known(layer_id: int, nbytes: int, runs: Sequence[Run]) -> Known:
+def _known(layer_id: int, nbytes: int, runs: Sequence[TimedRun]) -> Known:
     """The middle half is that of the runs as a whole, so that the stages' middles add up to it."""
     middle = middle_half(sorted(runs, key=lambda run: sum(run.stages.values())))
     stages = {

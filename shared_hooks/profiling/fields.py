@@ -56,7 +56,7 @@ class Fields:
     def number(self, key: str, least: float = 0.0) -> float:
         """A finite number; negative ones only where ``least`` allows."""
         value = self.need(key)
-        if type(value) not in (int, float) or not least <= value <= LARGEST:  # not so for NaN either
+        if type(value) not in (int, float) or not least <= value <= LARGEST:  # rejects NaN, too
             allowed = "a finite number" if least < 0 else f"a number of at least {least:g}"
             self.fail(key, f"expected {allowed}, found {_kind(value)}")
         return float(value)

@@ -33,10 +33,10 @@ def describe(device: torch.device | str, root: Path = Path("/")) -> dict[str, An
     gpus = [_gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     serials = [text for text in (_text(root / name) for name in _SERIALS) if text]
     used = gpus[device.index or 0]["name"] if device.type == "cuda" and gpus else device.type
-    told = serials or [platform.node()]
+    names = serials or [platform.node()]
     return {
         "id": hashlib.blake2b(
-            "\n".join([*told, cpu or "", used]).encode(), digest_size=8, person=b"isthmus"
+            "\n".join([*names, cpu or "", used]).encode(), digest_size=8, person=b"isthmus"
         ).hexdigest(),
         "id_from": "serial numbers" if serials else "host name",
         "name": platform.node() or "unnamed",

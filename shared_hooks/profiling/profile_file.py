@@ -55,7 +55,7 @@ def from_json(data: object, side: Side | None = None, origin: str = "profile") -
         found = [name for name in SIDES if top.has(name)]
         chosen = side or (found[0] if len(found) == 1 else None)
         if chosen is None:
-            raise SpecError(f"{origin}: holds the profiles of both sides, where one is wanted")
+            raise SpecError(f"{origin}: expected one profile, found those of both sides")
         if chosen not in found:
             raise SpecError(f"{origin}: holds no profile of the {chosen}, only of the {' and the '.join(found)}")
         top = top.inner(chosen)
@@ -65,7 +65,7 @@ def from_json(data: object, side: Side | None = None, origin: str = "profile") -
         raise SpecError(f"{top.place}.version: this Isthmus reads {VERSION}, found {top.data.get('version')!r:.40}")
     here: Literal["edge", "cloud"] = "edge" if top.choice("side", SIDES) == "edge" else "cloud"
     if side is not None and here != side:
-        raise SpecError(f"{top.place}: a profile of the {here}, where the {side}'s is wanted")
+        raise SpecError(f"{top.place}: expected a profile of the {side}, found one of the {here}")
     return _profile(top, here)
 
 
@@ -234,7 +234,7 @@ def _finite(value: Any, place: str, deep: int = DEEPEST) -> Any:
     if not deep:
         raise SpecError(f"{place:.60}...: more than {DEEPEST} objects and lists inside one another")
     if isinstance(value, float) and not math.isfinite(value):
-        raise SpecError(f"{place}: {value} is no number to go by")
+        raise SpecError(f"{place}: {value} is not a usable number")
     if isinstance(value, dict):
         return {key: _finite(item, f"{place}.{key}", deep - 1) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Measures one side of a model: its layers in whole forwards, and its half of every cut.
+"""Measures one side of a model: its layers in whole forwards, and its part of every cut.
 
 Repetitions run in rounds, every cut once and then all again, so that a machine that slows down or speeds up meanwhile
 does so for all of them. What the budget does not allow to measure is estimated (`estimation`), and says so.
@@ -20,12 +20,12 @@ from shared_hooks.profiling import machine
 from shared_hooks.profiling.around import Around
 from shared_hooks.profiling.cuts import Cuts
 from shared_hooks.profiling.inspection import NOTE, Inspection, inspect, weights_bytes
-from shared_hooks.profiling.measuring import CloudHalf, EdgeHalf, Inputs
 from shared_hooks.profiling.options import ProfileOptions
 from shared_hooks.profiling.power import Power
 from shared_hooks.profiling.profile import FileInput, LayerProfile, ModelIdentity, Profile, Side
 from shared_hooks.profiling.quartiles import Quartiles
-from shared_hooks.profiling.whole import Whole, WholeForwards
+from shared_hooks.profiling.timers import HeadTimer, Inputs, TailTimer
+from shared_hooks.profiling.whole import WholeForwards, WholeTimes
 from shared_hooks.wrapped import WrappedModel
 
 __all__ = ["ProfileOptions", "Progress", "identity", "profile_cloud", "profile_edge"]
@@ -113,18 +113,18 @@ class _Profiler:
         about = machine.describe(self.inputs.device)
         idle = self.power.idle()
         deadline = time.monotonic() + options.seconds
-        half: EdgeHalf | CloudHalf
+        timer: HeadTimer | TailTimer
         if self.side == "edge":
-            half = EdgeHalf(wrapped, self.inputs, options.codec)
+            timer = HeadTimer(wrapped, self.inputs, options.codec)
         else:
-            half = CloudHalf(wrapped, self.inputs, options.codec, metrics=options.metrics)
+            timer = TailTimer(wrapped, self.inputs, options.codec, metrics=options.metrics)
         names = [layer.name for layer in plan.layers]
         forwards = WholeForwards(wrapped, self.inputs, names, collects=self.side == "edge")
         files = tuple(files) if prepare else ()
         sizes = [_size(path) for path in files]
         answer = self._answer()
         around = Around(answer, files[0] if files else None, prepare) if self.side == "edge" else None
-        cuts = Cuts(plan, half, options, deadline, around)
+        cuts = Cuts(plan, timer, options, deadline, around)
         cuts.measure(self._warm(forwards), forwards, self._step)
         whole = forwards.take()
         whole_energy = self.power.repeat(forwards.run_bare, "whole forwards")
@@ -161,7 +161,7 @@ class _Profiler:
     def _step(self, done: int, what: str) -> None:
         self.on_progress(done, self.options.warmup + self.options.repetitions + 2, what)
 
-    def _warm(self, forwards: WholeForwards) -> Whole:
+    def _warm(self, forwards: WholeForwards) -> WholeTimes:
         """Whole forwards that count for nothing but a first idea of the times; one at least."""
         until = time.monotonic() + WARM_SHARE * self.options.seconds
         for number in range(max(1, self.options.warmup)):
@@ -204,7 +204,7 @@ def _size(path: Path) -> int:
 
 
 def _layers(
-    plan: Plan, whole: Whole, inspected: Inspection | None, refused: Mapping[int, str]
+    plan: Plan, whole: WholeTimes, inspected: Inspection | None, refused: Mapping[int, str]
 ) -> tuple[LayerProfile, ...]:
     found = []
     for number, (info, layer) in enumerate(zip(plan.layers, whole.layers, strict=True)):

@@ -9,9 +9,9 @@ from statistics import fmean
 
 from shared_hooks.errors import CutRefused
 from shared_hooks.metrics import LayerMetrics, Reading
-from shared_hooks.profiling.measuring import Inputs, collect, wait_for
 from shared_hooks.profiling.power import mean_reading
 from shared_hooks.profiling.quartiles import Quartiles, middle_half
+from shared_hooks.profiling.timers import Inputs, collect, wait_for
 from shared_hooks.wrapped import WrappedModel
 
 
@@ -26,7 +26,7 @@ class WholeLayer:
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeTimes:
     """Whole forwards, from placing the inputs to the output. ``outside``: total less the layers, of each forward; on
     the edge, where a forward with metrics collects them before it answers, that is part of it.
     """
@@ -87,7 +87,7 @@ class WholeForwards:
         if [layer.name for layer in layers] == self._names:
             self._forwards.append((total, layers))
 
-    def take(self) -> Whole:
+    def take(self) -> WholeTimes:
         """What the forwards since the last call come to.
 
         Raises CutRefused for a model that never took the planned path.
@@ -99,7 +99,7 @@ class WholeForwards:
         forwards.sort(key=lambda forward: forward[0])
         totals = [total for total, _ in forwards]
         columns = list(zip(*(layers for _, layers in forwards), strict=True))
-        return Whole(
+        return WholeTimes(
             _of(totals),
             Quartiles.of(bare or totals),
             _of([total - sum(layer.inference_ns for layer in layers) for total, layers in forwards]),

@@ -4,9 +4,9 @@ modules   is this module pure?
 code         the source of its forward, read as an abstract program
 expressions  ... what its expressions may give
 calls        ... what it may call
-source       ... as a tree, where it is for certain the code that runs
+source       ... as a tree, if it is certainly the code that runs
 values       what its names may hold
-turns        threads that run a model which is not pure take turns
+turns        threads take turns to run a model that is not pure
 
 May import forward, modules, errors.
 """

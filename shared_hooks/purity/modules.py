@@ -106,8 +106,8 @@ class _Look:
                 if self.code.assumed:  # what was found of others on the way may rest on what has just failed
                     for other in set(self.known) - before:
                         del self.known[other]
-                told = isinstance(found, Impure)
-                self.known[module] = str(found) if told else "its modules are nested too deeply"
+                is_known = isinstance(found, Impure)
+                self.known[module] = str(found) if is_known else "its modules are nested too deeply"
             finally:
                 self.running.discard(module)
         if self.known[module]:

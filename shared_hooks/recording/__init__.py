@@ -6,11 +6,11 @@ kernels     what is read, overwritten and written, below
 ledger      storages and values met meanwhile
 carried     what stays in memory afterwards
 escapes     memory in the hands of code outside torch
-taint       what hangs on the inputs
-outliving   which changes of Python state tell on the next run
-memory_kept weights put back after a run for nobody
-repeats     calls that need not be looked into again
-collector   the garbage collector put off
+taint       what depends on the inputs
+outliving   which changes of Python state affect the next run
+memory_kept weights put back after a run that answers no request
+repeats     calls that need not be recorded in detail again
+collector   delays the garbage collector
 
 May import purity, forward, state, crossing, metrics, modules, tensors, errors.
 """
@@ -19,14 +19,14 @@ from shared_hooks.recording.memory_kept import MemoryKept
 from shared_hooks.recording.outliving import Judge, depends
 from shared_hooks.recording.recorder import record
 from shared_hooks.recording.taint import Taint
-from shared_hooks.recording.trace import NEVER, Call, Event, Op, Storage, Trace, Value
+from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Op, Storage, Trace, Value
 
 __all__ = [
     "NEVER",
-    "Call",
     "Event",
     "Judge",
     "MemoryKept",
+    "ModuleCall",
     "Op",
     "Storage",
     "Taint",

@@ -291,7 +291,7 @@ def _looked_up(func: Any) -> Facts:
     )
     foreign, indexes, shaped = is_foreign(func), schema.name in INDEXES, shape_from_data(func)
     may_draw = torch.Tag.nondeterministic_seeded in func.tags
-    told = torch.Tag.data_dependent_output in func.tags
+    from_data = torch.Tag.data_dependent_output in func.tags
     return Facts(
         func,
         may_draw,
@@ -304,7 +304,7 @@ def _looked_up(func: Any) -> Facts:
         [place for place, _ in written] == [0],
         # it changes no data, and models detach their weights
         schema.name == "aten::detach_",
-        not (may_draw or shaped or foreign or indexes or told),
+        not (may_draw or shaped or foreign or indexes or from_data),
     )
 
 

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shared_hooks.crossing import MAX_RANK
 from shared_hooks.errors import TooLarge
 from shared_hooks.forward import is_mapped
-from shared_hooks.recording.trace import NEVER, Call, Op, Refusal, Storage, Value
+from shared_hooks.recording.trace import NEVER, ModuleCall, Op, Refusal, Storage, Value
 from shared_hooks.tensors import View, flatten
 
 PRUNE = 32
@@ -35,8 +35,8 @@ class Ledger:
         self.started = False
         self.op: Op | None = None
         # what runs around the model's own forward (hooks on the model itself) belongs to a call of its own
-        self.root = Call("", 1, "", False, None, 0)
-        self.stack: list[Call] = [self.root]
+        self.root = ModuleCall("", 1, "", False, None, 0)
+        self.stack: list[ModuleCall] = [self.root]
         self.escaped = False
         self.foreign = -1
         self.storages: dict[int, Storage] = {}

@@ -41,8 +41,8 @@ from shared_hooks.recording.escapes import Handed, bits_of, perturbed
 from shared_hooks.recording.kernels import KernelLog
 from shared_hooks.recording.outliving import Judge
 from shared_hooks.recording.repeats import Repeat, Repeats, only_assigns, only_views, run_unseen
-from shared_hooks.recording.trace import NEVER, Call, Event, Op, Storage, Trace, Value
-from shared_hooks.state import Change, DiceWatch, PythonState, lasting_name, told
+from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Op, Storage, Trace, Value
+from shared_hooks.state import Change, DiceWatch, PythonState, first_few, lasting_name
 from shared_hooks.tensors import UnknownHolder, View, flatten, tensors_in
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -191,7 +191,7 @@ class Recorder(KernelLog):
         self.pure_stack = [True]  # what is around the model is no code of its
         self.half_done: dict[int, set[str]] = {}
         self.changes: list[Change] = []
-        self.layers: list[Call] = []
+        self.layers: list[ModuleCall] = []
         self.ops: list[Op] = []
         self.repeats = Repeats(into_all=into_all)
 
@@ -274,7 +274,7 @@ class Recorder(KernelLog):
         self.muted = True
         parent = self.stack[-1]
         number = self.counts[info.path] = self.counts.get(info.path, 0) + 1
-        call = Call(info.path, number, info.module_type, info.opaque, parent, self.tick())
+        call = ModuleCall(info.path, number, info.module_type, info.opaque, parent, self.tick())
         call.args = [self.value_of(tensor) for tensor in tensors_in((args, kwargs))]
         call.args_tainted = any(value.hangs(self.seq) for value in call.args)
         parent.has_child = True
@@ -318,7 +318,7 @@ class Recorder(KernelLog):
         self.muted = False
         return output
 
-    def _look_at_state(self, call: Call, layer: int) -> None:
+    def _look_at_state(self, call: ModuleCall, layer: int) -> None:
         """Is the state as it was at the beginning? Only where code that may write state has run since the last look."""
         if not self.looked:
             self.looked = True
@@ -327,9 +327,11 @@ class Recorder(KernelLog):
             self.half_done[layer] = {lasting_name(change, self.judge.state.places) for change in self.changes}
         stuck = [change.name for change in self.changes if not change.can_be_undone]
         if stuck:
-            self.refuse(f"here the model's Python state cannot be left: {told(stuck)}", call.exit, call.exit)
+            self.refuse(f"here the model's Python state cannot be left: {first_few(stuck)}", call.exit, call.exit)
 
-    def _opaque_effects(self, call: Call, args: list[torch.Tensor], results: list[torch.Tensor], known: int) -> None:
+    def _opaque_effects(
+        self, call: ModuleCall, args: list[torch.Tensor], results: list[torch.Tensor], known: int
+    ) -> None:
         """A scripted or compiled module may run fused kernels that nobody sees: take its arguments as read."""
         self.events.append(Event(call.exit, [self.span(tensor) for tensor in args], [], []))
         for storage in [self.storage_of(tensor, created=call.exit) for tensor in results]:
@@ -461,7 +463,7 @@ class Recorder(KernelLog):
         for storage in self.fresh:
             if not storage.outside and storage.created >= op.seq:
                 storage.tainted, storage.born_tainted, op.draws = op.seq, True, True
-                op.untold = True  # elsewhere the numbers are not known to hold data
+                op.unforeseen = True  # elsewhere the numbers are not known to hold data
 
     def _read_unseen(self, op: Op, tensors: list[torch.Tensor], first_event: int) -> None:
         """Arguments that no kernel was handed are read by raw pointer, unless the function is known to want their form.
@@ -475,7 +477,7 @@ class Recorder(KernelLog):
         if reads:
             self.events.append(Event(self.tick(), reads, [], []))
             if any(storage.tainted <= op.seq for storage, _ in reads):
-                op.reads_tainted = op.untold = True
+                op.reads_tainted = op.unforeseen = True
                 self.note_dynamic(op)  # what is read so decides on something: where to split, how long a result is
 
     def _results(self, op: Op, tensors: list[torch.Tensor], result: Any) -> list[torch.Tensor]:
@@ -553,7 +555,7 @@ class Recorder(KernelLog):
 
 def _is_told(op: Op) -> bool:
     """Whether all that an operation did stands in its events."""
-    return not (op.trouble or op.reshapes or op.draws or op.dynamic or op.untold) and bool(op.args)
+    return not (op.trouble or op.reshapes or op.draws or op.dynamic or op.unforeseen) and bool(op.args)
 
 
 def _version(tensor: torch.Tensor) -> int:

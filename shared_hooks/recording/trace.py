@@ -64,7 +64,7 @@ class Value:
     dtype: torch.dtype
     flags: str = ""
     made: int = -1
-    made_in: Call | None = None
+    made_in: ModuleCall | None = None
     hidden: bool = False
     chosen: bool = False
 
@@ -96,7 +96,7 @@ class Op:
     """One call of a torch function made from Python while no other was running.
 
     ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
-    ``untold``: its result's form cannot be worked out without data; ``laid``: and so can the strides (see `is_untold`).
+    ``unforeseen``: its result's form cannot be worked out without data (`is_unforeseen`); ``laid``: its strides can.
     ``takes_chosen``: an argument is a ``chosen`` `Value`.
     """
 
@@ -116,20 +116,20 @@ class Op:
     end: int = -1
     literals: Any = None
     reshapes: bool = False
-    untold: bool = False
+    unforeseen: bool = False
     laid: bool = True
     takes_chosen: bool = False
     unasked: list[Callable[[], int]] = field(default_factory=list)
 
     @property
-    def is_untold(self) -> bool:
-        """``untold``, once those have been asked who may know (how much of a kernel's results is foreseen)."""
+    def is_unforeseen(self) -> bool:
+        """``unforeseen``, once those have been asked who may know (how much of a kernel's results is foreseen)."""
         if self.unasked:
             least = min(foreseen() for foreseen in self.unasked)
-            self.untold |= least == NOTHING
+            self.unforeseen |= least == NOTHING
             self.laid = self.laid and least == LAYOUT
             self.unasked.clear()
-        return self.untold
+        return self.unforeseen
 
     @property
     def counts(self) -> bool:
@@ -138,17 +138,17 @@ class Op:
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class ModuleCall:
     """One call of a hooked module. ``items``: the operations and calls inside, in order."""
 
     path: str
     number: int
     module_type: str
     opaque: bool
-    parent: Call | None
+    parent: ModuleCall | None
     enter: int
     exit: int = NEVER
-    items: list[Op | Call] = field(default_factory=list)
+    items: list[Op | ModuleCall] = field(default_factory=list)
     args: list[Value] = field(default_factory=list)
     structure: Structure | None = None
     results: list[Value] = field(default_factory=list)
@@ -188,8 +188,8 @@ class Trace:
     names of what has to be put back after a head.
     """
 
-    root: Call
-    layers: list[Call]
+    root: ModuleCall
+    layers: list[ModuleCall]
     events: list[Event]
     ops: list[Op]
     input_structure: Structure
@@ -209,7 +209,7 @@ class Trace:
         self.half_done = {layer: changed for layer, changed in self.half_done.items() if changed - names}
 
     @cached_property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[ModuleCall]:
         """Every call, inner ones first."""
         return calls_in(self.root)
 
@@ -219,9 +219,9 @@ class Trace:
         return {op: number for number, op in enumerate(self.ops)}
 
     @cached_property
-    def results_on(self) -> dict[Storage, list[tuple[Call, int, Value]]]:
+    def results_on(self) -> dict[Storage, list[tuple[ModuleCall, int, Value]]]:
         """The results of calls on each storage, with their number in the result; in the order of `calls`."""
-        found: dict[Storage, list[tuple[Call, int, Value]]] = {}
+        found: dict[Storage, list[tuple[ModuleCall, int, Value]]] = {}
         for call in self.calls:
             for leaf, value in enumerate(call.results):
                 found.setdefault(value.storage, []).append((call, leaf, value))
@@ -260,19 +260,19 @@ class Trace:
         return found
 
     @cached_property
-    def placed(self) -> list[tuple[Call, int, Op | Call]]:
+    def placed(self) -> list[tuple[ModuleCall, int, Op | ModuleCall]]:
         """Every operation and call in order, with the call that makes it and its number among those of that call's
         operations that count (for others and for calls: how many of them came before).
         """
-        found: list[tuple[Call, int, Op | Call]] = []
-        waiting: list[tuple[Call, int, int]] = [(self.root, 0, 0)]
+        found: list[tuple[ModuleCall, int, Op | ModuleCall]] = []
+        waiting: list[tuple[ModuleCall, int, int]] = [(self.root, 0, 0)]
         while waiting:
             call, position, ops = waiting.pop()
             while position < len(call.items):
                 item = call.items[position]
                 found.append((call, ops, item))
                 position += 1
-                if isinstance(item, Call):
+                if isinstance(item, ModuleCall):
                     waiting += [(call, position, ops), (item, 0, 0)]
                     break
                 ops += item.counts
@@ -296,7 +296,7 @@ class Trace:
 
     def _timed_items(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
         for _, _, item in self.placed:
-            if isinstance(item, Call):
+            if isinstance(item, ModuleCall):
                 yield item.enter, (CALL, item.path, item.number)
             elif item.counts and not item.hidden:
                 results = item.results if item.kind is Kind.TENSOR else []
@@ -321,12 +321,12 @@ class Trace:
         return [list(value.shape), str(value.dtype).removeprefix("torch.")]
 
 
-def calls_in(call: Call) -> list[Call]:
+def calls_in(call: ModuleCall) -> list[ModuleCall]:
     """Every call inside, inner ones first. No recursion: modules may be nested deeper than Python's stack."""
-    found: list[Call] = []
+    found: list[ModuleCall] = []
     waiting = [call]
     while waiting:
         outer = waiting.pop()
         found.append(outer)
-        waiting += [item for item in outer.items if isinstance(item, Call)]
+        waiting += [item for item in outer.items if isinstance(item, ModuleCall)]
     return found[:0:-1]

@@ -1,13 +1,13 @@
 """Activation-based channel selection: which channels of a layer matter, and how to send or keep only those.
 
-places     where to look: object boxes as feature cells, predictions matched to the truth
+places     where to look: object boxes as feature cells, predictions matched to true boxes
 capture    a layer's channels over a data set, by a forward hook
 scores     a score for every channel
 clusters   k-medoids
 mask       at the cut: the chosen channels cross, the others are their calibration mean
 channels   which modules make, carry and read the same channels
-prune      the same choice in the structure: a smaller model
-file       both as a file that both sides of a cut read
+prune      the chosen channels cut out: a smaller model
+file       mask or smaller model as a file that both sides of a cut read
 """
 
 from shared_hooks.selection.capture import Captured, Sample, capture

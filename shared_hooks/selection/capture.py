@@ -86,7 +86,7 @@ def place_of(model: nn.Module, layer: str, sample: Sample) -> tuple[str, int]:
     path, _, number = layer.partition("#")
     which = int(number) if number.isdecimal() else 1
     if not 1 <= which <= len(calls[path]):
-        raise SpecError(f"layer {layer}: it did not run, or not in sight of a hook")
+        raise SpecError(f"layer {layer}: it did not run, or where no hook sees it")
     output, around, guess = calls[path][which - 1]
     if not isinstance(output, torch.Tensor) or output.dim() < 2:
         raise CutRefused(f"layer {layer}: its output is no tensor with channels")
@@ -112,12 +112,12 @@ class _Layout:
 
     def __init__(self) -> None:
         self._channels = self._dim = 0
-        self._told: dict[int, int] = {}
+        self._dims: dict[int, int] = {}
 
     def reads(self, module: nn.Module, value: Any) -> None:
         """``module`` is about to run."""
         if known := self._of(module):
-            self._told.setdefault(id(value), known)
+            self._dims.setdefault(id(value), known)
 
     def gives(self, module: nn.Module, output: Any) -> None:
         """``module`` has run; outputs are kept alive by the caller, so that an id means one tensor."""
@@ -126,7 +126,7 @@ class _Layout:
         known = self._of(module)
         if known:
             self._dim, self._channels = known, output.shape[known]
-            self._told[id(output)] = known
+            self._dims[id(output)] = known
 
     def guess(self, output: Any) -> int:
         """By the layers before."""
@@ -139,7 +139,7 @@ class _Layout:
 
     def dim(self, output: torch.Tensor, guess: int) -> int:
         """When the model has run."""
-        return 1 if output.dim() == 2 else self._told.get(id(output), guess)
+        return 1 if output.dim() == 2 else self._dims.get(id(output), guess)
 
     def _of(self, module: nn.Module) -> int:
         return 1 if isinstance(module, self._FIRST) else -1 if isinstance(module, self._LAST) else 0
@@ -160,7 +160,7 @@ def capture(model: nn.Module, layer: str, samples: Iterable[Sample]) -> Captured
             raise InputMismatch("with boxes, one input at a time")
         hooked(model, module, lambda output, sample=sample: sums.add(output, dim, sample), sample)  # type: ignore[misc]
     if sums.total.count == 0 or not sums.rows:
-        raise InputMismatch(f"layer {layer}: nothing was looked at: no box in any of the calibration inputs")
+        raise InputMismatch(f"layer {layer}: no calibration input has a box")
     looked = sums.looked
     mean = looked.values / looked.count
     captured = Captured(

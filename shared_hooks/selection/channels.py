@@ -105,7 +105,9 @@ class Graph:
         calls = [node for node in self._nodes if node.op == "call_module" and node.target == path]
         which = int(number) if number.isdecimal() else 1
         if not calls and path in self._modules:
-            raise CutRefused(f"layer {layer}: torch.fx does not see it by itself, but only what it is part of or holds")
+            raise CutRefused(
+                f"layer {layer}: torch.fx does not see the layer itself, only what contains it or is in it"
+            )
         if not calls:
             raise SpecError(f"layer {layer}: no module of this name in the graph.{near(path, self._modules)}")
         if not 1 <= which <= len(calls):

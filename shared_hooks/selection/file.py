@@ -91,7 +91,7 @@ def read_selection(path: Path | str) -> Selection:
         raise SpecError(f"{path}: version {about.get('version')} of the format; this side reads {VERSION}")
     texts = ("structure", "weights")
     if about.get("kind") not in ("mask", "pruned") or not all(isinstance(about.get(key), str) for key in texts):
-        raise SpecError(f"{path}: what it says of itself is incomplete")
+        raise SpecError(f"{path}: its metadata is incomplete")
     return Selection(path, about, tensors)
 
 

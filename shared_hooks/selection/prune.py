@@ -157,7 +157,7 @@ def resized(model: nn.Module, sizes: Mapping[str, Mapping[str, Any]], state: Map
                 or type(value) is not int
                 or not 1 <= value <= _size(module, name)
             ):
-                raise SpecError(f"{path}: {name} = {value!r} is no smaller size of a {type(module).__name__}")
+                raise SpecError(f"{path}: {name} = {value!r} is not a smaller size of a {type(module).__name__}")
             setattr(module, name, value)
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
             shape = _shape(module, name) if tensor.dim() else ()

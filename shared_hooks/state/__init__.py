@@ -2,21 +2,21 @@
 
 python_state   what a model's code can reach, as it is at one moment
 walk           ... how it is found
-places         ... where it lies: compared, put back
-lasting        which changes would tell on a later run
+places         ... where it is kept: compared, put back
+lasting        which changes would affect a later run
 reach          which code a forward may run
 installed      whose code that is
 probes         what objects written in C hide
 settings       the process's and the thread's settings
 dice           generators of random numbers
-numbers        plain values that somebody may change between requests
+numbers        plain values that may change between requests
 poison         is what a forward leaves behind ever read?
 
 May import modules, errors.
 """
 
 from shared_hooks.state.dice import Dice, DiceWatch
-from shared_hooks.state.lasting import PLAIN, agree, is_read, lost, portable, told
+from shared_hooks.state.lasting import PLAIN, agree, first_few, is_read, lost, portable
 from shared_hooks.state.numbers import Numbers, Spot
 from shared_hooks.state.places import Change
 from shared_hooks.state.poison import Read, lasting_name, remains, spread
@@ -36,11 +36,11 @@ __all__ = [
     "Settings",
     "Spot",
     "agree",
+    "first_few",
     "is_read",
     "lasting_name",
     "lost",
     "portable",
     "remains",
     "spread",
-    "told",
 ]

@@ -55,7 +55,7 @@ def lost(state: PythonState, known: frozenset[str]) -> list[str]:
     ]
 
 
-def told(names: Iterable[str]) -> str:
+def first_few(names: Iterable[str]) -> str:
     """The first few, and how many more."""
     known = list(dict.fromkeys(names))
     return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")

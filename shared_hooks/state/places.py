@@ -35,7 +35,7 @@ class Change:
         return self.name.partition("[")[0].rpartition(".")[2]
 
 
-class Place:
+class Container:
     """One container. ``view`` always gives what is in it now; ``name`` is for people; ``owner`` restores.
 
     ``kind``: of the attributes of an object, its class. ``set_one``: of a single value, how to set it.
@@ -43,7 +43,7 @@ class Place:
 
     __slots__ = ("keys", "kind", "name", "owner", "put", "set_one", "values", "view")
 
-    def __init__(self, name: str, owner: Any, view: Iterable[Any], put: Callable[[Place], None]) -> None:
+    def __init__(self, name: str, owner: Any, view: Iterable[Any], put: Callable[[Container], None]) -> None:
         self.name = name
         self.owner = owner
         self.view = view
@@ -97,7 +97,7 @@ class Place:
         return f"{self.name}{key}" if self.name.endswith(".") else f"{self.name}[{key!r:.40}]"
 
 
-def put_dict(place: Place) -> None:
+def put_dict(place: Container) -> None:
     """Entry by entry: another thread may be running the model."""
     owner, kept = place.owner, dict(zip(place.keys or (), place.values, strict=True))
     for key in [key for key, value in dict.items(owner) if key not in kept and not _is_attaching(MISSING, value)]:
@@ -118,16 +118,16 @@ def _is_attaching(before: Any, now: Any) -> bool:
     return type(now) is Shim or (type(before) is Shim and (now is MISSING or now is before.before))
 
 
-def put_list(place: Place) -> None:
+def put_list(place: Container) -> None:
     list.__setitem__(place.owner, slice(None), place.values)
 
 
-def put_other(place: Place) -> None:
+def put_other(place: Container) -> None:
     place.owner.clear()
     (place.owner.extend if isinstance(place.owner, collections.deque) else place.owner.update)(place.values)
 
 
-def put_class(place: Place) -> None:
+def put_class(place: Container) -> None:
     kind, kept = place.owner, dict(zip(place.view.names, place.values, strict=True))  # type: ignore[attr-defined]
     for name in [name for name in vars(kind) if name not in kept]:
         type.__delattr__(kind, name)

@@ -11,7 +11,7 @@ import collections
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from shared_hooks.state.places import Change, Place
+from shared_hooks.state.places import Change, Container
 from shared_hooks.state.python_state import PythonState
 
 
@@ -36,7 +36,7 @@ _LOOKS = """
 Poison: type = type("Poison", (), dict.fromkeys(_LOOKS, _raise))
 
 
-def lasting_name(change: Change, places: Iterable[Place]) -> str:
+def lasting_name(change: Change, places: Iterable[Container]) -> str:
     """What a change is remembered by: what is in a list counts as a whole, and is not the attribute that holds it."""
     if change.is_attribute:
         return change.name
@@ -46,7 +46,7 @@ def lasting_name(change: Change, places: Iterable[Place]) -> str:
     return change.name
 
 
-def _content(series: Place) -> str:
+def _content(series: Container) -> str:
     return series.name + "[]"
 
 
@@ -76,7 +76,7 @@ def spread(state: PythonState, names: set[str]) -> bool:
     return not left
 
 
-def _is_series(place: Place) -> bool:
+def _is_series(place: Container) -> bool:
     return isinstance(place.owner, (list, collections.deque))
 
 

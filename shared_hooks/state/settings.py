@@ -13,7 +13,7 @@ _DEVICES = ("cpu", "cuda")
 
 
 def _device() -> torch.device | None:
-    """What tensors are made on unless they are told. `torch.get_default_device` says the same in ten times the time,
+    """What tensors are made on by default. `torch.get_default_device` says the same in ten times the time,
     and planning asks after many a layer.
     """
     for place in reversed(range(torch._C._len_torch_function_stack())):

@@ -17,7 +17,16 @@ import torch
 from torch import nn
 
 from shared_hooks.modules import Shim
-from shared_hooks.state.places import MISSING, ClassEntries, Fetched, Place, put_class, put_dict, put_list, put_other
+from shared_hooks.state.places import (
+    MISSING,
+    ClassEntries,
+    Container,
+    Fetched,
+    put_class,
+    put_dict,
+    put_list,
+    put_other,
+)
 from shared_hooks.state.probes import probe_of
 from shared_hooks.state.reach import Reach, file_of, is_foreign, names_in
 
@@ -48,7 +57,7 @@ class Walk:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.places: list[Place] = []
+        self.places: list[Container] = []
         self.probes: list[tuple[str, Any, Any]] = []
         kinds = {type(module) for module in model.modules()}
         self.reach = Reach({file_of(kind) for kind in kinds if not is_foreign(kind)} - {""})
@@ -75,8 +84,8 @@ class Walk:
             if type(value) not in _ATOMS and id(value) not in self.seen:
                 self._todo.append((name, value))
 
-    def _keep(self, name: str, owner: Any, view: Any, put: Callable[[Place], None]) -> Place:
-        place = Place(name, owner, view, put)
+    def _keep(self, name: str, owner: Any, view: Any, put: Callable[[Container], None]) -> Container:
+        place = Container(name, owner, view, put)
         self.places.append(place)
         return place
 

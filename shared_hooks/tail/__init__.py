@@ -1,15 +1,15 @@
-"""The cloud's half: past the cut without computing what lies before it. It knows no plan and no recording.
+"""The cloud's side: runs what comes after the cut without computing what comes before. It uses no plan or recording.
 
 tail          the model's own Python again, answered from the recipe
 rehearsal     one run without data -> recipe
 notes         ... what it has noted so far
-claims        ... what the edge says of the cut, believed where it fits
+claims        ... what the edge says of the cut, accepted where it fits
 rehearsed     ... the operations on its way
 recipe        what the tail does before the cut
 recipe_book   recipes made once, kept, within a budget
 ghosts        kernels without data
 placing       the memory of one request
-slots         what crossed, in memory wholly written
+slots         what crossed, in fully written memory
 
 May import purity, forward, state, crossing, lifecycle, metrics, modules, tensors, errors.
 """

@@ -77,22 +77,22 @@ class Claims:
         form = form_of_tensor(tensor)
         return Hole(form if stride is None or not tensor.numel() else TensorForm(form.shape, stride, form.dtype))
 
-    def told(self, given: Given, arguments: list[torch.Tensor]) -> tuple[Source, ...]:
+    def sources(self, given: Given, arguments: list[torch.Tensor]) -> tuple[Source, ...]:
         """Where the results come from that cannot be worked out here."""
         sources: list[Source] = []
-        for leaf, told in enumerate(given.leaves):
+        for leaf, form in enumerate(given.leaves):
             mark = self.marks.get((given.place, leaf))
-            if isinstance(told, int):
-                if told >= len(arguments) or not self.placing.is_tainted(arguments[told]):
+            if isinstance(form, int):
+                if form >= len(arguments) or not self.placing.is_tainted(arguments[form]):
                     raise self.notes.refusal(
                         f"{given.name} hands an argument through that does not depend on the inputs"
                     )
-                sources.append(Argument(told))
+                sources.append(Argument(form))
             elif mark is not None:
-                sources.append(self._injected(mark, told))
+                sources.append(self._injected(mark, form))
             else:
-                self.ghosts.budget.spend(elements=View(told.shape, told.stride, 0).numel)
-                sources.append(Hole(told))
+                self.ghosts.budget.spend(elements=View(form.shape, form.stride, 0).numel)
+                sources.append(Hole(form))
         return tuple(sources)
 
     def filled(self, place: Place, arguments: list[torch.Tensor], written: tuple[int, ...]) -> tuple[Fill, ...]:

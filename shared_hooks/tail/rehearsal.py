@@ -125,7 +125,7 @@ class Rehearsal:
         if isinstance(self.notes.failure, TooLarge):
             raise self.notes.failure
         if len(self.claims.taken) < len(self.crossing.slots):
-            raise self.notes.refusal("a slot is none of the inputs")
+            raise self.notes.refusal("a slot is not one of the inputs")
 
     def _check(self) -> None:
         if self.notes.failure is not None:
@@ -134,7 +134,7 @@ class Rehearsal:
             raise self.notes.refusal("the model ended before the cut")
         missing = set(range(len(self.crossing.slots))) - self.claims.taken
         if missing:
-            raise self.notes.refusal(f"slot {min(missing)} is not taken up anywhere before the cut")
+            raise self.notes.refusal(f"slot {min(missing)} is not used anywhere before the cut")
         if self.digest_at_cut != self.crossing.path_digest:
             raise Disagreement(
                 f"before the cut after {self.crossing.layer_name} the model's code took another path here than on the "
@@ -235,8 +235,8 @@ class Rehearsal:
         place = Place(frame.path, frame.number, -1)
         given = self.claims.given.get(place)
         if given is None or given.name != frame.path or given.writes:
-            raise self.notes.refusal(f"{frame.path} is scripted or compiled, and what it gives is not told")
-        sources = self.claims.told(given, arguments)
+            raise self.notes.refusal(f"{frame.path} is scripted or compiled, and its result is not described")
+        sources = self.claims.sources(given, arguments)
         self.notes.steps.append(Skip(frame.path, given.structure, sources))
         return unflatten(given.structure, [self.operations.placed(source, arguments) for source in sources], no_class)
 

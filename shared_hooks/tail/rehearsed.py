@@ -169,7 +169,7 @@ class Operations:
         """What cannot be worked out, as the edge tells it."""
         frame = self.notes.frame
         frame.index += 1
-        sources = self.claims.told(given, arguments)
+        sources = self.claims.sources(given, arguments)
         taints: list[torch.Tensor] = []
         for number in given.writes:
             if number >= len(arguments):

@@ -35,7 +35,7 @@ from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import Measurement
 from shared_hooks.modules import ModuleInfo, running
-from shared_hooks.state import lost, told
+from shared_hooks.state import first_few, lost
 from shared_hooks.tail.placing import Placing
 from shared_hooks.tail.recipe import (
     NOTHING,
@@ -298,7 +298,7 @@ class TailSession(Session):
             names.append("a parameter, buffer or other tensor, written in place")
         if names:
             raise PlanMismatch(
-                f"after the cut the model took a path on which it keeps state that no plan has seen: {told(names)}"
+                f"after the cut the model took a path on which it keeps state that no plan has seen: {first_few(names)}"
             )
         now = generators.fingerprint(self.crossing.generators, self.device)
         moved = [name for name, mark in drawn.items() if now[name] != mark]

@@ -1,7 +1,7 @@
 """Values and memory: nested values taken apart, views of a storage, sets of its elements.
 
 trees     nested values <-> a structure and a list of tensors
-views     views of a storage; what of it they cover
+views     views of a storage; which part they cover
 boxes     sets of elements as boxes of a grid
 runs      ... as runs without a gap
 copies    inputs copied, buffers put back

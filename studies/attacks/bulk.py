@@ -24,7 +24,7 @@ from cloud_server.limits import Limits
 from cloud_server.models.served_model import ServedModel
 from cloud_server.requests.answers import Answer
 from cloud_server.requests.request import State
-from cloud_server.streams.session import Session
+from cloud_server.streams.session import StreamSession
 from protos.chunks import ChunkFrame, parse_client_frame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel
@@ -60,7 +60,7 @@ class Target:
         self.jobs: list[Callable[[], None]] = []
         self.core._workers.put = self._put  # type: ignore[method-assign]
         self.identities = {identity.model_id: identity for identity in self.core.identities}
-        self.sessions: dict[tuple[str, bool], Session] = {}
+        self.sessions: dict[tuple[str, bool], StreamSession] = {}
         self.opened = 0
         self.sent = 0
         """Frames that were taken or refused."""
@@ -74,7 +74,7 @@ class Target:
         self.jobs.append(job)
         return lambda: self.jobs.remove(job) if job in self.jobs else None
 
-    def session(self, model_id: str, *, honest: bool = False) -> Session:
+    def session(self, model_id: str, *, honest: bool = False) -> StreamSession:
         """The stream on a model, of the stranger or of an honest client; a new one where the last was ended."""
         session = self.sessions.get((model_id, honest))
         if session is None:
@@ -133,13 +133,13 @@ class Target:
         """A frame as it comes out of the transport."""
         return parse_client_frame(frame.SerializeToString())
 
-    def _heard(self, session: Session) -> list[str]:
+    def _heard(self, session: StreamSession) -> list[str]:
         told, self.reply = [], None
         while session._outbox:
             item = session._outbox.popleft()
             if isinstance(item, Answer):
                 session.undelivered -= 1
-                self.core.books.forget([item.key])
+                self.core.requests.forget([item.key])
                 if item.failed is None:
                     self.reply = item
                 told.append("answer" if item.failed is None else item.failed.error)
@@ -159,7 +159,7 @@ class Target:
         session.disconnect()
         return ["welcome" if error is None else f"stream ended: {type(error).__name__}"]
 
-    def is_read(self, session: Session, frame: Any) -> bool:
+    def is_read(self, session: StreamSession, frame: Any) -> bool:
         """Whether what a frame says is going to be looked at: a description that is not known, a request at a cut that
         is held, a chunk of a payload that is coming in.
         """

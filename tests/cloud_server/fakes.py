@@ -11,7 +11,7 @@ import torch
 
 from cloud_server.core import Core
 from cloud_server.models.engine import Computed, Identity
-from cloud_server.streams.session import Session
+from cloud_server.streams.session import StreamSession
 from protos.chunks import ChunkFrame, cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
@@ -211,7 +211,7 @@ class CoreClient(Client):
     """A stream to a core, without a transport."""
 
     def __init__(self, core: Core, greet: bool = True, client_id: str = "alice") -> None:
-        self.session: Session = core.open("test")
+        self.session: StreamSession = core.open("test")
         super().__init__()
         if greet:
             self.send(hello(client_id))

@@ -413,9 +413,9 @@ class TestRepeatedIds:
         client = CoreClient(core)
         client.ask(1, b"abc")
         client.answer(1)
-        assert len(core.books._answers) == 1
+        assert len(core.requests._answers) == 1
         client.send(acknowledge(1, 2, 3))
-        assert len(core.books._answers) == 0 and core.books._answers.nbytes == 0
+        assert len(core.requests._answers) == 0 and core.requests._answers.nbytes == 0
 
     def test_answers_grow_old(self) -> None:
         with Core([FakeEngine()], dataclasses.replace(SMALL, answer_seconds=0.01)) as core:
@@ -423,9 +423,9 @@ class TestRepeatedIds:
             client.ask(1, b"abc")
             client.answer(1)
             time.sleep(0.02)
-            with core.books.changed:
-                core.books._answers.sweep()
-            assert len(core.books._answers) == 0
+            with core.requests.changed:
+                core.requests._answers.sweep()
+            assert len(core.requests._answers) == 0
 
     @pytest.mark.parametrize("limits", [{"max_answers": 2}, {"max_answer_bytes": 7}])
     def test_the_oldest_answers_make_room(self, limits: dict[str, int]) -> None:
@@ -434,7 +434,7 @@ class TestRepeatedIds:
             for id in range(4):
                 client.ask(id, b"abc")
                 client.answer(id)
-            assert list(core.books._answers._kept) == [("alice", 2), ("alice", 3)]
+            assert list(core.requests._answers._kept) == [("alice", 2), ("alice", 3)]
 
     def test_other_clients_do_not_get_them(self, core: Core, engine: FakeEngine) -> None:
         alice, bob = CoreClient(core), CoreClient(core, client_id="bob")
@@ -469,7 +469,7 @@ class TestBounds:
         bob.send(header(1, crossing))
         assert "has no room" in failure(bob, 1)[1]
         alice.leave()
-        assert core.books._live_bytes == 0
+        assert core.requests._live_bytes == 0
         bob.ask(1, bytes(90_000), crossing)
         assert bob.answer(1, 2).reply
 
@@ -506,7 +506,7 @@ class TestCancelAndDeadline:
         client, crossing = CoreClient(core), make_crossing(3)
         client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"a"), cancel(1), chunk(1, 1, b"bc"))
         assert failure(client, 1)[0] == "Cancelled" and engine.computed == 0
-        assert core.books._live_bytes == 0 and not core.books._live
+        assert core.requests._live_bytes == 0 and not core.requests._live
 
     def test_cancelled_while_waiting_and_while_running(self) -> None:
         gate = Gate()
@@ -520,7 +520,7 @@ class TestCancelAndDeadline:
             assert failure(client, 1)[0] == failure(client, 2)[0] == "Cancelled"
             gate.opened.set()
             assert client.answer(3).reply
-            assert engine.computed == 2 and list(core.books._answers._kept) == [("alice", 3)]
+            assert engine.computed == 2 and list(core.requests._answers._kept) == [("alice", 3)]
 
     def test_cancelled_then_asked_for_again(self) -> None:
         gate = Gate()
@@ -544,7 +544,7 @@ class TestCancelAndDeadline:
             client.ask(2, b"abc", deadline_ms=20_000)
             client.ask(3, b"abc")
             with core._changed:
-                for request in core.books._live.values():
+                for request in core.requests._live.values():
                     if request.key[1] != 3:
                         request.began_ns -= 30 * 10**9  # as if it had waited: no clock is raced
             gate.opened.set()
@@ -559,7 +559,7 @@ class TestCancelAndDeadline:
             client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"a"))
             error, message = failure(client, 1)
             assert error == "DeadlineExceeded" and "receiving" in message
-            assert client.send(chunk(1, 1, b"b")) and core.books._live_bytes == 0
+            assert client.send(chunk(1, 1, b"b")) and core.requests._live_bytes == 0
 
 
 class TestDrain:

@@ -10,7 +10,8 @@ import torch
 
 from cloud_server.config import read_config
 from edge_client import ConnectionOptions, EdgeClient, KeepAlive, ModelChoice
-from shared_hooks import WrappedModel
+from edge_client.__main__ import main
+from shared_hooks import WrappedModel, observers
 
 
 def test_a_limit_by_its_old_name(tmp_path: Path) -> None:
@@ -76,3 +77,22 @@ def test_a_client_by_all_its_old_names_works_as_before() -> None:
 def test_a_name_that_there_never_was() -> None:
     with pytest.raises(TypeError, match="an unexpected keyword argument 'modelid'"):
         EdgeClient(None, residual(), "edge-only", modelid="m")  # type: ignore[call-arg]
+
+
+def test_observers_by_their_old_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--split", "edge-only", "--input", "nothing.png", "--hooks", "debug"]) == 2
+    assert "warning: --hooks is called --observe now" in capsys.readouterr().err
+    choice = ModelChoice(residual(), model_id="m")
+    with pytest.warns(DeprecationWarning, match=r"hooks=\.\.\.\) is EdgeClient\(\.\.\., observers="):
+        client = EdgeClient(None, choice, "edge-only", hooks=["debug"])
+    with pytest.warns(DeprecationWarning, match="EdgeClient.hooks is called observers now"):
+        assert client.hooks == client.observers == ("debug",)
+    with pytest.warns(DeprecationWarning, match="EdgeClient.hooks is called observers now"):
+        client.hooks = ()
+    assert client.observers == ()
+    client.close()
+
+
+def test_a_call_that_observers_look_at() -> None:
+    with pytest.warns(DeprecationWarning, match="observers.Call is called ObservedCall now"):
+        assert observers.Call is observers.ObservedCall

@@ -338,13 +338,13 @@ def test_a_request_whose_records_cannot_be_made_is_not_left_on_its_way(monkeypat
 def test_a_client_that_is_closed_while_it_opens_connects_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeServer(fake.tails(built(small_models.Residual))) as server:
         client = EdgeClient(server.address, ModelChoice(built(small_models.Residual), model_id="m"))
-        greeting = client._half.greeting
+        greeting = client._edge_model.greeting
 
         def closed_meanwhile(client_id: str) -> Any:
             client.close()  # as another thread does
             return greeting(client_id)
 
-        monkeypatch.setattr(client._half, "greeting", closed_meanwhile)
+        monkeypatch.setattr(client._edge_model, "greeting", closed_meanwhile)
         for _ in range(2):
             with pytest.raises(Cancelled):
                 client.open()

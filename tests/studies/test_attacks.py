@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cloud_server.work.overtime import Overtime, Watch
+from cloud_server.work.overtime import Overtime, Watchdog
 from shared_hooks.crossing import generators
 from shared_hooks.errors import BadFrame
 from shared_hooks.forward.interruption import interruptible
@@ -115,7 +115,7 @@ def test_a_placeholder_has_no_address() -> None:
 
 
 def test_what_takes_too_long_ends_and_nothing_comes_afterwards() -> None:
-    watch = Watch(0.1)
+    watch = Watchdog(0.1)
     try:
         with pytest.raises(Overtime), watch.limited(), interruptible():
             while True:

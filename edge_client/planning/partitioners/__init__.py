@@ -1,7 +1,7 @@
-"""Partitioners by name: who decides. Others plug in as entry points of the group "isthmus.partitioners".
+"""Partitioners by name: they pick the cut. Others plug in as entry points of the group "isthmus.partitioners".
 
-partitioner   what a partitioner is given, and what it is; those by objective, of one cut, in turns
-regression    layer times from what layers are, by regression
+partitioner   the interface, and what it is given; those by objective, of one cut, in turns
+regression    layer times from the layers' features, by regression
 layer_model   ... how long a layer takes
 """
 

@@ -1,6 +1,6 @@
-"""Energy from what the machine has: one small interface (`Meter`), one file a backend, no invented numbers.
+"""Energy from the machine's own meters: one small interface (`Meter`), one file a backend, no invented numbers.
 
-meter         `Meter`, and the machine that it looks at
+meter         `Meter`, and the machine that it reads
 rapl, nvml, ina3221, vcgencmd, zeus_meter   the backends
 
 To add a backend, write a file with a function ``find(machine: Machine) -> list[Meter]`` that raises

@@ -212,9 +212,9 @@ class TestHostileBytes:
     def test_a_stream_that_breaks_in_an_upload(self, server: CloudServer, channel: grpc.Channel) -> None:
         client, crossing = GrpcClient(channel, hello()), make_crossing(MIB)
         client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"x"))
-        eventually(lambda: server.core.books._live_bytes > MIB)  # its header counts, too
+        eventually(lambda: server.core.requests._live_bytes > MIB)  # its header counts, too
         client.call.cancel()
-        eventually(lambda: server.core.books._live_bytes == 0)
+        eventually(lambda: server.core.requests._live_bytes == 0)
 
 
 class TestStandardServices:

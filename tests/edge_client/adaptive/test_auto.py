@@ -208,9 +208,9 @@ def test_leaving_does_not_wait_for_a_first_profile() -> None:
     told = Told("body")
     told.there = False
     with FakeServer(fake.tails(built(small_models.Residual))) as server, auto(server, told, connect=connect) as one:
-        one.watch._prober.round = lambda *_: None  # type: ignore[method-assign,assignment,return-value]
+        one.monitor._prober.round = lambda *_: None  # type: ignore[method-assign,assignment,return-value]
         assert fetching.wait(PATIENCE)
-    assert not one.watch._thread.is_alive() and kinds(one) == []
+    assert not one.monitor._thread.is_alive() and kinds(one) == []
 
 
 @pytest.mark.parametrize("stage", ["fetch_profile", "probe"])

@@ -60,7 +60,7 @@ def test_without_a_server_json_alone_is_on_standard_output(capsys: pytest.Captur
         assert one["allowed"] and one["reason"] == ""
     assert plan["server_is_ours"]
     assert plan["edge_machine"]["id"] and plan["cloud_machine"]["id"]
-    assert captured.err.count("one of our own on loopback") == 1
+    assert captured.err.count("starting one on loopback") == 1
 
 
 def test_profiles_and_a_told_link_need_no_server(profiles: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_profiles_and_a_told_link_need_no_server(profiles: list[str], capsys: py
     captured = capsys.readouterr()
     assert "loopback" not in captured.err
     assert "is best in latency (*)" in captured.out
-    assert "link, told: 5mbit up, 5mbit down, 20ms round trip" in captured.out
+    assert "link, given: 5mbit up, 5mbit down, 20ms round trip" in captured.out
     assert "to win, one of these alone" in captured.out
     table = captured.out.split("\n\n")[0].splitlines()
     assert len(table) == 7

@@ -1,4 +1,4 @@
-"""The journal: at most one input is lost, and nothing that is not this sweep is gone on with."""
+"""The journal: at most one input is lost, and only this very sweep is resumed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ shape = [1, 24]
 dtype = "int64"
 high = 40
 """
-HOOKS = "activation,attention,memory,debug,tokens"
+OBSERVERS = "activation,attention,memory,debug,tokens"
 Captured = pytest.CaptureFixture[str]
 
 
@@ -44,16 +44,18 @@ def test_a_server_of_its_own_allows_them_and_the_page_shows_them(tmp_path: Path)
     spec.write_text(READER)
     argv = ["sweep", "--model", str(spec), "--out", str(out), "--cuts", "transformer.h.0.ln_2", "--no-progress"]
     few = ["--repetitions", "1", "--no-local", "--profile-repetitions", "1", "--profile-seconds", "1", "--threads", "1"]
-    assert main([*argv, *few, "--hooks", HOOKS]) == 0
+    assert main([*argv, *few, "--observe", OBSERVERS]) == 0
     (one,) = lines(out)
     assert one["input"] == "example" and one["way"] == "transformer.h.0.ln_2"
     seen = one["observations"]
-    assert set(seen) == {"edge", "cloud"} and all(set(by_hook) == set(HOOKS.split(",")) for by_hook in seen.values())
+    assert set(seen) == {"edge", "cloud"} and all(
+        set(by_hook) == set(OBSERVERS.split(",")) for by_hook in seen.values()
+    )
     for side, block in (("edge", 0), ("cloud", 1)):
         (record,) = seen[side]["attention"]["records"]
         assert record["name"] == f"transformer.h.{block}.attn" and decoded(record["picture"]).shape == (24, 24)
     known = summary(out)
-    assert known["observed"] == [one] and known["settings"]["hooks"] == HOOKS.split(",")
+    assert known["observed"] == [one] and known["settings"]["observers"] == OBSERVERS.split(",")
     # it is no request of the sweep's
     assert all(way["requests"] == 2 for way in known["ways"])
     page = (out / "report.html").read_text()
@@ -83,7 +85,7 @@ def test_an_interrupted_one_goes_on_and_keeps_what_was_seen(images: Path, tmp_pa
     toml.write_text('[observers]\nallow = ["debug", "tokens"]\n')
     with local_server(ModelChoice("digits", threads=1), arguments=[str(toml)]) as server:
         argv = words(out, "--server", server, "--input", str(images), "--repetitions", "1")
-        argv += ["--seconds", "0.000001", "--hooks", "debug,tokens"]
+        argv += ["--seconds", "0.000001", "--observe", "debug,tokens"]
         assert main(argv) == 1
         first = inputs_in(out)
         assert len(first) == 1 and len(lines(out)) == 1 and "InputMismatch" in lines(out)[0]["error"]
@@ -97,9 +99,9 @@ def test_an_interrupted_one_goes_on_and_keeps_what_was_seen(images: Path, tmp_pa
         capsys.readouterr()
         # what is seen is a part of what a sweep is
         assert main([*argv[:-1], "debug"]) == 2
-        assert "hooks: 2 then, 1 now" in complaint(capsys)
+        assert "observers: 2 then, 1 now" in complaint(capsys)
         assert main(argv[:-2]) == 2
-        assert "hooks: debug tokens then, nothing now" in complaint(capsys)
+        assert "observers: debug tokens then, nothing now" in complaint(capsys)
         assert main([*argv[:-2], "--fresh"]) in (0, 1)
         assert not (out / "observations.jsonl").exists() and "observed" not in summary(out)
 
@@ -109,19 +111,19 @@ def test_a_server_that_refuses_is_one_line_before_anything_is_measured(
 ) -> None:
     out = tmp_path / "out"
     with local_server(ModelChoice("digits", threads=1)) as server:
-        argv = words(out, "--server", server, "--input", str(images), "--repetitions", "1", "--hooks", "debug")
+        argv = words(out, "--server", server, "--input", str(images), "--repetitions", "1", "--observe", "debug")
         assert main(argv) == 2
     err = capsys.readouterr().err.strip()
-    assert err.count("\n") == 0 and 'nothing was measured: --hooks: the observer "debug" is not allowed' in err
+    assert err.count("\n") == 0 and 'nothing was measured: --observe: the observer "debug" is not allowed' in err
     assert not inputs_in(out)
-    assert main([*words(tmp_path / "other"), "--hooks", "debgu"]) == 2
+    assert main([*words(tmp_path / "other"), "--observe", "debgu"]) == 2
     assert "Did you mean debug?" in complaint(capsys) and not (tmp_path / "other").exists()
 
 
 def test_a_wrong_tokenizer_ends_it_before_any_work(tmp_path: Path, capsys: Captured) -> None:
     spec, out = tmp_path / "reader.toml", tmp_path / "out"
     spec.write_text('tokenizer = "nowhere"' + READER)
-    assert main(["sweep", "--model", str(spec), "--out", str(out), "--hooks", "tokens"]) == 2
+    assert main(["sweep", "--model", str(spec), "--out", str(out), "--observe", "tokens"]) == 2
     assert "tokenizer: expected" in complaint(capsys) and not out.exists()
 
 

@@ -232,7 +232,7 @@ class TestWhatHooksRun:
 def locks_of(both: Service, client: EdgeClient) -> dict[str, Any]:
     """Every lock that knows who holds it."""
     found = {
-        "books": both.server.core.books.changed,
+        "requests": both.server.core.requests.changed,
         "edge plans": client.wrapped._planner._lock,
         "cloud plans": both.served._wrapped._planner._lock,
     }

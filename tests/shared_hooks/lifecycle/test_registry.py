@@ -110,7 +110,7 @@ class TestWhatCanBeMounted:
         class Misspelt:
             def before_heda(self, event: Event) -> None: ...
 
-        with pytest.raises(SpecError, match="Misspelt.before_heda: no stage is called so. Did you mean before_head"):
+        with pytest.raises(SpecError, match="Misspelt.before_heda: there is no such stage. Did you mean before_head"):
             Lifecycle("edge").register(Misspelt())
 
     def test_a_class_is_not_an_object(self) -> None:
@@ -123,7 +123,7 @@ class TestWhatCanBeMounted:
             Lifecycle("edge").register(thing)
 
     def test_what_never_comes_on_this_side(self) -> None:
-        with pytest.raises(SpecError, match="none of its stages comes on this side \\(cloud\\)"):
+        with pytest.raises(SpecError, match="this side has none of its stages \\(cloud\\)"):
             Lifecycle("cloud").register(Noting([], ""))
 
     def test_what_cannot_be_marked(self) -> None:
@@ -153,7 +153,7 @@ class TestWhatCanBeMounted:
 
             def after_head(self, event: Event) -> None: ...
 
-        with pytest.raises(SpecError, match="Marked.look: methods are called as stages are, and not marked"):
+        with pytest.raises(SpecError, match="Marked.look: methods are named after stages; do not mark them"):
             Lifecycle("edge").register(Marked())
 
     def test_attributes_that_are_no_methods_are_left_alone(self) -> None:

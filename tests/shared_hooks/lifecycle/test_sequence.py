@@ -183,7 +183,7 @@ class TestPairs:
                     client.infer(image(), deadline=0.2)
                 (error,) = both.edge.of(Stage.ON_ERROR)
                 assert isinstance(error.facts["error"], DeadlineExceeded)
-                eventually(lambda: any(request.cancelled for request in both.server.core.books._live.values()))
+                eventually(lambda: any(request.cancelled for request in both.server.core.requests._live.values()))
             finally:
                 go.set()
             both.paired()

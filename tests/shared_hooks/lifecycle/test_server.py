@@ -1,4 +1,4 @@
-"""The server's books and streams, with an engine that computes nothing: each request is told once, in order."""
+"""The server's requests and streams; the engine computes nothing: hooks hear of each request once, in order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_ends_while_another_fails_is_told(core: Core, spy: Spy) -> None:
     first.send(upload(crossing), header(1, crossing))
     others = CoreClient(core, client_id="bob")
     others.send(upload(crossing), *(header(id, crossing) for id in (1, 2, 3)))
-    core.books._limits = Limits(max_in_flight=4, max_pending=1)
+    core.requests._limits = Limits(max_in_flight=4, max_pending=1)
     again = CoreClient(core)
     again.send(upload(crossing), header(1, crossing))
     failed = again.answer(1).failed
@@ -94,8 +94,8 @@ def test_an_end_is_not_told_before_its_beginning(core: Core, spy: Spy) -> None:
     thread.start()
     assert entered.wait(PATIENCE)
     client.leave()
-    with core.books.changed:
-        assert not core.books._live and not core.books.empty
+    with core.requests.changed:
+        assert not core.requests._live and not core.requests.empty
     go.set()
     thread.join(PATIENCE)
     assert [name for name in spy.stages(1) if name != "before_receive"] == [
@@ -126,7 +126,7 @@ def test_a_request_that_is_sent_again_is_told_once(core: Core, spy: Spy) -> None
 def test_a_cancelled_request_is_no_error(core: Core, spy: Spy) -> None:
     client, crossing = CoreClient(core), make_crossing(100)
     client.send(upload(crossing), header(1, crossing))
-    core.books.cancel(("alice", 1))
+    core.requests.cancel(("alice", 1))
     assert ends(spy) == [(1, "Cancelled")] and errors(spy) == []
 
 
@@ -269,7 +269,7 @@ class TestTheLog:
     def test_a_cancelled_request_is_not_worth_a_line(self, core: Core, caplog: pytest.LogCaptureFixture) -> None:
         client, crossing = CoreClient(core), make_crossing(100)
         client.send(upload(crossing), header(1, crossing))
-        core.books.cancel(("alice", 1))
+        core.requests.cancel(("alice", 1))
         assert len(self.lines(caplog)) == 1 and Cancelled.__name__ not in caplog.text
 
     def test_draining(self, core: Core, caplog: pytest.LogCaptureFixture) -> None:

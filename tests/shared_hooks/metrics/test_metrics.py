@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from shared_hooks import TensorShape, WrappedModel
 from shared_hooks import wrapped as wrapping
-from shared_hooks.metrics import measuring
+from shared_hooks.metrics import measurement
 from shared_hooks.metrics.clocks import HostClock, StreamClock, clock_for
-from shared_hooks.metrics.measuring import CudaMemory, Measurement, gpu_of
+from shared_hooks.metrics.measurement import CudaMemory, Measurement, gpu_of
 from shared_hooks.metrics.reading import Reading
 from shared_hooks.metrics.records import FORWARD_READINGS, LAYER_READINGS, outputs_of
 from shared_hooks.metrics.sampler import NO_GPU, Window
@@ -115,7 +115,7 @@ def test_without_metrics_nothing_is_sampled(monkeypatch: pytest.MonkeyPatch) -> 
     def touch(*args: Any) -> None:
         raise AssertionError("the sampler was started")
 
-    monkeypatch.setattr(measuring.sampler, "touch", touch)
+    monkeypatch.setattr(measurement.sampler, "touch", touch)
     with WrappedModel(Net().eval(), metrics=False) as made:
         made.plan(X)
         made.forward(X)
@@ -145,8 +145,8 @@ def test_long_layers_are_measured_and_short_ones_estimated(monkeypatch: pytest.M
     energy = Series("board", 20 * MS)
     for at in range(0, 2000, 20):
         energy.append(at * MS, 0.005 * at)  # 5 W
-    monkeypatch.setattr(measuring.sampler, "window", lambda start, gpu: window(energy))
-    monkeypatch.setattr(measuring, "clock_for", lambda device: FakeHost(100, 105, 110, 410, 411, 412, 500))
+    monkeypatch.setattr(measurement.sampler, "window", lambda start, gpu: window(energy))
+    monkeypatch.setattr(measurement, "clock_for", lambda device: FakeHost(100, 105, 110, 410, 411, 412, 500))
     with WrappedModel(nn.Sequential(nn.ReLU(), nn.Tanh()).eval()) as made:
         made.forward(X)
         long, short = made.get_layer_metrics()
@@ -164,7 +164,7 @@ def test_long_layers_are_measured_and_short_ones_estimated(monkeypatch: pytest.M
 
 def test_no_energy_is_no_power(monkeypatch: pytest.MonkeyPatch) -> None:
     why = Reading.unavailable("no energy meter")
-    monkeypatch.setattr(measuring.sampler, "window", lambda start, gpu: window(why))
+    monkeypatch.setattr(measurement.sampler, "window", lambda start, gpu: window(why))
     with WrappedModel(nn.Sequential(nn.ReLU())) as made:
         made.forward(X)
         assert {r for layer in made.get_layer_metrics() for r in (layer.energy, layer.mean_power)} == {why}
@@ -212,16 +212,16 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", memory)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="aa-bb"))
     monkeypatch.setattr(WrappedModel, "device", torch.device("cuda:1"))
-    for module in (measuring, wrapping):
+    for module in (measurement, wrapping):
         monkeypatch.setattr(module, "gpu_of", gpu_of.__wrapped__)  # what a fake says must not be remembered
-    monkeypatch.setattr(measuring.sampler, "touch", lambda gpu: None)
+    monkeypatch.setattr(measurement.sampler, "touch", lambda gpu: None)
     return device
 
 
 def test_on_cuda_events_are_read_once_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     device = fake_cuda(monkeypatch)
     asked: list[Any] = []
-    monkeypatch.setattr(measuring.sampler, "touch", asked.append)
+    monkeypatch.setattr(measurement.sampler, "touch", asked.append)
     model = nn.Sequential(nn.ReLU(), nn.Tanh(), nn.ReLU()).eval()
     with WrappedModel(model) as made:
         made.plan(X)

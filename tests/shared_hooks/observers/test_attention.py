@@ -15,7 +15,7 @@ from torch import nn
 from shared_hooks import WrappedModel
 from shared_hooks.errors import InputMismatch, UnknownLayer
 from shared_hooks.observers import Attention, AttentionCapture, heat_map, save_heat_map
-from shared_hooks.observers.attention import weights_of
+from shared_hooks.observers.kinds.attention import weights_of
 from tests.shared_hooks.observers.left import hooks_left
 from tests.shared_hooks.observers.small import Functional, Residual, bert, gpt2
 

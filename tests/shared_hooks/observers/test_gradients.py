@@ -147,7 +147,7 @@ def test_the_users_own_hooks_stay() -> None:
     handle.remove()
     old = nn.Linear(4, 4)
     old.register_backward_hook(lambda *given: None)
-    with pytest.raises(InputMismatch, match="takes no full backward hook"):
+    with pytest.raises(InputMismatch, match="does not accept a full backward hook"):
         GradientStats(full=True).attach(nn.Sequential(nn.Linear(4, 4), old))
     assert hooks_left(old) == [""] and not old._forward_pre_hooks
 

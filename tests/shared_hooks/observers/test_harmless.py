@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import InputMismatch
-from shared_hooks.observers import ActivationStats, Call, Custom, Deferred, Observer, Transform
+from shared_hooks.observers import ActivationStats, Custom, Deferred, ObservedCall, Observer, Transform
 from shared_hooks.observers.transforms import active
 from shared_hooks.observers.values import copy_of, parts
 from tests.shared_hooks.observers.left import hooks_left
@@ -38,7 +38,7 @@ def test_one_that_raises_is_reported_once_and_counted(caplog: pytest.LogCaptureF
 class Late(Observer):
     """Fails where the forward ends."""
 
-    def observe(self, call: Call, name: str, step: int) -> Deferred:
+    def observe(self, call: ObservedCall, name: str, step: int) -> Deferred:
         return Deferred(torch.zeros(1), lambda values: 1 // 0)
 
 

@@ -28,10 +28,10 @@ from edge_client.commands.watch import MODULE, _room
 from edge_client.screen.observation_table import ObservationTable, tables
 from edge_client.transport.times import Stamps
 from shared_hooks import WrappedModel
-from shared_hooks.errors import BadFrame, HookRefused, SpecError
+from shared_hooks.errors import BadFrame, ObserverRefused, SpecError
 from shared_hooks.models import load_spec
-from shared_hooks.observers import Transform, named
-from shared_hooks.observers.tokens import Tokens
+from shared_hooks.observers import Transform, kinds, named
+from shared_hooks.observers.kinds.tokens import Tokens
 from tests.shared_hooks.observers.left import hooks_left
 from tests.shared_hooks.observers.small import Residual, image
 
@@ -41,10 +41,10 @@ RESIDUAL = "m=tests.shared_hooks.observers.small:Residual"
 
 
 @contextmanager
-def server(spec: str, *hooks: str) -> Iterator[str]:
-    """A server that allows these hooks; its address. Nothing may be left on its model."""
+def server(spec: str, *observers: str) -> Iterator[str]:
+    """A server that allows these observers; its address. Nothing may be left on its model."""
     served = ServedModel(ModelEntry(load_spec(spec)), torch.device("cpu"))
-    server = CloudServer(Core([served], Limits(), hooks=hooks), "127.0.0.1:0")
+    server = CloudServer(Core([served], Limits(), observers=observers), "127.0.0.1:0")
     server.start()
     try:
         yield f"127.0.0.1:{server.port}"
@@ -55,16 +55,16 @@ def server(spec: str, *hooks: str) -> Iterator[str]:
 
 
 def test_both_sides_come_back_with_the_answer() -> None:
-    with server(RESIDUAL, *named.HOOKS) as address:
+    with server(RESIDUAL, *kinds.OBSERVERS) as address:
         with EdgeClient(address, RESIDUAL, "body.1") as plain:
             expected = plain.infer(image())
         assert expected.observations == {}
-        with EdgeClient(address, RESIDUAL, "body.1", hooks=named.HOOKS) as client:
+        with EdgeClient(address, RESIDUAL, "body.1", observers=kinds.OBSERVERS) as client:
             answer = client.infer(image())
             local = client.infer(image(), split="edge-only")
     assert torch.equal(answer.output, expected.output) and torch.equal(local.output, expected.output)
     edge, cloud = answer.observations["edge"], answer.observations["cloud"]
-    assert set(edge) == set(cloud) == set(named.HOOKS)
+    assert set(edge) == set(cloud) == set(kinds.OBSERVERS)
     for hook in ("activation", "memory"):
         assert [record["name"] for record in edge[hook]["records"]] == ["stem", "body.0", "body.1"]
         assert [record["name"] for record in cloud[hook]["records"]] == ["body.2", "classifier"]
@@ -79,7 +79,7 @@ def test_both_sides_come_back_with_the_answer() -> None:
 def test_nan_is_found_on_the_side_where_it_appears() -> None:
     bad = image()
     bad[0, 0, 0, 0] = math.nan
-    with server(RESIDUAL, "debug") as address, EdgeClient(address, RESIDUAL, "stem", hooks=["debug"]) as client:
+    with server(RESIDUAL, "debug") as address, EdgeClient(address, RESIDUAL, "stem", observers=["debug"]) as client:
         found = client.infer(bad).observations
         assert [record["name"] for record in found["edge"]["debug"]["records"]] == ["stem"]
         assert found["cloud"]["debug"]["records"][0]["name"] == "body.0"
@@ -87,34 +87,34 @@ def test_nan_is_found_on_the_side_where_it_appears() -> None:
 
 
 def test_a_hook_that_the_server_does_not_allow_is_permission_denied() -> None:
-    status = HookRefused.status
+    status = ObserverRefused.status
     assert status == "PERMISSION_DENIED"
     with server(RESIDUAL, "debug") as address:
-        with EdgeClient(address, RESIDUAL, "stem", hooks=["debug", "memory"]) as client:
-            with pytest.raises(HookRefused, match='"memory" is not allowed on this server; allowed: debug'):
+        with EdgeClient(address, RESIDUAL, "stem", observers=["debug", "memory"]) as client:
+            with pytest.raises(ObserverRefused, match='"memory" is not allowed on this server; allowed: debug'):
                 client.infer(image())
             assert client.infer(image(), split="edge-only").observations["edge"]["memory"]["records"]
         with EdgeClient(address, RESIDUAL, "stem") as client:
             client.infer(image())
     with pytest.raises(SpecError, match='no observer is called "memroy". Did you mean memory?'):
-        EdgeClient("127.0.0.1:1", RESIDUAL, hooks=["memroy"])
+        EdgeClient("127.0.0.1:1", RESIDUAL, observers=["memroy"])
 
 
 def test_observers_are_those_of_the_moment_when_a_request_is_begun() -> None:
     with server(RESIDUAL, "debug") as address, EdgeClient(address, RESIDUAL, "stem") as client:
         for hooks, later in ((("debug",), ()), ((), ("debug",))):
-            client.hooks = hooks
+            client.observers = hooks
             running = client.requests.begin(Call((image(),)), "stem", Stamps(), client.until(None))
-            client.hooks = later
+            client.observers = later
             assert set(client.requests.finish(running).observations) == ({"edge", "cloud"} if hooks else set())
 
 
 def test_the_configuration_says_what_is_allowed(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text('[observers]\nallow = ["activation", "debug"]\n')
-    assert read_config(file).hooks == ("activation", "debug")
+    assert read_config(file).observers == ("activation", "debug")
     file.write_text('[models]\ndigits = "digits"\n')
-    assert read_config(file).hooks == ()
+    assert read_config(file).observers == ()
     for wrong, says in (('allow = ["actvation"]', "activation"), ("allow = [3]", "names"), ("deny = []", "deny")):
         file.write_text(f"[observers]\n{wrong}\n")
         with pytest.raises(SpecError, match=says):
@@ -186,6 +186,11 @@ def test_a_table_has_numbers_that_json_does_not_have() -> None:
     assert shown("attention", {"name": "m", "entropy": [0.25, "nan"]})[3] == "0.25, nan"
 
 
+def test_an_observer_without_a_table_of_its_own_is_shown_as_it_is() -> None:
+    record = {"name": "m", "part": "", "norm": 0.25, "shape": [1, 2], "text": "x" * 100, **dict.fromkeys("abcd", 1)}
+    assert shown("norms", record) == ("cloud", "m", "0.25", "1, 2", "x" * 40, "1", "1", "1")
+
+
 NUMBERS = st.sampled_from([0, -3, 0.25, math.inf, 10**400, True, "nan", "x", None])
 LISTS = st.lists(NUMBERS | st.lists(NUMBERS, max_size=2), min_size=1, max_size=3)
 READINGS = st.fixed_dictionaries({"value": NUMBERS, "status": NUMBERS})
@@ -196,10 +201,10 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("hook", named.HOOKS)
+@pytest.mark.parametrize("name", kinds.OBSERVERS)
 @given(record=st.fixed_dictionaries(COLUMNS))
-def test_a_table_shows_whatever_a_server_says(hook: str, record: dict[str, Any]) -> None:
-    assert shown(hook, {"name": "m", **record})[0] == "cloud"
+def test_a_table_shows_whatever_a_server_says(name: str, record: dict[str, Any]) -> None:
+    assert shown(name, {"name": "m", **record})[0] == "cloud"
 
 
 LEAVES = st.none() | st.floats() | st.text() | st.integers()
@@ -214,18 +219,18 @@ def test_run_shows_them_and_writes_them(capsys: pytest.CaptureFixture[str]) -> N
     file = str(sorted(IMAGES.glob("*.png"))[0])
     with server("digits", "activation", "debug") as address:
         common = ["run", "--server", address, "--split", CUT, "--input", file]
-        assert main([*common, "--hooks", "activation,debug"]) == 0
+        assert main([*common, "--observe", "activation,debug"]) == 0
         text = capsys.readouterr().out
         assert "activation, of the last input" in text and "no NaN and no Inf" in text
         sides = [line.split()[:2] for line in text.splitlines() if line.startswith(("edge  ", "cloud  "))]
         assert ["edge", CUT] in sides and ["cloud", "classifier"] in sides
-        assert main([*common, "--hooks", "activation", "--json", "-"]) == 0
+        assert main([*common, "--observe", "activation", "--json", "-"]) == 0
         (one,) = json.loads(capsys.readouterr().out)["inputs"]
         assert [*one["observations"]] == ["edge", "cloud"] and one["transforms"] == []
         assert one["observations"]["cloud"]["activation"]["records"][-1]["name"] == "classifier"
-        assert main([*common, "--hooks", "memory"]) == 1
+        assert main([*common, "--observe", "memory"]) == 1
         assert 'the observer "memory" is not allowed' in capsys.readouterr().err
-        assert main([*common, "--hooks", "activaton"]) == 2
+        assert main([*common, "--observe", "activaton"]) == 2
         assert "Did you mean activation?" in capsys.readouterr().err
 
 
@@ -233,7 +238,9 @@ def test_watch_shows_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(path) for path in sorted(IMAGES.glob("*.png"))[:2]]
     inputs = [part for file in files for part in ("--input", file)]
     with server("digits", "activation", "debug", "tokens") as address:
-        assert main(["watch", "--server", address, "--split", CUT, *inputs, "--repeat", "2", "--hooks", "tokens"]) == 0
+        assert (
+            main(["watch", "--server", address, "--split", CUT, *inputs, "--repeat", "2", "--observe", "tokens"]) == 0
+        )
         text = capsys.readouterr().out
         assert text.count(f"cut after {CUT}") == 4 and text.count("tokens") == 4 and "answer 4" in text
         assert main(["watch", "--server", address, "--split", "nowhere", *inputs]) == 2
@@ -247,7 +254,7 @@ def test_watch_shows_names_and_numbers_whole_or_their_ends(
     monkeypatch.setenv("COLUMNS", "60")
     image = str(min(IMAGES.glob("*.png")))
     with server("digits", "activation") as address:
-        assert main(["watch", "--server", address, "--split", CUT, "--input", image, "--hooks", "activation"]) == 0
+        assert main(["watch", "--server", address, "--split", CUT, "--input", image, "--observe", "activation"]) == 0
     assert "stage3.0.shortcut.1" in capsys.readouterr().out
     found = ObservationTable("activation", ("side", "module", "mean"), [("edge", "a.long.name.of.one", "-4.6e-10")], [])
     assert _room(found, 30) == 30 - 4 - 8 - 6 and _room(found, 5) == MODULE
@@ -258,7 +265,7 @@ def test_watch_plans_on_the_first_input_where_the_spec_has_no_example(
 ) -> None:
     np.save(tmp_path / "image.npy", image(batch=1).numpy())
     with server(RESIDUAL, "activation") as address:
-        words = ["watch", "--server", address, "--model", RESIDUAL, "--input", str(tmp_path), "--hooks", "activation"]
+        words = ["watch", "--server", address, "--model", RESIDUAL, "--input", str(tmp_path), "--observe", "activation"]
         assert main([*words, "--split", "body.0"]) == 0
         assert "cut after body.0" in capsys.readouterr().out
         assert main([*words, "--split", "body.7"]) == 2

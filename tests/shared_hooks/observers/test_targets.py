@@ -47,7 +47,7 @@ def test_what_matches(targets: Any, expected: list[str]) -> None:
         ("bodi.*", "Did you mean body"),
         ("zzz", "There are (model), stem, body"),
         ("re:clasifier$", "Did you mean classifier?"),
-        ("re:(", "is no regular expression"),
+        ("re:(", "is not a regular expression"),
         (re.compile("^nothing"), "'^nothing'"),
         (nn.LSTM, "no module is a LSTM. There are Conv2d"),
         ("type:Conv2", "Did you mean Conv2d?"),

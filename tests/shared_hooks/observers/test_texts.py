@@ -81,7 +81,7 @@ def observed(tokenizer: str, folder: Path, split: str = CUT) -> Any:
     ids = torch.arange(6)[None]
     with (
         server("m=tests.shared_hooks.observers.small:reader", "tokens", "debug") as address,  # it needs no tokenizer
-        EdgeClient(address, spec(folder, tokenizer), split, hooks=["tokens"]) as client,
+        EdgeClient(address, spec(folder, tokenizer), split, observers=["tokens"]) as client,
     ):
         seen = client.infer(ids).observations["edge" if split == "edge-only" else "cloud"]["tokens"]
     with torch.no_grad():
@@ -178,12 +178,12 @@ def test_a_wrong_tokenizer_is_one_line(
     with pytest.raises(SpecError, match="tokenizer: ") as raised:
         load_spec(file).load_tokenizer()
     assert says in str(raised.value)
-    argv = ["run", "--server", "127.0.0.1:1", "--model", file, "--split", CUT, "--input", file, "--hooks"]
+    argv = ["run", "--server", "127.0.0.1:1", "--model", file, "--split", CUT, "--input", file, "--observe"]
     assert main([*argv, "tokens"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and says in err
     # who does not look at tokens needs none
-    EdgeClient("127.0.0.1:1", file, hooks=["debug"]).close()
+    EdgeClient("127.0.0.1:1", file, observers=["debug"]).close()
 
 
 def test_a_spec_says_it_in_words(tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ def test_tables_and_json_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[s
     model = spec(tmp_path, "tests.shared_hooks.observers.test_texts:Letters")
     with server("m=tests.shared_hooks.observers.small:reader", "tokens") as address:
         argv = ["run", "--server", address, "--model", model, "--split", CUT, "--input", str(tmp_path / "text.npy")]
-        assert main([*argv, "--hooks", "tokens", "--json", "-"]) == 0
+        assert main([*argv, "--observe", "tokens", "--json", "-"]) == 0
         (one,) = json.loads(capsys.readouterr().out)["inputs"]
         (record,) = one["observations"]["cloud"]["tokens"]["records"]
         assert record["text"] == [Letters().decode([number]) for number in record["ids"]]
-        assert main([*argv, "--hooks", "tokens"]) == 0
+        assert main([*argv, "--observe", "tokens"]) == 0
         assert f'"{record["text"][0]}" {record["probabilities"][0]:.3f}, ' in capsys.readouterr().out

@@ -152,7 +152,7 @@ def test_both_sides_send_pictures_of_their_attention() -> None:
     model = reader()
     with torch.no_grad(), AttentionCapture().attach(model) as attention:
         model(ids)
-    with server(READER, "attention") as address, EdgeClient(address, READER, CUT, hooks=["attention"]) as client:
+    with server(READER, "attention") as address, EdgeClient(address, READER, CUT, observers=["attention"]) as client:
         observed = client.infer(ids).observations
     for side, expected in zip(("edge", "cloud"), attention.records, strict=True):
         (record,) = observed[side]["attention"]["records"]
@@ -169,7 +169,7 @@ def test_run_writes_heat_maps(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         np.save(inputs / f"text {number}.npy", np.arange(6).reshape(1, 6) + number)
     with server(READER, "attention", "debug") as address:
         common = ["run", "--server", address, "--model", READER, "--split", CUT, "--input", str(inputs)]
-        assert main([*common, "--hooks", "attention", "--heat-maps", str(maps)]) == 0
+        assert main([*common, "--observe", "attention", "--heat-maps", str(maps)]) == 0
         assert f"heat maps: 4 in {maps}" in capsys.readouterr().out
         found = sorted(str(path.relative_to(maps)) for path in maps.rglob("*.png"))
         assert found == [
@@ -179,10 +179,10 @@ def test_run_writes_heat_maps(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ]
         with Image.open(maps / found[0]) as image:
             assert image.format == "PNG" and image.size[0] % 6 == 0 and image.size[0] >= 200
-        assert main([*common, "--hooks", "debug", "--heat-maps", str(maps)]) == 2
-        assert "--heat-maps needs --hooks attention" in capsys.readouterr().err
+        assert main([*common, "--observe", "debug", "--heat-maps", str(maps)]) == 2
+        assert "--heat-maps needs --observe attention" in capsys.readouterr().err
         (tmp_path / "file").touch()
-        assert main([*common, "--hooks", "attention", "--heat-maps", str(tmp_path / "file")]) == 2
+        assert main([*common, "--observe", "attention", "--heat-maps", str(tmp_path / "file")]) == 2
         assert "--heat-maps: " in capsys.readouterr().err
 
 
@@ -206,8 +206,8 @@ def test_a_damaged_picture_and_a_full_disk_are_told(tmp_path: Path) -> None:
     good = encoded(np.ones((2, 2)))
     records = [{"name": "a", "step": 0, "picture": one} for one in (bad, good)]
     maps.write(1, "x", {"edge": {"attention": {"records": records}}})
-    assert "1 in " in maps.told() and "1 that came were damaged" in maps.told()
+    assert "1 in " in maps.summary() and "1 that came were damaged" in maps.summary()
     (tmp_path / "maps" / "0002_x").touch()  # in the way of the folder
     maps.write(2, "x", {"edge": {"attention": {"records": records}}})
     with pytest.raises(SpecError, match="cannot be written"):
-        maps.told()
+        maps.summary()

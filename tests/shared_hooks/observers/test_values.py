@@ -21,9 +21,9 @@ from shared_hooks.observers import (
     NonFiniteFound,
     NonFiniteGuard,
     TopTokens,
-    activation,
 )
-from shared_hooks.observers.activation import histogram, statistics
+from shared_hooks.observers.kinds import activation
+from shared_hooks.observers.kinds.activation import histogram, statistics
 from tests.shared_hooks.observers.left import hooks_left
 from tests.shared_hooks.observers.small import Residual, image
 

@@ -273,7 +273,7 @@ def test_what_is_no_profile(data: Any) -> None:
 
 
 def test_the_wrong_side() -> None:
-    with pytest.raises(SpecError, match="a profile of the edge, where the cloud's is wanted"):
+    with pytest.raises(SpecError, match="expected a profile of the cloud, found one of the edge"):
         from_json(to_json(EDGE), "cloud")
 
 

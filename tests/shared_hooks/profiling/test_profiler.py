@@ -13,9 +13,9 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.models import load_spec
 from shared_hooks.profiling.cuts import _known
-from shared_hooks.profiling.measuring import EdgeHalf, Inputs, Run
 from shared_hooks.profiling.profile import CutProfile, Profile
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud, profile_edge
+from shared_hooks.profiling.timers import HeadTimer, Inputs, TimedRun
 from shared_hooks.profiling.whole import WholeForwards
 from tests.zoo import CASES, Case
 
@@ -133,14 +133,14 @@ def test_the_setting_of_layer_metrics_is_put_back_and_named(metrics: bool) -> No
 
 
 def test_a_cut_that_fails_when_it_runs_is_left_out_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = EdgeHalf.run
+    plain = HeadTimer.run
 
-    def run(self: EdgeHalf, layer_id: int) -> Any:
+    def run(self: HeadTimer, layer_id: int) -> Any:
         if layer_id == 7:
             raise CutRefused("another path")
         return plain(self, layer_id)
 
-    monkeypatch.setattr(EdgeHalf, "run", run)
+    monkeypatch.setattr(HeadTimer, "run", run)
     found = digits()
     assert found.cut(7) is None
     assert not found.layers[7].can_split
@@ -195,7 +195,7 @@ def test_before_every_measurement_the_edge_does_what_a_client_does_before_a_head
 
 
 def test_the_middles_of_a_cuts_stages_are_of_the_same_runs() -> None:
-    wild = [Run({"head": 100, "encode": 1}, 0, 8), *[Run({"head": 10, "encode": n}, 0, 8) for n in (2, 3, 4)]]
+    wild = [TimedRun({"head": 100, "encode": 1}, 0, 8), *[TimedRun({"head": 10, "encode": n}, 0, 8) for n in (2, 3, 4)]]
     stages = _known(0, 8, wild).stages
     assert stages["head"].middle + stages["encode"].middle == 13.5
     assert stages["encode"].median == 2.5
@@ -217,9 +217,9 @@ def test_what_the_model_raises_comes_out() -> None:
 
 
 def test_large_frontiers_are_made_anew_instead_of_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shared_hooks.profiling import measuring
+    from shared_hooks.profiling import timers
 
-    monkeypatch.setattr(measuring, "KEEP_BYTES", 0)
+    monkeypatch.setattr(timers, "KEEP_BYTES", 0)
     found = digits("cloud")
     assert all(isinstance(cut, CutProfile) and cut.stages["compute"].n == 1 for cut in found.cuts)
 

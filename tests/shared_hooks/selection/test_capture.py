@@ -111,7 +111,7 @@ def test_what_cannot_be_captured_is_named() -> None:
         capture(model, "relu#3", samples(1))
     with pytest.raises(InputMismatch, match="no calibration inputs"):
         capture(model, "stem", [])
-    with pytest.raises(InputMismatch, match="no box"):
+    with pytest.raises(InputMismatch, match="has a box"):
         capture(model, "stem", [Sample((image(),), boxes=[])])
     with pytest.raises(InputMismatch, match="2 labels for a batch of 1"):
         capture(model, "stem", [Sample((image(),), {}, ("a", "b"))])

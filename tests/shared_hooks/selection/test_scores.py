@@ -115,7 +115,7 @@ def test_a_layers_own_weights_do_where_the_graph_does_not_show_it() -> None:
         torch.testing.assert_close(score("weight", captured, model, sample), expected)
         with pytest.raises((CutRefused, InputMismatch)):
             score("gamma", captured, model, sample)
-    with pytest.raises(CutRefused, match=r"torch\.fx does not see it by itself"):
+    with pytest.raises(CutRefused, match=r"torch\.fx does not see the layer itself"):
         score("weight", capture(encoder, "0.norm1", [sequence]), encoder, sequence)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
-from edge_client.sweep.feed import Feed
+from edge_client.sweep.inputs import SweepInput
 from edge_client.sweep.local import LocalAnswer, split_here
 from edge_client.sweep.records import Records
 from edge_client.sweep.ways import Way
@@ -25,8 +25,8 @@ Labels = tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
-class Whole:
-    """What the whole model says of one input, without hooks."""
+class Reference:
+    """What the whole model says of one input, without observers."""
 
     structure: Any
     tensors: list[Any]
@@ -48,20 +48,20 @@ class Meter:
         self._spec = spec
         self._codec = codec
 
-    def whole(self, feed: Feed) -> Whole:
+    def reference(self, sweep_input: SweepInput) -> Reference:
         """Raises what reading the input or the model raises."""
-        args, kwargs = self._placed(feed)
+        args, kwargs = self._placed(sweep_input)
         output = run_plain(self._client.wrapped.model, args, kwargs)
         structure, tensors = flatten(output)
-        return Whole(structure, [tensor.cpu() for tensor in tensors], labels_of(self._spec.postprocess(output)))
+        return Reference(structure, [tensor.cpu() for tensor in tensors], labels_of(self._spec.postprocess(output)))
 
-    def request(self, way: Way, feed: Feed) -> Answer | LocalAnswer:
+    def request(self, way: Way, sweep_input: SweepInput) -> Answer | LocalAnswer:
         """Raises what went wrong, errors of the connection among it."""
         if way.mode == "local" and way.name != EDGE_ONLY:
             called = now_ns()
-            args, kwargs = self._placed(feed)
+            args, kwargs = self._placed(sweep_input)
             return split_here(self._client.wrapped, args, kwargs, way.name, self._codec, called)
-        source: Any = feed.item if way.name == CLOUD_FILE else feed
+        source: Any = sweep_input.item if way.name == CLOUD_FILE else sweep_input
         answers = self._client.infer_many([source], split=way.name, prepare=self._read, failures="return")
         try:
             (answer,) = answers
@@ -73,39 +73,46 @@ class Meter:
             raise answer.error
         return answer
 
-    def observe(self, way: Way, feed: Feed, hooks: Sequence[str]) -> Answer:
-        """One request with observers on both sides. Raises as `request`, and HookRefused."""
-        before, self._client.hooks = self._client.hooks, tuple(hooks)
+    def observe(self, way: Way, sweep_input: SweepInput, observers: Sequence[str]) -> Answer:
+        """One request with observers on both sides. Raises as `request`, and ObserverRefused."""
+        before, self._client.observers = self._client.observers, tuple(observers)
         self._client.wrapped.metrics_enabled = False
         try:
-            answer = self.request(way, feed)
+            answer = self.request(way, sweep_input)
         finally:
-            self._client.hooks = before
+            self._client.observers = before
         assert isinstance(answer, Answer)
         return answer
 
     def record(
-        self, records: Records, way: Way, feed: Feed, whole: Whole, repetition: int, sequence: int, layers: bool
+        self,
+        records: Records,
+        way: Way,
+        sweep_input: SweepInput,
+        reference: Reference,
+        repetition: int,
+        sequence: int,
+        layers: bool,
     ) -> None:
         """One request, as a row; with its ``layers``, or with nothing that would delay it. Raises as `request`."""
         self._client.wrapped.metrics_enabled = layers
-        answer = self.request(way, feed)
+        answer = self.request(way, sweep_input)
         labels = labels_of(self._spec.postprocess(answer.output))
         known = {
             "layers": layers,
             "measured_ns": answer.measured_ns,
-            "exact": whole.equals(answer.output),
+            "exact": reference.equals(answer.output),
             "top1": None if labels is None else ";".join(labels),
-            "top1_agrees": None if labels is None or whole.labels is None else labels == whole.labels,
-            "truth": feed.truth,
+            "top1_agrees": None if labels is None or reference.labels is None else labels == reference.labels,
+            "truth": sweep_input.truth,
         }
         records.add(way, repetition, sequence, answer, known)
 
-    def _read(self, feed: Feed) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return feed.read(self._spec)
+    def _read(self, sweep_input: SweepInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return sweep_input.read(self._spec)
 
-    def _placed(self, feed: Feed) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args, kwargs = feed.read(self._spec)
+    def _placed(self, sweep_input: SweepInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = sweep_input.read(self._spec)
         return to_device(args, self._client.device), to_device(kwargs, self._client.device)
 
 

@@ -1,4 +1,4 @@
-"""One half of one cut, run once and timed, as a request runs it on that side; repeated by `profiler`."""
+"""The head or the tail of one cut, run once and timed, as a request runs it on that side; repeated by `profiler`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ KEEP_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
-class Run:
-    """One half of one cut, once. Nanoseconds by stage, of processor time in all threads, and the request's bytes."""
+class TimedRun:
+    """A head or a tail, once. Nanoseconds by stage, of processor time in all threads, and the request's bytes."""
 
     stages: Mapping[str, int]
     cpu_ns: int
@@ -53,7 +53,7 @@ def cut_of(layer_id: int) -> int | str:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was told."""
+    """Until the device has done all that was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -65,7 +65,7 @@ def collect(wrapped: WrappedModel) -> None:
         wrapped.get_forward_metrics()
 
 
-class EdgeHalf:
+class HeadTimer:
     """``head``: input to frontier. ``encode``: frontier to header and payload."""
 
     def __init__(self, wrapped: WrappedModel, inputs: Inputs, codec: str) -> None:
@@ -73,7 +73,7 @@ class EdgeHalf:
         self.inputs = inputs
         self.codec = codec
 
-    def run(self, layer_id: int) -> Run:
+    def run(self, layer_id: int) -> TimedRun:
         args, kwargs = self.inputs.fresh()
         cpu, started = time.process_time_ns(), time.perf_counter_ns()
         args, kwargs = self.inputs.place(args, kwargs)
@@ -83,7 +83,7 @@ class EdgeHalf:
         computed = time.perf_counter_ns()
         parcel = self.packed(early)
         packed = time.perf_counter_ns()
-        return Run(
+        return TimedRun(
             {"head": computed - started, "encode": packed - computed},
             time.process_time_ns() - cpu,
             len(parcel.header) + parcel.nbytes,
@@ -109,7 +109,7 @@ class EdgeHalf:
         return int(ledger.peak_so_far)
 
 
-class CloudHalf:
+class TailTimer:
     """``decode``, ``inject``, ``compute``, ``encode``: the frontier's bytes to the answer's, as the server does it.
 
     A server always runs with metrics; ``metrics``: they are collected for the client, too.
@@ -123,7 +123,7 @@ class CloudHalf:
         self._kept: dict[int, tuple[Crossing, bytes, bytes]] = {}
         self._bytes = 0
 
-    def run(self, layer_id: int) -> Run:
+    def run(self, layer_id: int) -> TimedRun:
         crossing, header, data = self._request(layer_id)
         payload = memoryview(torch.frombuffer(bytearray(data), dtype=torch.uint8).numpy()) if data else memoryview(b"")  # type: ignore[arg-type]
         cpu, started = time.process_time_ns(), time.perf_counter_ns()
@@ -144,7 +144,7 @@ class CloudHalf:
             "compute": durations["compute"] + computed - returned,
             "encode": encoded - computed,
         }
-        return Run(stages, time.process_time_ns() - cpu, len(header) + len(data))
+        return TimedRun(stages, time.process_time_ns() - cpu, len(header) + len(data))
 
     def _request(self, layer_id: int) -> tuple[Crossing, bytes, bytes]:
         """What a client would send: the cut's description read from bytes, as from a stranger."""

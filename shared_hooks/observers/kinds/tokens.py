@@ -15,7 +15,7 @@ from shared_hooks.observers.base import Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.texts import Texts
 from shared_hooks.observers.values import is_real
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class TopTokens(Observer):
     def default_targets(self, model: nn.Module) -> dict[nn.Module, str]:
         return {model: ROOT}
 
-    def observe(self, call: Call, name: str, step: int) -> Deferred | None:
+    def observe(self, call: ObservedCall, name: str, step: int) -> Deferred | None:
         logits = logits_in(call.output)
         if logits is None:
             return None

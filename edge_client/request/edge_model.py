@@ -1,4 +1,4 @@
-"""The model's half on this side: loaded, wrapped, planned; heads run and packed here."""
+"""The model on this side: loaded, wrapped, planned; heads run and packed here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class LocalRun:
     """The model run here from end to end."""
 
     output: Any
@@ -58,7 +58,7 @@ class Whole:
     transforms: tuple[str, ...] = ()
 
 
-class EdgeHalf:
+class EdgeModel:
     """A wrapped model on a device."""
 
     spec: ModelSpec | None = None
@@ -69,12 +69,12 @@ class EdgeHalf:
         *,
         codec: str = "raw",
         metrics: bool = True,
-        hooks: Iterable[str] = (),
+        observers: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
     ) -> None:
         self._codec = codecs.check(codec)
         self.device = device = choice.set_up()
-        self.hooks = named.check(hooks)
+        self.observers = named.check(observers)
         self._texts: Texts | None = None
         self.lifecycle = Lifecycle("edge") if lifecycle is None else lifecycle
         model, model_id, example = choice.model, choice.model_id, choice.example
@@ -83,7 +83,7 @@ class EdgeHalf:
             model_id = model_id or self.spec.model_id
         elif model_id is None:
             raise SpecError("model_id is missing: a module does not say what the server calls it")
-        self.observe(self.hooks)
+        self.observe(self.observers)
         self.model_id: str = model_id
         self.lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=model_id)
         if isinstance(model, nn.Module):
@@ -103,14 +103,14 @@ class EdgeHalf:
         names = named.check(names)
         if "tokens" in names and self._texts is None and self.spec is not None and self.spec.tokenizer is not None:
             self._texts = Texts(self.spec.load_tokenizer())
-        self.hooks = names
+        self.observers = names
 
-    def observed(self, hooks: Sequence[str], edge: Observations, cloud: bytes | None = None) -> dict[str, Observations]:
-        """What the observers ``hooks`` of a request found, by side, tokens with their text; nothing without any.
+    def observed(self, names: Sequence[str], edge: Observations, cloud: bytes | None = None) -> dict[str, Observations]:
+        """What the observers ``names`` of a request found, by side, tokens with their text; nothing without any.
 
         ``cloud``: as it came; None where no server took part. Raises BadFrame.
         """
-        if not hooks:
+        if not names:
             return {}
         sides = {"edge": edge} if cloud is None else {"edge": edge, "cloud": named.from_bytes(cloud)}
         if self._texts is not None:
@@ -154,7 +154,7 @@ class EdgeHalf:
         stamps.packed = now_ns()
         return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed)
 
-    def whole(self, call: Call, stamps: Stamps) -> Whole:
+    def whole(self, call: Call, stamps: Stamps) -> LocalRun:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
         output, observations, changed = self._run(self.wrapped.whole, "whole", call, stamps)
@@ -165,7 +165,7 @@ class EdgeHalf:
             structure, tensors = flatten(output)
             output = unflatten(structure, [tensor.cpu() for tensor in tensors], self.find)
         stamps.unpacked = now_ns()
-        return Whole(output, layers, forward, observations, changed)
+        return LocalRun(output, layers, forward, observations, changed)
 
     def file(self, path: Path, stamps: Stamps) -> Head:
         """Read and pack an input file as it is. Raises SpecError without a spec, and InputMismatch."""
@@ -203,8 +203,8 @@ class EdgeHalf:
         observations: Observations = {}
         try:
             with transforms.during(self.wrapped) as changed:
-                if self.hooks:
-                    with named.observing(self.wrapped, self.hooks) as found:
+                if self.observers:
+                    with named.observing(self.wrapped, self.observers) as found:
                         output = forward(*args, **kwargs)
                         observations = found()
                 else:

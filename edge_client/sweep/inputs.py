@@ -20,7 +20,7 @@ HANDFUL: Final = 5
 
 
 @dataclass(frozen=True)
-class Feed:
+class SweepInput:
     """One input: a file, read anew for every request, or a call as it is."""
 
     name: str
@@ -47,7 +47,7 @@ class Feed:
             raise SpecError(f"--input: {self.item.path} cannot be read: {error.strerror}") from error
 
 
-def feeds_of(spec: ModelSpec, patterns: Sequence[str] | None) -> list[Feed]:
+def inputs_of(spec: ModelSpec, patterns: Sequence[str] | None) -> list[SweepInput]:
     """The files of --input; without them the shipped images, else the example. Raises SpecError when there is none."""
     if patterns:
         try:
@@ -61,10 +61,13 @@ def feeds_of(spec: ModelSpec, patterns: Sequence[str] | None) -> list[Feed]:
     example = spec.example()
     if example is None:
         raise SpecError(f"{spec.origin}: the spec has no example input; give inputs with --input")
-    return [Feed("example", call=Call(*example))]
+    return [SweepInput("example", call=Call(*example))]
 
 
-def named(items: Sequence[InputItem]) -> list[Feed]:
+def named(items: Sequence[InputItem]) -> list[SweepInput]:
     """By file name; by path where several files have one name."""
     names = [item.name for item in items]
-    return [Feed(printable(item.name if names.count(item.name) == 1 else str(Path(item.path))), item) for item in items]
+    return [
+        SweepInput(printable(item.name if names.count(item.name) == 1 else str(Path(item.path))), item)
+        for item in items
+    ]

@@ -13,7 +13,7 @@ from shared_hooks.errors import InputMismatch, IsthmusError
 from shared_hooks.observers.base import Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.values import parts
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class NonFiniteGuard(Observer):
         """Where they first appeared, of what is kept."""
         return next(iter(self.records), None)
 
-    def observe(self, call: Call, name: str, step: int) -> list[Deferred]:
+    def observe(self, call: ObservedCall, name: str, step: int) -> list[Deferred]:
         found = []
         for part, tensor in parts(call.output):
             if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided:

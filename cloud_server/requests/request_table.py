@@ -18,7 +18,7 @@ from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusEr
 from shared_hooks.lifecycle import Lifecycle, Stage
 
 
-class Books:
+class RequestTable:
     """Live requests by (client, id), and the answers that clients have not acknowledged. Any thread may call.
 
     `changed` guards all of it, and every request's state; whoever waits for something to change waits on it.
@@ -36,7 +36,7 @@ class Books:
         self._answers = AnswerStore(limits)
         self._numbers = itertools.count()
         self._ended: list[tuple[Request, IsthmusError | None]] = []
-        self._untold = 0
+        self._ends_unheard = 0
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -58,7 +58,7 @@ class Books:
             self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
         self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error)
         with self.changed:
-            self._untold -= 1
+            self._ends_unheard -= 1
             self.changed.notify_all()
 
     def begin(self, request: Request) -> None:
@@ -68,14 +68,14 @@ class Books:
             self._lifecycle.emit(Stage.BEFORE_REQUEST, about, client=about.client, split=request.split, nbytes=nbytes)
         finally:
             with self._locked():
-                request.told = True
+                request.announced = True
                 if request.state is State.OVER:  # while the hooks ran
                     self._ended.append((request, request.error))
 
     @property
     def empty(self) -> bool:
         """Whether no request is on its way, and hooks have heard of the last; the caller holds `changed`."""
-        return not self._live and not self._untold
+        return not self._live and not self._ends_unheard
 
     def admit(self, request: Request) -> Answer | None:
         """Takes a new request in, or recognises one that is known already.
@@ -217,7 +217,7 @@ class Books:
         return True
 
     def _end(self, request: Request, error: IsthmusError | None) -> None:
-        """Takes a request out of the books; the caller holds the lock."""
+        """Takes a request out of the table; the caller holds the lock."""
         if request.state is not State.OVER:
             request.state = State.OVER
             del self._live[request.key]
@@ -228,7 +228,7 @@ class Books:
             request.error = error
             request.leave_line()
             request.release()
-            self._untold += 1
-            if request.told:
+            self._ends_unheard += 1
+            if request.announced:
                 self._ended.append((request, error))
             self.changed.notify_all()

@@ -10,7 +10,7 @@ from edge_client.survey.gather import Gathered
 from shared_hooks.errors import SpecError
 
 
-def foretell(gathered: Gathered, objective: Objective) -> dict[str, Any]:
+def predicted(gathered: Gathered, objective: Objective) -> dict[str, Any]:
     """JSON-able: the candidates, the decision (None, and why, where the objective's numbers are unavailable), machines,
     link and warnings.
     """

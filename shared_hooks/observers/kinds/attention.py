@@ -27,7 +27,7 @@ from shared_hooks.observers.base import Attachment, Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.thumbnails import encoded, shrunk
 from shared_hooks.observers.values import is_real
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 
 MAX_WEIGHTS = 1 << 22
 
@@ -38,7 +38,7 @@ class Attention(Record):
 
     ``shape``: (batch, heads, queries, keys). ``entropy`` in nats, mean over queries, and ``maximum``: one number a
     head. ``positions``: the most attended keys with their mean weight over batch, heads and queries. ``weights``:
-    float32 of ``shape`` on the CPU, or None if they were not to be kept. ``source``: how they were come by.
+    float32 of ``shape`` on the CPU, or None if they were not to be kept. ``source``: how they were obtained.
     ``picture``: a small heat map (`thumbnails`), empty if it was not wanted.
     """
 
@@ -57,7 +57,7 @@ class AttentionCapture(Observer):
 
     ``top``: how many of the most attended positions. ``keep_weights``: also the weights themselves, of at most 4
     million elements a call. ``picture``: also a small heat map, of the mean over heads and the first item of the batch.
-    Looks at all attention modules, unless told.
+    Looks at all attention modules by default.
     """
 
     surrounds = True
@@ -98,7 +98,7 @@ class AttentionCapture(Observer):
         return super()._attachment(root, {**modules, **outer}, owner, thread)
 
     def around(
-        self, call: Call, name: str, step: int, add: Callable[[Any], None]
+        self, call: ObservedCall, name: str, step: int, add: Callable[[Any], None]
     ) -> AbstractContextManager[Any] | None:
         module = call.module
         if isinstance(module, nn.TransformerEncoderLayer):
@@ -109,7 +109,7 @@ class AttentionCapture(Observer):
             return None
         return _Inside(self, call, name, step, add)
 
-    def observe(self, call: Call, name: str, step: int) -> Deferred | None:
+    def observe(self, call: ObservedCall, name: str, step: int) -> Deferred | None:
         module = call.module
         if isinstance(module, nn.MultiheadAttention):
             self._called().add(module)
@@ -195,7 +195,7 @@ class _Inside(TorchFunctionMode):
     """Sees the softmaxes and the fast kernel that one call of a module uses."""
 
     def __init__(
-        self, observer: AttentionCapture, call: Call, name: str, step: int, add: Callable[[Any], None]
+        self, observer: AttentionCapture, call: ObservedCall, name: str, step: int, add: Callable[[Any], None]
     ) -> None:
         super().__init__()
         self.observer, self.call, self.name, self.step, self.add = observer, call, name, step, add

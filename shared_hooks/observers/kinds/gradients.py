@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import InputMismatch
-from shared_hooks.observers.activation import Activation, Maker, statistics
 from shared_hooks.observers.backward import BackwardHooks, Gradients, Pass
 from shared_hooks.observers.base import Attachment, Observer
 from shared_hooks.observers.deferred import Deferred, read
+from shared_hooks.observers.kinds.activation import Activation, Maker, statistics
 from shared_hooks.observers.values import parts
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 from shared_hooks.wrapped import WrappedModel
 
 Side = Literal["input", "output"]
@@ -80,7 +80,7 @@ class GradientStats(Observer):
                 raise
         return made
 
-    def observe(self, call: Call, name: str, step: int) -> None:
+    def observe(self, call: ObservedCall, name: str, step: int) -> None:
         if self.full:
             self._look(call, name, step)
             return
@@ -90,7 +90,7 @@ class GradientStats(Observer):
                     tensor.register_hook(lambda grad, part=part: self._grad(grad, name, step, part, "output"))
                 )
 
-    def _look(self, call: Call, name: str, step: int) -> None:
+    def _look(self, call: ObservedCall, name: str, step: int) -> None:
         output = call.output
         if not any(isinstance(one, torch.Tensor) for one in (output if isinstance(output, tuple) else (output,))):
             why = f"full backward hooks do not see into {type(output).__name__}"

@@ -16,7 +16,7 @@ from shared_hooks.forward import UNSEEN
 from shared_hooks.modules import running
 from shared_hooks.observers.base import Observer, Record
 from shared_hooks.observers.values import copy_of, parts
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 
 Function = Callable[[nn.Module, tuple[Any, ...], Any, str], Any]
 
@@ -60,7 +60,7 @@ class Custom(Observer):
         self.switched_off = False
         self._worker = Worker()
 
-    def observe(self, call: Call, name: str, step: int) -> Seen | None:
+    def observe(self, call: ObservedCall, name: str, step: int) -> Seen | None:
         if self.switched_off:
             return None
         inputs, output = (*call.args, call.kwargs) if call.kwargs else call.args, call.output

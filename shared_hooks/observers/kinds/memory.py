@@ -17,7 +17,7 @@ from shared_hooks.metrics.sampler import sampler
 from shared_hooks.observers.base import Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.values import parts
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 
 Order = Literal["growth", "peak", "allocated", "output_bytes", "own_bytes"]
 ORDERS = ("growth", "peak", "allocated", "output_bytes", "own_bytes")
@@ -54,14 +54,14 @@ class MemoryUse(Observer):
         self._process = psutil.Process()
 
     def around(
-        self, call: Call, name: str, step: int, add: Callable[[Any], None]
+        self, call: ObservedCall, name: str, step: int, add: Callable[[Any], None]
     ) -> AbstractContextManager[Any] | None:
         sampler.touch()
         if call.began:
             call.memo[self] = (time.perf_counter_ns(), self._resident(), _cuda(_device(call)))
         return None
 
-    def observe(self, call: Call, name: str, step: int) -> Deferred:
+    def observe(self, call: ObservedCall, name: str, step: int) -> Deferred:
         stop, resident, device = time.perf_counter_ns(), self._resident(), _device(call)
         start, resident_before, cuda_before = call.memo.get(self, (stop, None, None))
         outputs = {_memory_of(tensor): _bytes(tensor) for _, tensor in parts(call.output)}
@@ -99,7 +99,7 @@ def _number(record: Memory, by: str) -> float:
     return float(value)
 
 
-def _device(call: Call) -> torch.device:
+def _device(call: ObservedCall) -> torch.device:
     for value in (call.output, call.args, call.kwargs, list(call.module.parameters())):
         for _, tensor in parts(value):
             return tensor.device

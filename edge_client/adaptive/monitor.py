@@ -23,7 +23,7 @@ from shared_hooks.profiling.profile import Profile
 log = logging.getLogger(__name__)
 
 Check = Callable[[], None]
-"""Raises Cancelled once the watch is stopped."""
+"""Raises Cancelled once the monitor is stopped."""
 Connect = Callable[[Check], tuple[Profile, Link, Load]]
 
 TICK_SECONDS: Final = 0.05
@@ -34,7 +34,7 @@ PROBE_SECONDS: Final = 1.5
 AGREE: Final = 1.5
 
 
-class Watch:
+class ServerMonitor:
     """Probes and calls; everything it learns goes to the controller, under ``lock``.
 
     ``connect`` is called, without the lock, when a server answers for the first time that was not there at the start:
@@ -59,7 +59,7 @@ class Watch:
         self._connect = connect
         self._prober = LinkProber(client.server)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="edge-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="edge-monitor", daemon=True)
         self._called_at = 0.0
         self._complaint = ""
 
@@ -91,7 +91,7 @@ class Watch:
                     self._called_at = time.monotonic()
                     self._call()
             except Exception:  # requests go on with what is known
-                log.exception("the watch over %s failed", self._client.server)
+                log.exception("the monitor over %s failed", self._client.server)
 
     def _probe_if_wanted(self) -> None:
         with self._lock:
@@ -132,8 +132,8 @@ class Watch:
         """
         found: list[float] = []
         while len(found) < 2:
-            _, told = self._prober.train([(large, 0), (small, 0)], PROBE_SECONDS)
-            second, whole = told.receive_ns / small, (told.total_ns - rtt) / (large + small)
+            _, times = self._prober.train([(large, 0), (small, 0)], PROBE_SECONDS)
+            second, whole = times.receive_ns / small, (times.total_ns - rtt) / (large + small)
             found.append(max(second, whole, 1 / small))
             if whole < AGREE * second:
                 break
@@ -163,7 +163,7 @@ class Watch:
 
     def _check(self) -> None:
         if self._stopped.is_set():
-            raise Cancelled("the watch is stopped")
+            raise Cancelled("the monitor is stopped")
 
     def _complain(self, error: IsthmusError) -> None:
         """Once for each kind of reason."""

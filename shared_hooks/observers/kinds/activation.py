@@ -14,7 +14,7 @@ from shared_hooks.errors import InputMismatch
 from shared_hooks.observers.base import Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.values import parts
-from shared_hooks.observers.watching import Call
+from shared_hooks.observers.watching import ObservedCall
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ActivationStats(Observer):
             raise InputMismatch(f"bins is a number from 0 to 4096, not {bins!r}")
         self.bins = bins
 
-    def observe(self, call: Call, name: str, step: int) -> list[Deferred]:
+    def observe(self, call: ObservedCall, name: str, step: int) -> list[Deferred]:
         found = []
         for part, tensor in parts(call.output):
             if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
