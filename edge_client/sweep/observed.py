@@ -56,7 +56,7 @@ def section(known: Mapping[str, Any]) -> dict[str, Any] | None:
     observed: Sequence[Mapping[str, Any]] = known.get("observed", ())
     if not observed:
         return None
-    count, observers = len(known["measured_inputs"]), ", ".join(known["settings"]["observers"])
+    count, observers = len(known["measured_inputs"]), ", ".join(known["settings"]["hooks"])
     more = f" The first {len(observed)} inputs are shown; {FILE} has all {count}." if count > len(observed) else ""
     return {
         "lead": f"{observers}, on both sides of {observed[0]['way']}: one more request for each input, which counts for"

@@ -48,8 +48,8 @@ def settings_of(options: SweepOptions, loaded: Loaded, inputs: Sequence[SweepInp
     """Hashes weights and inputs."""
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)
-    # only where there are any: a sweep without them goes on in a folder of before
-    observers = {"observers": list(options.observers)} if options.observers else {}
+    # only where there are any; "hooks" is what the observers are called in files of results
+    observers = {"hooks": list(options.observers)} if options.observers else {}
     return {
         "model": loaded.spec.model_id,
         "weights": wrapped.weights_hash(),

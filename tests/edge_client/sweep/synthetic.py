@@ -200,7 +200,7 @@ def found(
             "repetitions": entries[0]["repetitions"],
             "ways": [[way.name, way.mode] for way in all_ways],
             "inputs": [[one, ""] for one in inputs],
-            **({"observers": ["attention"]} if observed else {}),
+            **({"hooks": ["attention"]} if observed else {}),
         },
         measured_inputs=inputs,
         repetitions=[one["repetitions"] for one in entries],

@@ -55,7 +55,7 @@ def test_a_server_of_its_own_allows_them_and_the_page_shows_them(tmp_path: Path)
         (record,) = seen[side]["attention"]["records"]
         assert record["name"] == f"transformer.h.{block}.attn" and decoded(record["picture"]).shape == (24, 24)
     known = summary(out)
-    assert known["observed"] == [one] and known["settings"]["observers"] == OBSERVERS.split(",")
+    assert known["observed"] == [one] and known["settings"]["hooks"] == OBSERVERS.split(",")
     # it is no request of the sweep's
     assert all(way["requests"] == 2 for way in known["ways"])
     page = (out / "report.html").read_text()
@@ -99,9 +99,9 @@ def test_an_interrupted_one_goes_on_and_keeps_what_was_seen(images: Path, tmp_pa
         capsys.readouterr()
         # what is seen is a part of what a sweep is
         assert main([*argv[:-1], "debug"]) == 2
-        assert "observers: 2 then, 1 now" in complaint(capsys)
+        assert "hooks: 2 then, 1 now" in complaint(capsys)
         assert main(argv[:-2]) == 2
-        assert "observers: debug tokens then, nothing now" in complaint(capsys)
+        assert "hooks: debug tokens then, nothing now" in complaint(capsys)
         assert main([*argv[:-2], "--fresh"]) in (0, 1)
         assert not (out / "observations.jsonl").exists() and "observed" not in summary(out)
 
