@@ -25,7 +25,8 @@ from studies.attacks.volleys import Gunner, Volley
 
 NAMED = {
     "answer", "BadFrame", "TooLarge", "CutRefused", "Disagreement", "PlanMismatch", "PlaceholderRead", "ModelFailed",
-    "HookRefused", "ObserverRefused", "ServerUnavailable", "welcome", "UnknownModel", "DeadlineExceeded", "InputMismatch", "Cancelled",
+    "HookRefused", "ObserverRefused", "ServerUnavailable", "welcome", "UnknownModel", "DeadlineExceeded",
+    "InputMismatch", "Cancelled",
 }  # fmt: skip
 
 
