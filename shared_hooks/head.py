@@ -38,11 +38,11 @@ class Attempt:
 
     def __init__(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.failed = False
-        # where data decides, the path that it leaves on may draw though its own does not
+        # where data decides, the path that it leaves on may draw and write to inputs though its own does not
         self._dice = Dice() if trace.dice or trace.dynamic else None
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if trace.writes_inputs:
-            self._kept = [(tensor, tensor.clone()) for tensor in flatten((args, kwargs))[1]]
+        self._kept: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        if trace.writes_inputs or trace.dynamic:
+            self._kept = [(tensor, tensor.clone(), _version(tensor)) for tensor in flatten((args, kwargs))[1]]
 
     def __enter__(self) -> Attempt:
         return self
@@ -54,9 +54,15 @@ class Attempt:
         if self._dice is not None:
             self._dice.restore()
         with torch.no_grad():
-            for tensor, before in self._kept:
-                tensor.copy_(before)
+            for tensor, before, version in self._kept:
+                if version < 0 or _version(tensor) != version:
+                    tensor.copy_(before)
         return True
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often it was written; -1 where nobody counts."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 class HeadSession(Session):

@@ -168,3 +168,17 @@ class PythonDrawOnOnePath(State):
 
     def write(self, x: Tensor) -> None:
         x += random.random()
+
+
+class InputWrittenOnOnePath(nn.Module):
+    """An input written in place where data say so: a head that began on another path must leave it as it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.relu = nn.Linear(8, 8), nn.Linear(8, 8), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, turns = x, 0
+        while turns < 2 and y.sum() > 0:
+            y, turns = self.a(x) - 0.5, turns + 1
+        return self.b(self.relu(y))
