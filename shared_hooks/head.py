@@ -23,7 +23,7 @@ from shared_hooks.modules import ModuleInfo
 from shared_hooks.planning import UNSEEN, Capture, Cutting, Follower, Plan
 from shared_hooks.recording import Trace
 from shared_hooks.state import Dice
-from shared_hooks.tensors import Structure, UnknownHolder, flatten, leaves_of
+from shared_hooks.tensors import Structure, UnknownHolder, flatten, identical, leaves_of
 
 
 class Diverged(BaseException):
@@ -40,9 +40,9 @@ class Attempt:
         self.failed = False
         # where data decides, the path that it leaves on may draw and write to inputs though its own does not
         self._dice = Dice() if trace.dice or trace.dynamic else None
-        self._kept: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         if trace.writes_inputs or trace.dynamic:
-            self._kept = [(tensor, tensor.clone(), _version(tensor)) for tensor in flatten((args, kwargs))[1]]
+            self._kept = [(tensor, tensor.clone()) for tensor in flatten((args, kwargs))[1]]
 
     def __enter__(self) -> Attempt:
         return self
@@ -54,15 +54,10 @@ class Attempt:
         if self._dice is not None:
             self._dice.restore()
         with torch.no_grad():
-            for tensor, before, version in self._kept:
-                if version < 0 or _version(tensor) != version:
+            for tensor, before in self._kept:
+                if not identical(tensor, before):
                     tensor.copy_(before)
         return True
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """How often it was written; -1 where nobody counts."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 class HeadSession(Session):

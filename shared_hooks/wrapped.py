@@ -298,7 +298,7 @@ class WrappedModel:
             _running(session),
             fast_path_off(),
             context.restored(crossing.context),
-            generators.kept(crossing.generators),
+            generators.kept(crossing.generators, alone=recipe.is_open),
         ):
             ended = False
             try:

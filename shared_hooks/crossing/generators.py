@@ -109,9 +109,11 @@ def fingerprint(but: Sequence[str], device: torch.device) -> dict[str, object]:
     return found
 
 
-def kept(names: Sequence[str]) -> AbstractContextManager[None]:
-    """A context in which generators may be set: afterwards they are as they were."""
-    return _kept(names) if names else nullcontext()
+def kept(names: Sequence[str], *, alone: bool = False) -> AbstractContextManager[None]:
+    """A context in which generators may be set: afterwards they are as they were. ``alone``: nobody else sets any
+    meanwhile, even if ``names`` is empty, so that `fingerprint` tells of this thread's draws only.
+    """
+    return _kept(names) if names or alone else nullcontext()
 
 
 @contextmanager

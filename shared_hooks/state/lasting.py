@@ -12,6 +12,7 @@ from shared_hooks.state.places import MISSING
 from shared_hooks.state.poison import lasting_name
 from shared_hooks.state.python_state import PythonState
 from shared_hooks.state.reach import Reach
+from shared_hooks.tensors import identical
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _ADDRESS = re.compile("0x[0-9a-f]+")
@@ -32,7 +33,7 @@ def agree(before: Any, now: Any, may_differ: Callable[[Any], bool], depth: int =
     if isinstance(before, PLAIN):  # by their text, since -0.0 equals 0.0
         return (before == now or before != before) and repr(before) == repr(now) and not may_differ(now)
     if isinstance(before, torch.Tensor):
-        return not may_differ(now) and _same_bits(before, now)
+        return not may_differ(now) and _forms_agree(before, now) and identical(before, now)
     if isinstance(before, (list, tuple)):
         pairs = zip(before, now, strict=False)
         return len(before) == len(now) and all(agree(a, b, may_differ, depth - 1) for a, b in pairs)
@@ -66,11 +67,7 @@ def portable(name: str) -> str:
     return _ADDRESS.sub("0x", name)[:200]
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape or one.stride() != other.stride():
-        return False
-    try:
-        a, b = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
-    except (RuntimeError, NotImplementedError):
-        return False
-    return torch.equal(a, b)
+def _forms_agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both lie alike in memory: what is computed from them may hang on that, too."""
+    plain = one.layout == other.layout == torch.strided and not (one.is_nested or other.is_nested)
+    return plain and one.stride() == other.stride()

@@ -14,6 +14,7 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -27,7 +28,7 @@ class Party:
     def __init__(self, source: str, code: types.CodeType, *, name: str, training: bool, seed: int) -> None:
         self.module = types.ModuleType(NAME)
         self.dtype = torch.float32
-        self.draws = "random" in source  # exchanging Python's generator costs as much as a small layer
+        self.draws = "random" in source  # exchanging Python's and NumPy's generators costs as much as a small layer
         self.reseed(seed)
         if code.co_filename == FILE:
             linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
@@ -43,12 +44,14 @@ class Party:
         """As if the process's generators stood here: what edge and reference have in common before a request."""
         if self.draws:
             self.python = random.Random(seed).getstate()
+            self.numpy = np.random.RandomState(seed).get_state()  # what models draw from
         self.torch = torch.Generator().manual_seed(seed).get_state()
 
     def __enter__(self) -> Party:
         sys.modules[NAME] = self.module
         if self.draws:
             random.setstate(self.python)
+            np.random.set_state(self.numpy)  # noqa: NPY002
         torch.set_rng_state(self.torch)
         if self.dtype is not torch.float32:
             torch.set_default_dtype(self.dtype)
@@ -56,7 +59,7 @@ class Party:
 
     def __exit__(self, *error: object) -> None:
         if self.draws:
-            self.python = random.getstate()
+            self.python, self.numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
         self.torch, self.dtype = torch.get_rng_state(), torch.get_default_dtype()
         if self.dtype is not torch.float32:
             torch.set_default_dtype(torch.float32)
@@ -66,10 +69,12 @@ class Party:
 def world_kept() -> Iterator[None]:
     """What parties exchange is afterwards as it was."""
     python, of_torch, dtype = random.getstate(), torch.get_rng_state(), torch.get_default_dtype()
+    numpy = np.random.get_state()  # noqa: NPY002
     try:
         yield
     finally:
         sys.modules.pop(NAME, None)
         random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
         torch.set_rng_state(of_torch)
         torch.set_default_dtype(dtype)

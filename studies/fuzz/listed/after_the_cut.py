@@ -170,6 +170,13 @@ class PythonDrawOnOnePath(State):
         x += random.random()
 
 
+class NumpyDrawOnOnePath(State):
+    """Numbers that NumPy draws."""
+
+    def write(self, x: Tensor) -> None:
+        x += float(np.random.rand())  # noqa: NPY002
+
+
 class InputWrittenOnOnePath(nn.Module):
     """An input written in place where data say so: a head that began on another path must leave it as it was."""
 
