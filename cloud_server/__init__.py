@@ -7,6 +7,7 @@ models      the tail of a model; its profile
 work        threads that compute
 wire        frames that answer no request
 transport   gRPC, with health and reflection
+access      who calls, and what one may
 limits      every bound in one place
 config, options, cli   what is served and how: TOML file and command line
 """

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from cloud_server.access import Caller
 from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
@@ -81,21 +82,21 @@ class Core:
         if self._draining:
             raise ServerUnavailable("the server is draining: it finishes what it has and takes nothing new")
 
-    def open(self, peer: str) -> StreamSession:
-        """A new stream from ``peer`` (for the log). Raises ServerUnavailable while draining or full."""
+    def open(self, caller: Caller) -> StreamSession:
+        """A new stream of ``caller``. Raises ServerUnavailable while draining or full."""
         with self._changed:
             self.check_open()
             if len(self._sessions) >= self.limits.max_clients:
                 raise ServerUnavailable(f"the server has {len(self._sessions)} clients, its limit; try again later")
-            session = StreamSession(self, peer, self._left)
+            session = StreamSession(self, caller, self._left)
             self._sessions.add(session)
-        self.lifecycle.emit(Stage.AFTER_CONNECT, peer=peer)
+        self.lifecycle.emit(Stage.AFTER_CONNECT, peer=caller.peer)
         return session
 
     def _left(self, session: StreamSession, reason: str) -> None:
         """The stream is gone. Its place is free once hooks have heard of it."""
         self.requests.left(session)
-        self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=session.peer, reason=reason)
+        self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=session.caller.peer, reason=reason)
         with self._changed:
             self._sessions.discard(session)
             self._changed.notify_all()
@@ -135,7 +136,7 @@ class Core:
     def _compute(self, request: Request) -> tuple[Answer, IsthmusError | None]:
         started_ns = time.perf_counter_ns()
         try:
-            with self._overtime.limited(), paid_by(request.host):
+            with self._overtime.limited(), paid_by(request.caller.account):
                 computed = request.compute(self.limits.max_request_bytes)
             answer = replies.answer(request, computed, started_ns, self.load(but=request))
         except IsthmusError as error:

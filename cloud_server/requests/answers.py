@@ -11,8 +11,8 @@ from cloud_server.limits import Limits
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.lifecycle import About
 
-Key = tuple[str, int]
-"""(client id, request id): what makes a request unique."""
+Key = tuple[str, str, int]
+"""(account, client id, request id): what makes a request unique, and nobody else's."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Answer:
 
 
 class AnswerStore:
-    """Answers by (client id, request id), bounded in number, bytes and age; the oldest go first. The caller locks."""
+    """Answers by `Key`, bounded in number, bytes and age; the oldest go first. The caller locks."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

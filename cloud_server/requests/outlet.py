@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from cloud_server.access import Caller
 from cloud_server.requests.answers import Answer
 from protos.isthmus.v1 import split_pb2
 
@@ -15,8 +16,8 @@ class Outlet(Protocol):
     def client_id(self) -> str: ...
 
     @property
-    def host(self) -> str:
-        """The client's address without its port."""
+    def caller(self) -> Caller:
+        """Whose stream it is."""
         ...
 
     @property

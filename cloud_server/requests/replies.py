@@ -17,7 +17,7 @@ from shared_hooks.errors import IsthmusError
 def answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> Answer:
     """The answer to a request whose tail was started at ``started_ns`` (perf_counter)."""
     reply = split_pb2.ReplyHeader(
-        id=request.key[1],
+        id=request.id,
         header=computed.header,
         payload_bytes=computed.nbytes,
         load=load,
@@ -41,7 +41,7 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
 
 def failure(request: Request, error: IsthmusError) -> Answer:
     """The answer to a request that failed."""
-    return Answer(request.key, request.fingerprint, failed=wire.failed(request.key[1], error), about=request.about)
+    return Answer(request.key, request.fingerprint, failed=wire.failed(request.id, error), about=request.about)
 
 
 def frames(answer: Answer, chunk_bytes: int) -> Iterator[wire.OutFrame]:

@@ -33,10 +33,11 @@ class Request:
         self, outlet: Outlet, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader
     ) -> None:
         """``crossing``: None for a request that brings an input file."""
-        self.key: Key = (outlet.client_id, frame.id)
+        self.key: Key = (outlet.caller.account, outlet.client_id, frame.id)
+        self.id = frame.id
         self.outlet: Outlet | None = outlet
         """The stream to answer on; None once it is gone, another one after a reconnect."""
-        self.host = outlet.host
+        self.caller = outlet.caller
         self.engine = engine
         self.crossing = crossing
         self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id)

@@ -19,7 +19,7 @@ from shared_hooks.lifecycle import Lifecycle, Stage
 
 
 class RequestTable:
-    """Live requests by (client, id), and the answers that clients have not acknowledged. Any thread may call.
+    """Live requests by `Key`, and the answers that clients have not acknowledged. Any thread may call.
 
     `changed` guards all of it, and every request's state; whoever waits for something to change waits on it.
     ``check_open`` raises when nothing new is taken.
@@ -31,7 +31,7 @@ class RequestTable:
         self._check_open = check_open
         self._lifecycle = lifecycle
         self._live: dict[Key, Request] = {}
-        self._live_of: Counter[str] = Counter()
+        self._live_of: Counter[tuple[str, str]] = Counter()
         self._live_bytes = 0
         self._answers = AnswerStore(limits)
         self._numbers = itertools.count()
@@ -91,7 +91,7 @@ class RequestTable:
             answer = self._answers.get(request.key)
             earlier = known.fingerprint if known else answer.fingerprint if answer else request.fingerprint
             if earlier != request.fingerprint:
-                raise BadFrame(f"request id {request.key[1]} was used before, for a request with other content")
+                raise BadFrame(f"request id {request.id} was used before, for a request with other content")
             if answer is not None:
                 request.state = State.OVER
                 return answer
@@ -101,18 +101,18 @@ class RequestTable:
                     request.state = State.OVER
                     return None
                 if known.outlet is outlet:
-                    raise BadFrame(f"request {request.key[1]} was announced again before its payload was complete")
+                    raise BadFrame(f"request {request.id} was announced again before its payload was complete")
                 # the client came back before the old stream was seen to be dead
                 self._end(known, Cancelled("it was announced again on another stream"))
             self._check_room(request, outlet)
             self._live[request.key] = request
-            self._live_of[request.key[0]] += 1
+            self._live_of[request.key[:2]] += 1
             self._live_bytes += request.held_bytes
             request.about = replace(request.about, index=next(self._numbers))
             return None
 
     def _check_room(self, request: Request, outlet: Outlet) -> None:
-        limits, client = self._limits, request.key[0]
+        limits, client = self._limits, request.key[:2]
         self._check_open()
         if self._live_of[client] + outlet.undelivered >= limits.max_in_flight:
             raise ServerUnavailable(f"this client has {limits.max_in_flight} requests in flight, which is the limit")
@@ -163,7 +163,7 @@ class RequestTable:
             request = self._live.get(key)
             if request is None or request.cancelled:
                 return
-            outlet, error = request.outlet, Cancelled(f"request {key[1]} was cancelled")
+            outlet, error = request.outlet, Cancelled(f"request {key[2]} was cancelled")
             if request.state is State.RUNNING:
                 request.cancelled = True
             else:
@@ -208,7 +208,7 @@ class RequestTable:
         limit = request.deadline_seconds(self._limits.deadline_seconds)
         if request.age_seconds <= limit:
             return False
-        text = f"request {request.key[1]} is {request.age_seconds:.3f} s old and still {request.state.value}"
+        text = f"request {request.id} is {request.age_seconds:.3f} s old and still {request.state.value}"
         error = DeadlineExceeded(f"{text}; its limit is {limit:g} s")
         outlet = request.outlet
         self._end(request, error)
@@ -221,9 +221,9 @@ class RequestTable:
         if request.state is not State.OVER:
             request.state = State.OVER
             del self._live[request.key]
-            self._live_of[request.key[0]] -= 1
-            if not self._live_of[request.key[0]]:
-                del self._live_of[request.key[0]]
+            self._live_of[request.key[:2]] -= 1
+            if not self._live_of[request.key[:2]]:
+                del self._live_of[request.key[:2]]
             self._live_bytes -= request.held_bytes
             request.error = error
             request.leave_line()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 
 from cloud_server import wire
+from cloud_server.access import Caller
 from cloud_server.requests import Answer, replies
 from cloud_server.streams.handshake import agree
 from cloud_server.streams.hub import Hub
@@ -37,11 +38,9 @@ class Phase(Enum):
 class StreamSession:
     """One stream. One thread calls `receive`, another iterates `frames`; the core calls the rest from any thread."""
 
-    def __init__(self, hub: Hub, peer: str, left: Callable[[StreamSession, str], None]) -> None:
+    def __init__(self, hub: Hub, caller: Caller, left: Callable[[StreamSession, str], None]) -> None:
         """``left`` is called once, with the reason, when the stream is gone."""
-        self.peer = peer
-        self.host = peer.rpartition(":")[0] or peer
-        """The address without its port: what is shared fairly is shared among these; client ids cost nothing."""
+        self.caller = caller
         self.client_id = ""
         self.inline_bytes = 0
         """Answers up to this size go in their header."""
@@ -114,10 +113,10 @@ class StreamSession:
         """The client has these answers. Raises BadFrame for more than are ever kept: one frame holds millions."""
         if len(ids) > self._hub.limits.max_answers:
             raise BadFrame(f"{len(ids)} answers are acknowledged; no more than {self._hub.limits.max_answers} are kept")
-        self._hub.requests.forget([(self.client_id, id) for id in ids])
+        self._hub.requests.forget([(self.caller.account, self.client_id, id) for id in ids])
 
     def _on_hello(self, hello: split_pb2.Hello) -> None:
-        self._hub.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.peer)
+        self._hub.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.caller.peer)
         self._hub.check_open()
         engine = agree(hello, self._hub.engines)
         self.client_id = hello.client_id
@@ -129,7 +128,9 @@ class StreamSession:
                 self._phase = Phase.OPEN
         if self._hub.draining:  # since the question above: `drain` came too early for this stream
             self.drain()
-        self._hub.lifecycle.emit(Stage.AFTER_HANDSHAKE, client=self.client_id, peer=self.peer, model_id=hello.model_id)
+        self._hub.lifecycle.emit(
+            Stage.AFTER_HANDSHAKE, client=self.client_id, peer=self.caller.peer, model_id=hello.model_id
+        )
 
     def finish(self) -> None:
         """The client has sent its last frame and still waits for its answers."""
@@ -199,7 +200,7 @@ class StreamSession:
 
     def broke(self, error: IsthmusError) -> None:
         """Ends the stream for something that went wrong on it."""
-        self._hub.lifecycle.emit(Stage.ON_ERROR, where=f"stream of {self.client_id or self.peer}", error=error)
+        self._hub.lifecycle.emit(Stage.ON_ERROR, where=f"stream of {self.client_id or self.caller.peer}", error=error)
         self.end(error)
 
     def end(self, error: IsthmusError) -> None:

@@ -139,7 +139,7 @@ class Uploads:
         """The client no longer wants this request."""
         if self._receiving.pop(id, None) is not None:
             self._skip(id)
-        self._hub.requests.cancel((self._outlet.client_id, id))
+        self._hub.requests.cancel((self._outlet.caller.account, self._outlet.client_id, id))
 
     def _fail(self, id: int, error: IsthmusError, retry: bool | None = None) -> None:
         """Reports a request that goes no further; chunks of it that still come are no mistake."""

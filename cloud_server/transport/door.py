@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import grpc
 
 from cloud_server import wire
+from cloud_server.access import Caller
 from cloud_server.core import Core
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError
@@ -22,7 +23,7 @@ BEGINS_WORK = frozenset(f"/{SERVICE}/{name}" for name in ("Session", "Probe", "P
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Call:
     """A call as it arrives: the full name of the method (``/isthmus.v1.Split/Session``), and its metadata."""
 
     method: str
@@ -35,16 +36,20 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    def check(self, caller: Caller) -> None:
+    def caller(self, context: grpc.ServicerContext) -> Caller:
+        """Who is at the other end of a call that was let in."""
+        return Caller(context.peer())
+
+    def check(self, call: Call) -> None:
         """Raises an `IsthmusError`, whose status the caller gets, for a call that is not to be served."""
-        if caller.method in BEGINS_WORK:
+        if call.method in BEGINS_WORK:
             self._core.check_open()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
         """gRPC's entry: the method's own handler, or one that refuses."""
         handler = continuation(details)
         try:
-            self.check(Caller(details.method, tuple(details.invocation_metadata or ())))
+            self.check(Call(details.method, tuple(details.invocation_metadata or ())))
         except IsthmusError as error:
             return handler and _refusing(handler, error)
         return handler

@@ -48,16 +48,17 @@ class CloudServer:
         # Every stream holds one thread of the pool for as long as it lives.
         limits = core.limits
         threads = limits.max_clients + limits.max_probes + limits.max_profiles + SPARE_THREADS
+        door = Door(core)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="isthmus-grpc"),
             options=options(core.limits.max_message_bytes),
             maximum_concurrent_rpcs=threads,
-            interceptors=[Door(core)],
+            interceptors=[door],
         )
         self._health = health.HealthServicer(
             experimental_non_blocking=True, experimental_thread_pool=futures.ThreadPoolExecutor(1)
         )
-        SplitServicer(core).add_to(self._server)
+        SplitServicer(core, door).add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from cloud_server import wire
 from cloud_server.core import Core
 from cloud_server.streams import InFrame, Probe, StreamSession
-from cloud_server.transport.door import SERVICE, abort
+from cloud_server.transport.door import SERVICE, Door, abort
 from protos import chunks, padding
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError
@@ -45,13 +45,14 @@ def parse_probe(data: bytes) -> padding.Padding | Malformed:
 class SplitServicer:
     """isthmus.v1.Split. `add_to` registers it by hand, because chunks are serialized by hand (`protos.chunks`)."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, door: Door) -> None:
         self._core = core
+        self._door = door
 
     def session(self, incoming: Iterator[Incoming], context: grpc.ServicerContext) -> Iterator[wire.OutFrame]:
         """One standing stream."""
         try:
-            session = self._core.open(context.peer())
+            session = self._core.open(self._door.caller(context))
         except IsthmusError as error:
             abort(context, error)
         if not context.add_callback(session.gone):
@@ -137,5 +138,5 @@ def _take(session: StreamSession, incoming: Iterator[Incoming]) -> None:
                 return
         session.finish()
     except Exception as error:  # gRPC raises a bare Exception here when the stream breaks
-        log.debug("stream of %s broke: %s", session.peer, error)
+        log.debug("stream of %s broke: %s", session.caller.peer, error)
         session.disconnect()

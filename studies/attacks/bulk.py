@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from google.protobuf.message import DecodeError
 
+from cloud_server.access import Caller
 from cloud_server.config import ModelEntry
 from cloud_server.core import Core
 from cloud_server.limits import Limits
@@ -79,7 +80,7 @@ class Target:
         session = self.sessions.get((model_id, honest))
         if session is None:
             hello = split_pb2.Hello(protocol_version=2, model_id=model_id, inline_bytes=64 << 10)
-            session = self.sessions[model_id, honest] = self.core.open("attack")
+            session = self.sessions[model_id, honest] = self.core.open(Caller("attack"))
             assert session.receive(split_pb2.ClientFrame(hello=self.greeting(hello)))
             session._outbox.clear()
         return session
@@ -151,7 +152,7 @@ class Target:
 
     def _greet(self, data: bytes) -> list[str]:
         """A stream that only says hello."""
-        session = self.core.open("attack")
+        session = self.core.open(Caller("attack"))
         self.sent, self.read = self.sent + 1, self.read + 1
         hello = split_pb2.ClientFrame.FromString(data).hello
         session.receive(split_pb2.ClientFrame(hello=self.greeting(hello)))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import torch
 
+from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.models.engine import Computed, Identity
 from cloud_server.streams.session import StreamSession
@@ -211,7 +212,7 @@ class CoreClient(Client):
     """A stream to a core, without a transport."""
 
     def __init__(self, core: Core, greet: bool = True, client_id: str = "alice") -> None:
-        self.session: StreamSession = core.open("test")
+        self.session: StreamSession = core.open(Caller("test"))
         super().__init__()
         if greet:
             self.send(hello(client_id))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.limits import Limits
 from shared_hooks import errors
@@ -229,7 +230,7 @@ class TestHandshake:
     def test_too_many_clients(self, core: Core) -> None:
         clients = [CoreClient(core) for _ in range(3)]
         with pytest.raises(errors.ServerUnavailable, match="3 clients"):
-            core.open("test")
+            core.open(Caller("test"))
         clients[0].leave()
         CoreClient(core).leave()
 
@@ -434,7 +435,7 @@ class TestRepeatedIds:
             for id in range(4):
                 client.ask(id, b"abc")
                 client.answer(id)
-            assert list(core.requests._answers._kept) == [("alice", 2), ("alice", 3)]
+            assert list(core.requests._answers._kept) == [("address test", "alice", 2), ("address test", "alice", 3)]
 
     def test_other_clients_do_not_get_them(self, core: Core, engine: FakeEngine) -> None:
         alice, bob = CoreClient(core), CoreClient(core, client_id="bob")
@@ -483,7 +484,7 @@ class TestBounds:
         assert core.crossings.get(crossings[1].digest) is None
 
     def test_a_client_that_does_not_fetch_is_not_listened_to(self, core: Core) -> None:
-        session = core.open("test")
+        session = core.open(Caller("test"))
         session.receive(hello())
         crossing = make_crossing(0)
         session.receive(upload(crossing))
@@ -520,7 +521,7 @@ class TestCancelAndDeadline:
             assert failure(client, 1)[0] == failure(client, 2)[0] == "Cancelled"
             gate.opened.set()
             assert client.answer(3).reply
-            assert engine.computed == 2 and list(core.requests._answers._kept) == [("alice", 3)]
+            assert engine.computed == 2 and list(core.requests._answers._kept) == [("address test", "alice", 3)]
 
     def test_cancelled_then_asked_for_again(self) -> None:
         gate = Gate()
@@ -545,7 +546,7 @@ class TestCancelAndDeadline:
             client.ask(3, b"abc")
             with core._changed:
                 for request in core.requests._live.values():
-                    if request.key[1] != 3:
+                    if request.id != 3:
                         request.began_ns -= 30 * 10**9  # as if it had waited: no clock is raced
             gate.opened.set()
             assert client.answer(1).reply  # young enough when it began: it runs to its end
@@ -573,7 +574,7 @@ class TestDrain:
             core.drain()
             assert not core.wait_idle(0.05)
             with pytest.raises(errors.ServerUnavailable, match="draining"):
-                core.open("test")
+                core.open(Caller("test"))
             client.ask(3, b"abc")
             failed = client.answer(3).failed
             assert failed is not None and failed.error == "ServerUnavailable" and failed.retry and failed.code == 14

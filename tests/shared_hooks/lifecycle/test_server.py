@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.limits import Limits
+from cloud_server.transport.door import Door
 from cloud_server.transport.servicer import SplitServicer
 from shared_hooks.errors import BadFrame, Cancelled, ServerUnavailable
 from shared_hooks.lifecycle import Event, Stage
@@ -126,7 +128,7 @@ def test_a_request_that_is_sent_again_is_told_once(core: Core, spy: Spy) -> None
 def test_a_cancelled_request_is_no_error(core: Core, spy: Spy) -> None:
     client, crossing = CoreClient(core), make_crossing(100)
     client.send(upload(crossing), header(1, crossing))
-    core.requests.cancel(("alice", 1))
+    core.requests.cancel(("address test", "alice", 1))
     assert ends(spy) == [(1, "Cancelled")] and errors(spy) == []
 
 
@@ -163,7 +165,7 @@ def test_grpcs_own_thread_calls_no_hook(core: Core, spy: Spy) -> None:
     silent = threading.Event()
     incoming = iter(lambda: silent.wait(PATIENCE) and None, None)  # says nothing until the test is over
     context, ended = Context(), threading.Event()
-    stream: Any = SplitServicer(core).session(incoming, context)  # type: ignore[arg-type]
+    stream: Any = SplitServicer(core, Door(core)).session(incoming, context)  # type: ignore[arg-type]
 
     def serve() -> None:
         for _ in stream:
@@ -199,7 +201,7 @@ def test_streams_are_told(core: Core, spy: Spy) -> None:
 def test_who_comes_while_it_drains(core: Core, spy: Spy) -> None:
     core.drain()
     with pytest.raises(ServerUnavailable):
-        core.open("late")
+        core.open(Caller("late"))
     core.drained(True)
     core.drained(False)
     assert [one.facts for one in spy.of(Stage.AFTER_DRAIN)] == [{"answered": True}]
@@ -269,7 +271,7 @@ class TestTheLog:
     def test_a_cancelled_request_is_not_worth_a_line(self, core: Core, caplog: pytest.LogCaptureFixture) -> None:
         client, crossing = CoreClient(core), make_crossing(100)
         client.send(upload(crossing), header(1, crossing))
-        core.requests.cancel(("alice", 1))
+        core.requests.cancel(("address test", "alice", 1))
         assert len(self.lines(caplog)) == 1 and Cancelled.__name__ not in caplog.text
 
     def test_draining(self, core: Core, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,27 @@
+"""What one identity may do, and how much of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """None = whatever the server has; 0 = without a bound of its own, within the server's limits."""
+
+    models: tuple[str, ...] | None = None
+    cuts: tuple[str, ...] | None = None
+    """Names of layers, "input", and "cloud-only-file"."""
+    observers: tuple[str, ...] | None = None
+    profile: bool = True
+    probe: bool = True
+    max_in_flight: int = 0
+    """Requests that are received, waiting or running at a time."""
+    max_bytes: int = 0
+    """Payload bytes of these."""
+    requests_per_minute: int = 0
+    bytes_per_minute: int = 0
+    """Payload bytes received."""
+
+
+EVERYTHING = Policy()
