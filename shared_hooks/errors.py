@@ -13,7 +13,11 @@
     │   └── PlaceholderRead   ... it read a value that was not sent
     ├── HookRefused           a life-cycle hook refused the request
     │   └── ObserverRefused   the server does not let clients ask for this observer
+    ├── AccessRefused         who asks may not do this
+    │   └── NotAuthenticated  no credentials, or none that hold
+    ├── QuotaExceeded         who asks has used up what it may use in a minute; says when there is more
     ├── ModelFailed           the model itself raised; the original is the cause
+    │   └── WorkerLost        the process that computed the request ended under it
     ├── ServerUnavailable     no server, it went away, or it is draining
     ├── DeadlineExceeded      no answer in time
     ├── Cancelled             somebody cancelled the request
@@ -103,10 +107,32 @@ class ObserverRefused(HookRefused):
     """The server does not let clients ask for this observer. Older servers and clients call it `HookRefused`."""
 
 
+class AccessRefused(IsthmusError):
+    """Who asks may not do this; the message says what."""
+
+    status = "PERMISSION_DENIED"
+
+
+class NotAuthenticated(AccessRefused):
+    """No credentials came, or none that hold; the message says which and why."""
+
+    status = "UNAUTHENTICATED"
+
+
+class QuotaExceeded(IsthmusError):
+    """Who asks has used up what it may use in a minute; the message says when there is more."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+
 class ModelFailed(IsthmusError):
     """The model itself raised; the original is the cause."""
 
     status = "INTERNAL"
+
+
+class WorkerLost(ModelFailed):
+    """The process that computed the request ended under it, more than once: a crash, or no memory."""
 
 
 class ServerUnavailable(IsthmusError):
