@@ -5,6 +5,7 @@ request_table  which requests there are, and how each ends
 answers        kept until the client has them
 replies        results and errors as frames
 outlet         what a request asks of its stream
+took           what a request took
 layer_metrics  what was measured, into a reply
 
 May import models, wire, limits.
@@ -14,6 +15,7 @@ from cloud_server.requests.answers import Answer
 from cloud_server.requests.outlet import Outlet
 from cloud_server.requests.request import Request, State
 from cloud_server.requests.request_table import RequestTable
+from cloud_server.requests.took import Took
 
 __all__ = [
     "Answer",
@@ -21,4 +23,5 @@ __all__ = [
     "Request",
     "RequestTable",
     "State",
+    "Took",
 ]

@@ -9,13 +9,24 @@ from cloud_server.models import Computed
 from cloud_server.requests import layer_metrics
 from cloud_server.requests.answers import Answer
 from cloud_server.requests.request import Request
+from cloud_server.requests.took import Took
 from protos.chunks import cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError
+from shared_hooks.metrics import NOT_SAMPLED
 
 
 def answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> Answer:
     """The answer to a request whose tail was started at ``started_ns`` (perf_counter)."""
+    request.took = took = Took(
+        receive=request.complete_ns - request.began_ns,
+        queue=started_ns - request.complete_ns,
+        decode=computed.decode_ns,
+        inject=computed.inject_ns,
+        compute=computed.compute_ns,
+        encode=computed.encode_ns,
+        energy=NOT_SAMPLED if computed.forward is None else computed.forward.energy,
+    )
     reply = split_pb2.ReplyHeader(
         id=request.id,
         header=computed.header,
@@ -23,14 +34,7 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
         load=load,
         observations=request.observations,
         transforms=computed.transforms,
-        durations=split_pb2.Durations(
-            receive_ns=request.complete_ns - request.began_ns,
-            queue_ns=started_ns - request.complete_ns,
-            decode_ns=computed.decode_ns,
-            inject_ns=computed.inject_ns,
-            compute_ns=computed.compute_ns,
-            encode_ns=computed.encode_ns,
-        ),
+        durations=took.durations(),
     )
     layer_metrics.put(reply, computed.layers, computed.forward)
     buffers = computed.buffers

@@ -12,6 +12,7 @@ import torch
 from cloud_server.models import FILE, Computed, Engine
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
+from cloud_server.requests.took import Took
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
@@ -40,7 +41,7 @@ class Request:
         self.caller = outlet.caller
         self.engine = engine
         self.crossing = crossing
-        self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id)
+        self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id, outlet.caller.identity)
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header
@@ -58,6 +59,8 @@ class Request:
         self.announced = False
         """Whether hooks have heard of it."""
         self.error: IsthmusError | None = None
+        self.took: Took | None = None
+        """None until it is answered with a result."""
         self.began_ns = time.perf_counter_ns()
         self.complete_ns = self.began_ns
         self.payload = memoryview(b"")
@@ -88,6 +91,11 @@ class Request:
             due += piece.nbytes
         self._received = due
         return due == self.payload_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Of its payload, so far."""
+        return self._received
 
     @property
     def held_bytes(self) -> int:
