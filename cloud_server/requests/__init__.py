@@ -5,8 +5,6 @@ request_table  which requests there are, and how each ends
 answers        kept until the client has them
 replies        results and errors as frames
 outlet         what a request asks of its stream
-took           what a request took
-layer_metrics  what was measured, into a reply
 
 May import models, wire, limits.
 """
@@ -15,7 +13,6 @@ from cloud_server.requests.answers import Answer
 from cloud_server.requests.outlet import Outlet
 from cloud_server.requests.request import Request, State
 from cloud_server.requests.request_table import RequestTable
-from cloud_server.requests.took import Took
 
 __all__ = [
     "Answer",
@@ -23,5 +20,4 @@ __all__ = [
     "Request",
     "RequestTable",
     "State",
-    "Took",
 ]

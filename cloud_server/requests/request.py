@@ -7,12 +7,9 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
-import torch
-
 from cloud_server.models import FILE, Computed, Engine
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
-from cloud_server.requests.took import Took
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
@@ -59,8 +56,8 @@ class Request:
         self.announced = False
         """Whether hooks have heard of it."""
         self.error: IsthmusError | None = None
-        self.took: Took | None = None
-        """None until it is answered with a result."""
+        self.reply: split_pb2.ReplyHeader | None = None
+        """What it is answered with, if that is a result."""
         self.began_ns = time.perf_counter_ns()
         self.complete_ns = self.began_ns
         self.payload = memoryview(b"")
@@ -69,9 +66,9 @@ class Request:
         """Takes it out of the line in which it waits for a worker."""
 
     def allocate(self) -> None:
-        """Makes room for the payload: one buffer, whose pages cost nothing until bytes arrive."""
+        """Makes room for the payload: one buffer. Raises ServerUnavailable without the memory."""
         if self.payload_bytes:
-            self.payload = memoryview(torch.empty(self.payload_bytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+            self.payload = self.engine.allocate(self.payload_bytes)
 
     def write(self, chunk: ChunkFrame) -> bool:
         """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""

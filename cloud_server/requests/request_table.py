@@ -56,7 +56,7 @@ class RequestTable:
         """Hooks hear how a request ended."""
         if error is not None and not isinstance(error, Cancelled):
             self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
-        facts = {"nbytes": request.received_bytes, "took": request.took, "began_ns": request.began_ns}
+        facts = {"nbytes": request.received_bytes, "reply": request.reply, "began_ns": request.began_ns}
         self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error, **facts)
         with self.changed:
             self._ends_unheard -= 1
@@ -148,7 +148,8 @@ class RequestTable:
                 self._end(request, Cancelled("the client cancelled it while it ran"))
                 return
             self._end(request, error)
-            self._answers.put(answer)
+            if answer.failed is None or not answer.failed.retry:  # else it is asked again, by the same id
+                self._answers.put(answer)
             if outlet is not None:
                 outlet.send(answer)
 

@@ -22,8 +22,8 @@ from prometheus_client.registry import Collector
 
 from cloud_server.access import Policy
 from cloud_server.limits import Limits
-from cloud_server.requests import Took
 from cloud_server.telemetry.histogram import Histogram
+from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError
 from shared_hooks.lifecycle import About, Event
 
@@ -41,6 +41,7 @@ DURATIONS: Final = {
     "compute": "The tail of the model.",
     "encode": "The output to bytes.",
 }
+_STATUS: Final = {number: name.lower() for name, number in split_pb2.Reading.Status.items()}
 _LIMITS: Final = sorted({one.name for of in (Limits, Policy) for one in fields(of)})
 _BOUND: Final = re.compile(rf"\b(?:{'|'.join(_LIMITS)})\b")
 
@@ -85,25 +86,24 @@ class RequestCounts(Collector):
 
     def after_request(self, event: Event) -> None:
         """It is answered, failed or cancelled."""
-        took: Took | None = event.took
+        reply: split_pb2.ReplyHeader | None = event.reply
         with self._lock:
             account = self._account(event.request)
             account.received += event.nbytes
-            if event.error is not None or took is None:
+            if event.error is not None or reply is None:
                 account.failures[type(event.error).__name__] += 1
                 return
             account.success += 1
-            account.work_ns += took.decode + took.inject + took.compute + took.encode
-            whole, receive, queue, decode, inject, compute, encode = self._times[account.model]
-            whole.add(time.perf_counter_ns() - event.began_ns)
-            receive.add(took.receive)
-            queue.add(took.queue)
-            decode.add(took.decode)
-            inject.add(took.inject)
-            compute.add(took.compute)
-            encode.add(took.encode)
-            if took.energy.value is not None:
-                self._joules[account.model, took.energy.status] += max(0.0, took.energy.value)
+            took = reply.durations
+            work = took.decode_ns, took.inject_ns, took.compute_ns, took.encode_ns
+            account.work_ns += sum(work)
+            durations = time.perf_counter_ns() - event.began_ns, took.receive_ns, took.queue_ns, *work
+            for histogram, ns in zip(self._times[account.model], durations, strict=True):
+                histogram.add(ns)
+            if reply.forward.energy:
+                joules = reply.readings[reply.forward.energy - 1]
+                if joules.HasField("value"):
+                    self._joules[account.model, _STATUS[joules.status]] += max(0.0, joules.value)
 
     def after_send(self, event: Event) -> None:
         """gRPC has an answer's last byte."""

@@ -72,7 +72,7 @@ class Stage(Enum):
         "after_request",
         "it is answered, failed or cancelled",
         "the same",
-        ("error answer nbytes took began_ns"),
+        ("error answer nbytes reply began_ns"),
     )
     ON_SPLIT_CHANGE = "on_split_change", "requests are cut elsewhere from now on", "", "old new reason"
     ON_DISCONNECT = (

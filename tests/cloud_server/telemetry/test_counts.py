@@ -9,10 +9,11 @@ from prometheus_client import CollectorRegistry
 
 from cloud_server.core import Core
 from cloud_server.limits import Limits
-from cloud_server.requests import Took
+from cloud_server.models import Computed
 from cloud_server.telemetry.counts import MAX_IDENTITIES, RequestCounts, bound
 from cloud_server.telemetry.histogram import BUCKETS, Histogram
 from cloud_server.telemetry.state import ServerState
+from shared_hooks import ForwardMetrics
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 from shared_hooks.lifecycle import About, Lifecycle, Stage
 from shared_hooks.metrics import Reading
@@ -92,7 +93,7 @@ def test_nobody_makes_labels_without_end() -> None:
     lifecycle.register(counts)
     for number in range(1000):
         about = About(1, 0, None, f"model {number}", f"client {number}", f"identity {number}")
-        lifecycle.emit(Stage.AFTER_REQUEST, about, error=ServerUnavailable("no"), nbytes=1, took=None, began_ns=0)
+        lifecycle.emit(Stage.AFTER_REQUEST, about, error=ServerUnavailable("no"), nbytes=1, reply=None, began_ns=0)
     lines = [sample for family in registry.collect() for sample in family.samples if "failure_total" in sample.name]
     assert len(lines) == MAX_IDENTITIES + 1
     assert sum(sample.value for sample in lines) == 1000
@@ -104,8 +105,8 @@ def test_energy_where_it_was_read() -> None:
     registry.register(counts)
     lifecycle.register(counts)
     for energy in (Reading.measured(2.0, "nvml"), Reading.estimated(1.0, "share"), Reading.unavailable("no meter")):
-        about, took = About(1, 0, None, "a"), Took(energy=energy)
-        lifecycle.emit(Stage.AFTER_REQUEST, about, error=None, nbytes=0, took=took, began_ns=0)
+        reply = Computed.of(b"", (), 0, forward=ForwardMetrics(1, 1, energy=energy)).reply
+        lifecycle.emit(Stage.AFTER_REQUEST, About(1, 0, None, "a"), error=None, nbytes=0, reply=reply, began_ns=0)
     assert value(registry, "energy_joules_total", model="a", status="measured") == 2
     assert value(registry, "energy_joules_total", model="a", status="estimated") == 1
 
