@@ -20,7 +20,7 @@ from cloud_server.config import ServerConfig
 from cloud_server.core import Core
 from cloud_server.models import ServedModel
 from cloud_server.options import configure, parser
-from cloud_server.telemetry import MetricsPage, measured
+from cloud_server.telemetry import MetricsPage, measured, traced
 from cloud_server.transport import CloudServer
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
@@ -56,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(config: ServerConfig) -> int:
     """Serves until a signal comes; returns the exit status."""
-    with MetricsPage(config.metrics) if config.metrics else nullcontext() as page:
-        return _serve(config, page)
+    page = MetricsPage(config.metrics) if config.metrics else nullcontext()
+    with page as taken, traced(config.lifecycle, config.tracing):
+        return _serve(config, taken)
 
 
 def _serve(config: ServerConfig, page: MetricsPage | None) -> int:

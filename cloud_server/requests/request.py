@@ -16,6 +16,9 @@ from shared_hooks import Crossing
 from shared_hooks.errors import BadFrame, IsthmusError
 from shared_hooks.lifecycle import About
 
+TRACEPARENT = 55
+"""Characters of W3C's traceparent."""
+
 
 class State(Enum):
     RECEIVING = "receiving"  # announced; its payload is still arriving
@@ -38,7 +41,7 @@ class Request:
         self.caller = outlet.caller
         self.engine = engine
         self.crossing = crossing
-        self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id, outlet.caller.identity)
+        self.about = about(frame, 0, engine, outlet)
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header
@@ -137,6 +140,12 @@ class Request:
 
 def _nothing() -> None:
     """It waits in no line."""
+
+
+def about(frame: split_pb2.RequestHeader, index: int, engine: Engine, outlet: Outlet) -> About:
+    """For hooks. What a client says of its trace is kept where it has the size of one."""
+    carrier = {"traceparent": frame.traceparent} if len(frame.traceparent) == TRACEPARENT else {}
+    return About(frame.id, index, None, engine.identity.model_id, outlet.client_id, outlet.caller.identity, carrier)
 
 
 def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:

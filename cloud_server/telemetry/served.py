@@ -12,6 +12,25 @@ from cloud_server.core import Core
 from cloud_server.telemetry.counts import RequestCounts
 from cloud_server.telemetry.page import MetricsPage
 from cloud_server.telemetry.state import ServerState
+from cloud_server.telemetry.traces import Traces
+from shared_hooks.lifecycle import Lifecycle
+from shared_hooks.tracing import exporting
+
+
+@contextmanager
+def traced(lifecycle: Lifecycle, endpoint: str) -> Iterator[None]:
+    """Requests' traces to a collector during the block, if there is one (`exporting`)."""
+    export = exporting("isthmus-cloud", endpoint)
+    if export is None:
+        yield
+        return
+    traces = Traces(export.provider)
+    lifecycle.register(traces)
+    try:
+        yield
+    finally:
+        lifecycle.remove(traces)
+        export.close()
 
 
 @contextmanager

@@ -18,11 +18,14 @@ from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import EDGE_ONLY
 from edge_client.screen.text import one_line, printable
+from edge_client.tracing import Traces
+from shared_hooks.config import Table
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.listing import lines
 from shared_hooks.lifecycle.loading import read
 from shared_hooks.lifecycle.log import show
+from shared_hooks.tracing import endpoint_of, exporting
 
 
 def main(options: argparse.Namespace) -> int:
@@ -48,10 +51,18 @@ def main(options: argparse.Namespace) -> int:
 
 
 def configured(config: str | None, log_level: str | None) -> Lifecycle:
-    """The hooks of ``--config``, of installed packages, and the default one, which logs as ``--log-level`` says."""
+    """The hooks of ``--config``, of installed packages, and the default one, which logs as ``--log-level`` says; and
+    traces, where ``--config`` or the environment names a collector.
+    """
     if log_level:
         show(log_level)
-    return read("edge", Path(config) if config else None)
+    file = Path(config) if config else None
+    lifecycle = read("edge", file, beside=["tracing"])
+    tracing = Table.read(file).table("tracing") if file else None
+    export = exporting("isthmus-edge", "" if tracing is None else endpoint_of(tracing))
+    if export is not None:  # it sends what is left when the process ends
+        lifecycle.register(Traces(export.provider))
+    return lifecycle
 
 
 def as_dicts(lifecycle: Lifecycle) -> list[dict[str, Any]]:

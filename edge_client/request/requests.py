@@ -97,7 +97,7 @@ class Requests:
         about = self._about(position)
         try:
             with self.lifecycle.request(about):
-                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut)
+                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut, began_ns=stamps.called)
                 return self._begin(work, cut, stamps, until, about)
         except BaseException as error:
             self._over(about, error)
@@ -191,7 +191,7 @@ class Requests:
         about = self._about(position)
         try:
             with self.lifecycle.request(about):
-                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=call, split=EDGE_ONLY)
+                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=call, split=EDGE_ONLY, began_ns=stamps.called)
                 answer = self._local(call, stamps, about)
                 self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
         except BaseException as error:

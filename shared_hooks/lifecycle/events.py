@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shared_hooks.lifecycle.stages import Stage
@@ -17,7 +17,8 @@ class About:
     cloud within the process (-1: it was not taken in). ``total``: how many the run has; None where nobody knows.
     ``id`` is the same on both sides, together with ``client``; but an input whose path the plan did not hold goes to
     the server once more under another (`Answer.request_id`).
-    ``identity``: the name that the client's credentials prove, on the cloud; empty without.
+    ``identity``: the name that the client's credentials prove, on the cloud; empty without. ``carrier`` goes to
+    the other side with the request: a hook at ``before_request`` on the edge may set its "traceparent".
     """
 
     id: int
@@ -26,6 +27,7 @@ class About:
     model_id: str = ""
     client: str = ""
     identity: str = ""
+    carrier: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Event:
