@@ -211,8 +211,10 @@ class Client:
 class CoreClient(Client):
     """A stream to a core, without a transport."""
 
-    def __init__(self, core: Core, greet: bool = True, client_id: str = "alice") -> None:
-        self.session: StreamSession = core.open(Caller("test"))
+    def __init__(
+        self, core: Core, greet: bool = True, client_id: str = "alice", caller: Caller = Caller("test")
+    ) -> None:
+        self.session: StreamSession = core.open(caller)
         super().__init__()
         if greet:
             self.send(hello(client_id))
