@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
-import torch
-
 from cloud_server.models import FILE, Computed, Engine
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
@@ -66,9 +64,9 @@ class Request:
         """Takes it out of the line in which it waits for a worker."""
 
     def allocate(self) -> None:
-        """Makes room for the payload: one buffer, whose pages cost nothing until bytes arrive."""
+        """Makes room for the payload: one buffer. Raises ServerUnavailable without the memory."""
         if self.payload_bytes:
-            self.payload = memoryview(torch.empty(self.payload_bytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+            self.payload = self.engine.allocate(self.payload_bytes)
 
     def write(self, chunk: ChunkFrame) -> bool:
         """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""

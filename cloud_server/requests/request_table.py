@@ -147,7 +147,8 @@ class RequestTable:
                 self._end(request, Cancelled("the client cancelled it while it ran"))
                 return
             self._end(request, error)
-            self._answers.put(answer)
+            if answer.failed is None or not answer.failed.retry:  # else it is asked again, by the same id
+                self._answers.put(answer)
             if outlet is not None:
                 outlet.send(answer)
 

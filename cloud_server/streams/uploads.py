@@ -16,7 +16,6 @@ from shared_hooks.errors import (
     Disagreement,
     IsthmusError,
     ObserverRefused,
-    ServerUnavailable,
     TooLarge,
 )
 from shared_hooks.lifecycle import About, Stage
@@ -81,10 +80,7 @@ class Uploads:
         """Raises HookRefused, and ServerUnavailable without the memory that the payload takes."""
         self._hub.requests.begin(request)
         self._hub.lifecycle.emit(Stage.BEFORE_RECEIVE, request.about, nbytes=request.payload_bytes)
-        try:
-            request.allocate()
-        except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
-            raise ServerUnavailable(f"no memory for {request.payload_bytes} bytes: {error}") from error
+        request.allocate()
 
     def _submit(self, request: Request) -> None:
         self._hub.lifecycle.emit(Stage.AFTER_RECEIVE, request.about, nbytes=request.payload_bytes)
