@@ -116,6 +116,11 @@ class Core:
         queue_ns = self._waits.mean_ns(caller.account)
         return split_pb2.Load(pending=self.requests.pending(but), workers=self._workers.count, queue_ns=queue_ns)
 
+    @property
+    def clients(self) -> int:
+        """Standing streams."""
+        return len(self._sessions)
+
     # Requests
 
     def submit(self, request: Request) -> None:

@@ -215,9 +215,14 @@ class CoreClient(Client):
     """A stream to a core, without a transport."""
 
     def __init__(
-        self, core: Core, greet: bool = True, client_id: str = "alice", caller: Caller = Caller("test")
+        self,
+        core: Core,
+        greet: bool = True,
+        client_id: str = "alice",
+        identity: str = "",
+        caller: Caller | None = None,
     ) -> None:
-        self.session: StreamSession = core.open(caller)
+        self.session: StreamSession = core.open(caller or Caller("test", identity))
         super().__init__()
         if greet:
             self.send(hello(client_id))
