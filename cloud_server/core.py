@@ -111,9 +111,11 @@ class Core:
         finally:
             self._probes.release()
 
-    def load(self, caller: Caller, but: Request | None = None) -> split_pb2.Load:
-        """How busy the server is, not counting the request ``but``, and how long ``caller`` waits for a worker."""
-        queue_ns = self._waits.mean_ns(caller.account)
+    def load(self, caller: Caller | None = None, but: Request | None = None) -> split_pb2.Load:
+        """How busy the server is, not counting the request ``but``, and how long ``caller`` (None = everybody on the
+        average) waits for a worker.
+        """
+        queue_ns = self._waits.mean_ns(caller.account if caller else None)
         return split_pb2.Load(pending=self.requests.pending(but), workers=self._workers.count, queue_ns=queue_ns)
 
     @property

@@ -21,6 +21,7 @@ class QueueClocks:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
+        self._all = QueueClock(clock)
         self._of: OrderedDict[str, QueueClock] = OrderedDict()
 
     def add(self, account: str, wait_ns: int) -> None:
@@ -32,9 +33,12 @@ class QueueClocks:
                     self._of.popitem(last=False)
             self._of.move_to_end(account)
         found.add(wait_ns)
+        self._all.add(wait_ns)
 
-    def mean_ns(self, account: str) -> int:
-        """0 for one that never waited."""
+    def mean_ns(self, account: str | None) -> int:
+        """0 for one that never waited; None: of all."""
+        if account is None:
+            return self._all.mean_ns
         with self._lock:
             found = self._of.get(account)
         return 0 if found is None else found.mean_ns
