@@ -40,7 +40,7 @@ class Request:
         self.caller = outlet.caller
         self.engine = engine
         self.crossing = crossing
-        self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id)
+        self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id, self.key[0])
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header

@@ -148,7 +148,8 @@ class Uploads:
 
     def _tell(self, id: int, error: IsthmusError) -> None:
         """Hooks hear of a request that was not taken in."""
-        about = About(id, -1, None, self._engine.identity.model_id, self._outlet.client_id)
+        outlet = self._outlet
+        about = About(id, -1, None, self._engine.identity.model_id, outlet.client_id, outlet.caller.account)
         self._hub.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
 
     def _skip(self, id: int) -> None:
