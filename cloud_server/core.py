@@ -116,6 +116,11 @@ class Core:
         pending = self.requests.pending(but)
         return split_pb2.Load(pending=pending, workers=self._workers.count, queue_ns=self._queue_clock.mean_ns)
 
+    @property
+    def clients(self) -> int:
+        """Standing streams."""
+        return len(self._sessions)
+
     # Requests
 
     def submit(self, request: Request) -> None:

@@ -73,6 +73,8 @@ class Limits:
     """Log lines a minute that one identity, or one address, may cause; the rest is counted. Warnings count apart."""
     log_lines_per_minute: int = 300
     """The same of all of them together."""
+    heartbeat_seconds: float = 0.25
+    """The shortest time between two signs of life on a stream that a client may ask for."""
     drain_seconds: float = 30.0
     """Time that running requests have to finish after SIGTERM."""
     max_probes: int = 16

@@ -16,7 +16,9 @@ class About:
     ``index`` counts from 0: on the edge within the run (`infer_many`), or within the client's single requests; on the
     cloud within the process (-1: it was not taken in). ``total``: how many the run has; None where nobody knows.
     ``id`` is the same on both sides, together with ``client``; but an input whose path the plan did not hold goes to
-    the server once more under another (`Answer.request_id`). ``account``: on the cloud, on whom it is charged.
+    the server once more under another (`Answer.request_id`).
+    On the cloud, ``identity`` is the name that the client's credentials prove, empty without; ``account``: on whom
+    the request is charged.
     """
 
     id: int
@@ -24,6 +26,7 @@ class About:
     total: int | None = None
     model_id: str = ""
     client: str = ""
+    identity: str = ""
     account: str = ""
 
 
