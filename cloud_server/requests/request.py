@@ -145,7 +145,8 @@ def _nothing() -> None:
 def about(frame: split_pb2.RequestHeader, index: int, engine: Engine, outlet: Outlet) -> About:
     """For hooks. What a client says of its trace is kept where it has the size of one."""
     carrier = {"traceparent": frame.traceparent} if len(frame.traceparent) == TRACEPARENT else {}
-    return About(frame.id, index, None, engine.identity.model_id, outlet.client_id, outlet.caller.identity, carrier)
+    model_id, caller = engine.identity.model_id, outlet.caller
+    return About(frame.id, index, None, model_id, outlet.client_id, caller.identity, caller.account, carrier)
 
 
 def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:

@@ -17,8 +17,10 @@ class About:
     cloud within the process (-1: it was not taken in). ``total``: how many the run has; None where nobody knows.
     ``id`` is the same on both sides, together with ``client``; but an input whose path the plan did not hold goes to
     the server once more under another (`Answer.request_id`).
-    ``identity``: the name that the client's credentials prove, on the cloud; empty without. ``carrier`` goes to
-    the other side with the request: a hook at ``before_request`` on the edge may set its "traceparent".
+    On the cloud, ``identity`` is the name that the client's credentials prove, empty without; ``account``: on whom
+    the request is charged.
+    ``carrier`` goes to the other side with the request: a hook at ``before_request`` on the edge may set its
+    "traceparent".
     """
 
     id: int
@@ -27,6 +29,7 @@ class About:
     model_id: str = ""
     client: str = ""
     identity: str = ""
+    account: str = ""
     carrier: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
