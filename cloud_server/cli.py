@@ -39,7 +39,7 @@ GRACE_SECONDS = 2.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     options = parser().parse_args(argv)
-    bounds = show(options.log_level)
+    bounds = show(options.log_level, options.log_format)
     try:
         config = configure(options)
         bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute

@@ -36,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
         return exits.OK
     if options.split is not None and not options.input:
         raise SpecError(f"--split {options.split}: nothing is run without --input")
-    lifecycle = configured(options.config, options.log_level)
+    lifecycle = configured(options.config, options.log_level, options.log_format)
     status = exits.OK
     if options.input:
         status = _run(choice_of(options), options.input, options.server, options.split, lifecycle)
@@ -50,12 +50,12 @@ def main(options: argparse.Namespace) -> int:
     return status
 
 
-def configured(config: str | None, log_level: str | None) -> Lifecycle:
+def configured(config: str | None, log_level: str | None, log_format: str) -> Lifecycle:
     """The hooks of ``--config``, of installed packages, and the default one, which logs as ``--log-level`` says; and
     traces, where ``--config`` or the environment names a collector.
     """
     if log_level:
-        show(log_level)
+        show(log_level, log_format)
     file = Path(config) if config else None
     lifecycle = read("edge", file, beside=["tracing"])
     tracing = Table.read(file).table("tracing") if file else None
