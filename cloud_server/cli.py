@@ -14,13 +14,14 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 from cloud_server.config import ServerConfig
 from cloud_server.core import Core
 from cloud_server.models import Engine, ServedModel
 from cloud_server.options import configure, parser
 from cloud_server.processes import Pool, PooledModel
+from cloud_server.telemetry import MetricsPage, measured
 from cloud_server.transport import CloudServer
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
@@ -40,9 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
     options = parser().parse_args(words)
-    show(options.log_level)
+    bounds = show(options.log_level)
     try:
         config = configure(options)
+        bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
         if options.hooks:
             print("\n".join(lines(config.lifecycle)))
             return OK
@@ -57,6 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(config: ServerConfig, words: Sequence[str]) -> int:
     """Serves until a signal comes; returns the exit status. ``words``: the command line, for worker processes."""
+    with MetricsPage(config.metrics) if config.metrics else nullcontext() as page:
+        return _serve(config, words, page)
+
+
+def _serve(config: ServerConfig, words: Sequence[str], page: MetricsPage | None) -> int:
     device = pick_device(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:
@@ -68,6 +75,7 @@ def serve(config: ServerConfig, words: Sequence[str]) -> int:
         for entry in () if pool else config.models:
             engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
         core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
+        stack.enter_context(measured(core, page))
         server = CloudServer(core, config.listen)
         if pool:
             pool.on_warm = server.serving
@@ -89,7 +97,7 @@ def serve(config: ServerConfig, words: Sequence[str]) -> int:
         server.stop(GRACE_SECONDS if drained else 0)
         lifecycle.emit(Stage.AFTER_RUN, address=config.listen)
     if not is_default(lifecycle):
-        log.info("hooks:\n%s", "\n".join(lines(lifecycle)))
+        print("hooks:", *lines(lifecycle), sep="\n", file=sys.stderr, flush=True)
     if not drained:
         # A tail still runs; neither it nor the interpreter's wait for its threads can be interrupted. Worker processes
         # have been ended.

@@ -59,9 +59,10 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
     mapping = Mapping(memory_fd, memory_bytes)
     os.close(memory_fd)
     options = parser().parse_args(words)
-    show(options.log_level)
+    bounds = show(options.log_level)
     try:
         config = configure(options)
+        bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
         device = pick_device(config.device)
         set_threads(config.threads)
         models = [ServedModel(entry, device, config.lifecycle, config.limits.rehearsals()) for entry in config.models]

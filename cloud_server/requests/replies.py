@@ -16,6 +16,7 @@ from shared_hooks.errors import IsthmusError
 def answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> Answer:
     """The answer to a request whose tail was started at ``started_ns`` (perf_counter). Completes the engine's reply."""
     reply, buffers = computed.reply, computed.buffers
+    request.reply = reply
     reply.id = request.id
     reply.load.CopyFrom(load)
     reply.observations = request.observations or reply.observations

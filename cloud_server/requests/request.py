@@ -38,7 +38,8 @@ class Request:
         self.caller = outlet.caller
         self.engine = engine
         self.crossing = crossing
-        self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id)
+        model_id, caller = engine.identity.model_id, outlet.caller
+        self.about = About(frame.id, 0, None, model_id, outlet.client_id, caller.identity, caller.account)
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header
@@ -56,6 +57,8 @@ class Request:
         self.announced = False
         """Whether hooks have heard of it."""
         self.error: IsthmusError | None = None
+        self.reply: split_pb2.ReplyHeader | None = None
+        """What it is answered with, if that is a result."""
         self.began_ns = time.perf_counter_ns()
         self.complete_ns = self.began_ns
         self.payload = memoryview(b"")
@@ -86,6 +89,11 @@ class Request:
             due += piece.nbytes
         self._received = due
         return due == self.payload_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Of its payload, so far."""
+        return self._received
 
     @property
     def held_bytes(self) -> int:

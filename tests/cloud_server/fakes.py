@@ -214,8 +214,15 @@ class Client:
 class CoreClient(Client):
     """A stream to a core, without a transport."""
 
-    def __init__(self, core: Core, greet: bool = True, client_id: str = "alice") -> None:
-        self.session: StreamSession = core.open(Caller("test"))
+    def __init__(
+        self,
+        core: Core,
+        greet: bool = True,
+        client_id: str = "alice",
+        identity: str = "",
+        caller: Caller | None = None,
+    ) -> None:
+        self.session: StreamSession = core.open(caller or Caller("test", identity))
         super().__init__()
         if greet:
             self.send(hello(client_id))
