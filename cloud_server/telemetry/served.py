@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry
@@ -34,15 +34,15 @@ def traced(lifecycle: Lifecycle, endpoint: str) -> Iterator[None]:
 
 
 @contextmanager
-def measured(core: Core, page: MetricsPage | None) -> Iterator[None]:
-    """The core's metrics on ``page`` during the block; nothing for None."""
+def measured(core: Core, page: MetricsPage | None, totals: Mapping[str, Callable[[], int]]) -> Iterator[None]:
+    """The core's metrics on ``page`` during the block, and of what is beside it (`state.TOTALS`); nothing for None."""
     if page is None:
         yield
         return
     registry = CollectorRegistry()  # of its own: what else the process counts is nobody's business here
     counts = RequestCounts(core.engines)
     registry.register(counts)
-    registry.register(ServerState(core))
+    registry.register(ServerState(core, totals))
     ProcessCollector(registry=registry)
     core.lifecycle.register(counts)
     page.serve(registry)
