@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from edge_client.client import EdgeClient
+from edge_client.credentials import Credentials
 from edge_client.model_choice import ModelChoice
 from edge_client.transport.options import ConnectionOptions
 from shared_hooks import WrappedModel
@@ -53,9 +54,10 @@ class Asker:
             address,
             ModelChoice(DIGITS, device="cpu", threads=1),
             "input",
-            connection=ConnectionOptions(patience=PATIENCE, max_in_flight=max(4, threads)),
+            connection=ConnectionOptions(
+                patience=PATIENCE, max_in_flight=max(4, threads), credentials=Credentials(token=token or None)
+            ),
             deadline=deadline,
-            **({"token": token} if token else {}),
         )
         self._over = threading.Event()
         self._seconds: dict[str, list[float]] = defaultdict(list)
