@@ -60,7 +60,7 @@ def serve(config: ServerConfig) -> int:
     for entry in config.models:
         engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
     with Core(engines, config.limits, config.workers, config.observers, lifecycle) as core:
-        server = CloudServer(core, config.listen)
+        server = CloudServer(core, config.listen, config.tls, config.identities, reflection=config.reflection)
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from cloud_server.access import Caller
+from cloud_server.access import Caller, granted
 from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
 from cloud_server.streams import CrossingCache, Probe, StreamSession
 from cloud_server.work import Overtime, QueueClock, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
+from shared_hooks.errors import AccessRefused, IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tail import paid_by
 
@@ -67,9 +67,13 @@ class Core:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def identities(self) -> list[Identity]:
-        return [engine.identity for engine in self.engines.values()]
+    def identities(self, caller: Caller) -> list[Identity]:
+        """The served models that ``caller`` may use."""
+        return [engine.identity for engine in self.engines_for(caller).values()]
+
+    def engines_for(self, caller: Caller) -> dict[str, Engine]:
+        """The served models by id; to who may not use one, it does not exist."""
+        return {id: self.engines[id] for id in granted(caller.policy.models, self.engines)}
 
     # Streams
 
@@ -102,14 +106,24 @@ class Core:
             self._changed.notify_all()
 
     @contextmanager
-    def probing(self) -> Iterator[Probe]:
-        """A stream that measures the link. Raises ServerUnavailable when there are enough."""
+    def probing(self, caller: Caller) -> Iterator[Probe]:
+        """A stream that measures the link. Raises AccessRefused, and ServerUnavailable when there are enough."""
+        if not caller.policy.probe:
+            raise AccessRefused(f'identity "{caller.identity}" may not probe the link here')
         if not self._probes.acquire(blocking=False):
             raise ServerUnavailable(f"{self.limits.max_probes} streams probe the link, which is the limit")
         try:
             yield Probe(self.limits, self.load)
         finally:
             self._probes.release()
+
+    def profile(
+        self, request: split_pb2.ProfileRequest, caller: Caller, wanted: Callable[[], bool]
+    ) -> Iterator[split_pb2.ProfileReply]:
+        """As `Profiles.stream`; raises AccessRefused for who may not have one."""
+        if not caller.policy.profile:
+            raise AccessRefused(f'identity "{caller.identity}" may not ask for profiles here')
+        return self.profiles.stream(request, wanted, self.engines_for(caller))
 
     def load(self, but: Request | None = None) -> split_pb2.Load:
         """How busy the server is, not counting the request ``but``."""

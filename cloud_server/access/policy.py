@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -22,6 +23,13 @@ class Policy:
     requests_per_minute: int = 0
     bytes_per_minute: int = 0
     """Payload bytes received."""
+    weight: float = 1.0
+    """Its share where several wait, next to the others'."""
 
 
 EVERYTHING = Policy()
+
+
+def granted(allowed: tuple[str, ...] | None, there: Iterable[str]) -> list[str]:
+    """Those of ``there`` that a policy's list allows, in order of their names."""
+    return sorted(name for name in there if allowed is None or name in allowed)

@@ -54,14 +54,18 @@ class Profiles:
         self._rests_until = 0.0
 
     def stream(
-        self, request: split_pb2.ProfileRequest, wanted: Callable[[], bool] = lambda: True
+        self,
+        request: split_pb2.ProfileRequest,
+        wanted: Callable[[], bool] = lambda: True,
+        engines: Mapping[str, Engine] | None = None,
     ) -> Iterator[split_pb2.ProfileReply]:
-        """Progress, and at last the profile, while ``wanted()`` says that somebody listens.
+        """Progress, and at last the profile, while ``wanted()`` says that somebody listens (or raises).
+        ``engines``: those that may be asked for; None = all.
 
         Raises UnknownModel, SpecError for settings beyond the limits, CutRefused for a model without an example, what
         the model raises as ModelFailed, and ServerUnavailable when too many wait already.
         """
-        engine, settings = self._check(request)
+        engine, settings = self._check(request, self._engines if engines is None else engines)
         if not self._places.acquire(blocking=False):
             raise ServerUnavailable(f"{self._limits.max_profiles} profiles are being waited for, which is the limit")
         try:
@@ -82,10 +86,10 @@ class Profiles:
             self._places.release()
         yield split_pb2.ProfileReply(profile=data)
 
-    def _check(self, request: split_pb2.ProfileRequest) -> tuple[Engine, _Wanted]:
-        engine = self._engines.get(request.model_id)
+    def _check(self, request: split_pb2.ProfileRequest, engines: Mapping[str, Engine]) -> tuple[Engine, _Wanted]:
+        engine = engines.get(request.model_id)
         if engine is None:
-            served = ", ".join(sorted(self._engines))
+            served = ", ".join(sorted(engines))
             raise UnknownModel(f'no model "{request.model_id[:256]}" is served here; there is: {served}')
         limits = self._limits
         if not 0 <= request.seconds <= limits.max_profile_seconds:  # rejects NaN, too

@@ -55,6 +55,7 @@ class SplitServicer:
             session = self._core.open(self._door.caller(context))
         except IsthmusError as error:
             abort(context, error)
+        self._door.when_sent_away(context, session.broke)
         if not context.add_callback(session.gone):
             session.gone()  # the client went away before this line
         threading.Thread(target=_take, args=(session, incoming), name="isthmus-receive", daemon=True).start()
@@ -70,7 +71,8 @@ class SplitServicer:
     ) -> Iterator[split_pb2.ProbeReply | padding.Padding]:
         """One stream of rounds."""
         try:
-            with self._core.probing() as probe:
+            with self._core.probing(self._door.caller(context)) as probe:
+                self._door.when_sent_away(context, probe.end)
                 threading.Thread(target=_take_rounds, args=(probe, incoming), name="isthmus-probe", daemon=True).start()
                 yield from probe.frames()
         except IsthmusError as error:
@@ -81,13 +83,13 @@ class SplitServicer:
     ) -> Iterator[split_pb2.ProfileReply]:
         """Progress, then the profile."""
         try:
-            yield from self._core.profiles.stream(request, context.is_active)
+            yield from self._core.profile(request, self._door.caller(context), lambda: self._door.may_stay(context))
         except IsthmusError as error:
             abort(context, error)
 
     def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
-        """What is served."""
-        return wire.model_list(self._core.identities)
+        """What is served to who asks."""
+        return wire.model_list(self._core.identities(self._door.caller(context)))
 
     def add_to(self, server: grpc.Server) -> None:
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {

@@ -189,7 +189,7 @@ class Connection:
         welcome_within = min(self._options.welcome_within, max(0.1, self._options.patience - waited))
         stream: Stream | None = None
         try:
-            stream = Stream(self.address, outbox, self._keep_alive, welcome_within)
+            stream = Stream(self.address, outbox, self._keep_alive, welcome_within, self._options.credentials)
             with self._changed:
                 self._stream = stream
                 if self._closing:
@@ -252,7 +252,9 @@ class Connection:
             return None, f"no answer to the greeting within {self._options.welcome_within:g} s"
         if verdict.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
             self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
-        return verdict.final_error(error, self.address), verdict.reason(error)
+        greeted = stream is not None and self._state is State.READY
+        final = verdict.final_error(error, self.address, None if greeted else self._options.credentials)
+        return final, verdict.reason(error) if final is None else str(final)
 
     def _after_stream(self, error: IsthmusError | None, reason: str) -> None:
         now = time.monotonic()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
+from edge_client.credentials import Credentials
 from edge_client.dial import dial
 from edge_client.transport import wire
 from edge_client.transport.options import KeepAlive
@@ -18,10 +19,18 @@ METHOD: Final = "/isthmus.v1.Split/Session"
 class Stream:
     """Frames in, frames out. Iterating raises `grpc.RpcError` when the stream breaks."""
 
-    def __init__(self, address: str, outbox: Outbox, keep_alive: KeepAlive, welcome_within: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        outbox: Outbox,
+        keep_alive: KeepAlive,
+        welcome_within: float,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """Raises SpecError for credentials that cannot be used."""
         self.greeting_timed_out = False
         self._outbox = outbox
-        self._channel = dial(address, keep_alive)
+        self._channel = dial(address, keep_alive, credentials)
         session = self._channel.stream_stream(
             METHOD, request_serializer=serialize_client_frame, response_deserializer=parse_server_frame
         )

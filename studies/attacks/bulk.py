@@ -60,7 +60,7 @@ class Target:
         self.core = Core(engines, LIMITS)
         self.jobs: list[Callable[[], None]] = []
         self.core._workers.put = self._put  # type: ignore[method-assign]
-        self.identities = {identity.model_id: identity for identity in self.core.identities}
+        self.identities = {identity.model_id: identity for identity in self.core.identities(Caller("attack"))}
         self.sessions: dict[tuple[str, bool], StreamSession] = {}
         self.opened = 0
         self.sent = 0
