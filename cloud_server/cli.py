@@ -14,11 +14,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from cloud_server.config import ServerConfig
 from cloud_server.core import Core
 from cloud_server.models import ServedModel
 from cloud_server.options import configure, parser
+from cloud_server.telemetry import MetricsPage, measured
 from cloud_server.transport import CloudServer
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
@@ -37,9 +39,10 @@ GRACE_SECONDS = 2.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     options = parser().parse_args(argv)
-    show(options.log_level)
+    bounds = show(options.log_level)
     try:
         config = configure(options)
+        bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
         if options.hooks:
             print("\n".join(lines(config.lifecycle)))
             return OK
@@ -54,12 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(config: ServerConfig) -> int:
     """Serves until a signal comes; returns the exit status."""
+    with MetricsPage(config.metrics) if config.metrics else nullcontext() as page:
+        return _serve(config, page)
+
+
+def _serve(config: ServerConfig, page: MetricsPage | None) -> int:
     device = pick_device(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     engines = []
     for entry in config.models:
         engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
-    with Core(engines, config.limits, config.workers, config.observers, lifecycle) as core:
+    with Core(engines, config.limits, config.workers, config.observers, lifecycle) as core, measured(core, page):
         server = CloudServer(core, config.listen, config.tls, config.identities, reflection=config.reflection)
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -77,7 +85,7 @@ def serve(config: ServerConfig) -> int:
         server.stop(GRACE_SECONDS if drained else 0)
         lifecycle.emit(Stage.AFTER_RUN, address=config.listen)
     if not is_default(lifecycle):
-        log.info("hooks:\n%s", "\n".join(lines(lifecycle)))
+        print("hooks:", *lines(lifecycle), sep="\n", file=sys.stderr, flush=True)
     if not drained:
         # A tail still runs; neither it nor the interpreter's wait for its threads can be interrupted.
         logging.shutdown()

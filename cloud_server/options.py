@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cloud_server.access import Tls
-from cloud_server.config import DEFAULT_LISTEN, ModelEntry, ServerConfig, read_config
+from cloud_server.config import DEFAULT_LISTEN, ModelEntry, ServerConfig, read_config, with_host
 from cloud_server.limits import Limits
 from shared_hooks.config import looks_like_target
 from shared_hooks.errors import SpecError
@@ -38,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     _add_access(made)
     default = f"time to finish after SIGTERM; default {Limits.drain_seconds:g}"
     made.add_argument("--drain-seconds", type=float, metavar="S", help=default)
+    text = "Prometheus metrics on this port, of loopback without HOST; default none"
+    made.add_argument("--metrics", type=with_host, metavar="[HOST:]PORT", help=text)
     made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage by stage, and exit")
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
     return made
@@ -58,7 +60,8 @@ def _add_access(made: argparse.ArgumentParser) -> None:
 def configure(options: argparse.Namespace) -> ServerConfig:
     """The configuration file, if any, with the command line on top of it. Raises SpecError or UnknownModel."""
     config = read_config(options.config) if options.config else ServerConfig()
-    given = {name: getattr(options, name) for name in ("listen", "device", "threads", "workers", "identities")}
+    names = ("listen", "device", "threads", "workers", "metrics", "identities")
+    given = {name: getattr(options, name) for name in names}
     given |= {name: True for name in ("insecure", "reflection") if getattr(options, name)}
     given["tls"] = _tls(options)
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})

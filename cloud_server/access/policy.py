@@ -24,7 +24,7 @@ class Policy:
     bytes_per_minute: int = 0
     """Payload bytes received."""
     weight: float = 1.0
-    """Its share where several wait, next to the others'."""
+    """Its share of the workers while others wait, too: 2 gets twice as much as 1."""
 
 
 EVERYTHING = Policy()

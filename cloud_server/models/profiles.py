@@ -15,16 +15,27 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 
+from cloud_server.access import Caller, granted
 from cloud_server.limits import Limits
 from cloud_server.models.engine import Engine
-from cloud_server.work import Job
+from cloud_server.work import Job, Payer
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, ServerUnavailable, SpecError, UnknownModel
+from shared_hooks.errors import (
+    AccessRefused,
+    Cancelled,
+    IsthmusError,
+    ModelFailed,
+    ServerUnavailable,
+    SpecError,
+    UnknownModel,
+)
 
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.2
 KEPT = 64
+CLIENT = "profile"
+"""Profiles take turns with an account's clients as one of them."""
 DEFAULT_WARMUP, DEFAULT_REPETITIONS = 3, 20
 """For what a request leaves at 0."""
 
@@ -42,7 +53,7 @@ class _Wanted:
 class Profiles:
     """Profiles by model and settings. ``put`` gives a job to the workers."""
 
-    def __init__(self, engines: Mapping[str, Engine], limits: Limits, put: Callable[[Job], object]) -> None:
+    def __init__(self, engines: Mapping[str, Engine], limits: Limits, put: Callable[[Job, Payer], object]) -> None:
         self._engines = engines
         self._limits = limits
         self._put = put
@@ -54,18 +65,15 @@ class Profiles:
         self._rests_until = 0.0
 
     def stream(
-        self,
-        request: split_pb2.ProfileRequest,
-        wanted: Callable[[], bool] = lambda: True,
-        engines: Mapping[str, Engine] | None = None,
+        self, request: split_pb2.ProfileRequest, caller: Caller, wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[split_pb2.ProfileReply]:
-        """Progress, and at last the profile, while ``wanted()`` says that somebody listens (or raises).
-        ``engines``: those that may be asked for; None = all.
+        """Progress, and at last the profile, for ``caller``, while ``wanted()`` says that somebody listens, or
+        raises.
 
-        Raises UnknownModel, SpecError for settings beyond the limits, CutRefused for a model without an example, what
-        the model raises as ModelFailed, and ServerUnavailable when too many wait already.
+        Raises AccessRefused, UnknownModel, SpecError for settings beyond the limits, CutRefused for a model without an
+        example, what the model raises as ModelFailed, and ServerUnavailable when too many wait already.
         """
-        engine, settings = self._check(request, self._engines if engines is None else engines)
+        engine, settings = self._check(request, caller)
         if not self._places.acquire(blocking=False):
             raise ServerUnavailable(f"{self._limits.max_profiles} profiles are being waited for, which is the limit")
         try:
@@ -76,7 +84,7 @@ class Profiles:
             try:
                 data = None if request.fresh else self._kept.get(settings)
                 if data is None:
-                    data = yield from self._measure(engine, settings, wanted)
+                    data = yield from self._measure(engine, settings, caller, wanted)
                     self._kept[settings] = data
                     while len(self._kept) > KEPT:
                         self._kept.popitem(last=False)
@@ -86,11 +94,14 @@ class Profiles:
             self._places.release()
         yield split_pb2.ProfileReply(profile=data)
 
-    def _check(self, request: split_pb2.ProfileRequest, engines: Mapping[str, Engine]) -> tuple[Engine, _Wanted]:
-        engine = engines.get(request.model_id)
-        if engine is None:
-            served = ", ".join(sorted(engines))
-            raise UnknownModel(f'no model "{request.model_id[:256]}" is served here; there is: {served}')
+    def _check(self, request: split_pb2.ProfileRequest, caller: Caller) -> tuple[Engine, _Wanted]:
+        if not caller.policy.profile:
+            raise AccessRefused(f'identity "{caller.identity}" may not ask for profiles here')
+        served = granted(caller.policy.models, self._engines)
+        if request.model_id not in served:
+            there = ", ".join(served)
+            raise UnknownModel(f'no model "{request.model_id[:256]}" is served here; there is: {there}')
+        engine = self._engines[request.model_id]
         limits = self._limits
         if not 0 <= request.seconds <= limits.max_profile_seconds:  # rejects NaN, too
             most = limits.max_profile_seconds
@@ -109,7 +120,7 @@ class Profiles:
         )
 
     def _measure(
-        self, engine: Engine, settings: _Wanted, wanted: Callable[[], bool]
+        self, engine: Engine, settings: _Wanted, caller: Caller, wanted: Callable[[], bool]
     ) -> Generator[split_pb2.ProfileReply, None, bytes]:
         """Progress while a worker measures; returns the profile's bytes."""
         news: queue.SimpleQueue[split_pb2.ProfileReply | bytes | IsthmusError] = queue.SimpleQueue()
@@ -129,7 +140,7 @@ class Profiles:
                 raise Cancelled("nobody waits for this profile any more")
             news.put(_progress(done, total, what))
 
-        def measure() -> None:
+        def measure() -> bool:
             began = time.monotonic()
             try:
                 on_progress(0, 0, "starting")
@@ -138,14 +149,16 @@ class Profiles:
             except IsthmusError as error:
                 news.put(error)
             except BaseException as error:  # a worker survives everything
-                log.warning("profile of %s", settings.model_id, exc_info=error)
+                who = {"account": "profiles"}  # some client's; at most one at a time
+                log.warning("profile of %s", settings.model_id, exc_info=error, extra=who)
                 news.put(ModelFailed(f"{type(error).__name__}: {error}"))
             finally:
                 self._rests_until = 2 * time.monotonic() - began
                 self._over.set()
+            return False
 
         self._over.clear()
-        self._put(measure)
+        self._put(measure, Payer(caller.account, CLIENT, caller.policy.weight))
         try:
             while True:
                 try:
