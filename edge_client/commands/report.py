@@ -13,7 +13,7 @@ from edge_client.commands.layer_table import layer_table
 from edge_client.commands.output import table
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.screen.observation_table import tables
-from edge_client.screen.text import milliseconds, printable, size
+from edge_client.screen.text import milliseconds, one_line, printable, size
 from edge_client.transport import Times
 from shared_hooks.models import InputItem, Prediction
 
@@ -96,6 +96,7 @@ class Outcome:
             "observations": dict(self.answer.observations),
             "transforms": list(self.answer.transforms),
             "witness": self.answer.witness.as_dict() if self.answer.witness else None,
+            "fallback": self.answer.fallback or None,
         }
 
 
@@ -223,6 +224,8 @@ class Report:
             up = sum(one.answer.bytes_up for one in answered if one.answer) / len(answered)
             down = sum(one.answer.bytes_down for one in answered if one.answer) / len(answered)
             lines.append(f"cut {where}; per input {size(round(up))} up, {size(round(down))} down")
+        if fallen := [one.answer.fallback for one in answered if one.answer and one.answer.fallback]:
+            lines.append(f"{len(fallen)} answered on the edge, for the server did not: {one_line(fallen[-1])}")
         if self._witness:
             lines += witnesses.summary(self._answers, self.refused)
         changed = dict.fromkeys(name for one in answered if one.answer for name in one.answer.transforms)

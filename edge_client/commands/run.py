@@ -53,6 +53,7 @@ def main(options: argparse.Namespace) -> int:
         deadline=options.deadline,
         observers=options.observers,
         witness=options.witness,
+        fallback=options.fallback,
         lifecycle=lifecycle,
         connection=ConnectionOptions(
             patience=options.patience,
