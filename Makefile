@@ -4,6 +4,7 @@
 #   PIP_FLAGS=...   for pip, e.g. another index (PyTorch's CPU-only wheels for Linux come from an index of their own)
 #   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process a core
 #   FUZZ_FLAGS=     for the fuzzer, e.g. "--programs 100000 --seed 2 --minutes 40"
+#   CHAOS_FLAGS=  for the faults, e.g. "--requests 20000 --seed 2 --json docs/results/chaos.json"
 #   ATTACK_FLAGS= for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
 
@@ -19,10 +20,11 @@ EXPERIMENT_FLAGS ?=
 LIBRARY_FLAGS ?=
 FUZZ_FLAGS ?=
 ATTACK_FLAGS ?=
+CHAOS_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench fuzz attacks experiments library protos clean
+.PHONY: help demo test lint bench fuzz attacks chaos experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -30,6 +32,7 @@ help:
 	@echo "make lint    test without the tests"
 	@echo "make bench   the benchmarks: a table and JSON"
 	@echo "make fuzz    random models, cut everywhere, for a long time: a table, failures as source"
+	@echo "make chaos   servers, clients and the path between them killed, cut and stopped: a table, what was lost"
 	@echo "make attacks hostile requests against a server, for a long time: a table and JSON"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
 	@echo "make library the models of transformers, timm and torchvision cut at a sample of their layers; hours"
@@ -57,6 +60,9 @@ fuzz: $(DEV)
 
 attacks: $(DEV)
 	$(PY) -m studies.attacks $(ATTACK_FLAGS)
+
+chaos: $(DEV)
+	$(PY) -m studies.chaos $(CHAOS_FLAGS)
 
 experiments: $(DEV)
 	$(PY) -m studies.experiments all $(EXPERIMENT_FLAGS)

@@ -114,6 +114,11 @@ class Report:
         self._witness = witness
         self.refused: Mapping[str, str] = {}  # cuts that witnesses took out of use, and why
         self.gave_up = False
+        self._before: list[dict[str, Any]] = []  # outcomes of an earlier run, out of its journal
+
+    def resume(self, outcomes: list[dict[str, Any]]) -> None:
+        """What an earlier run has already told, as `Outcome.as_dict` gave it. Times are of this run alone."""
+        self._before = outcomes
 
     def start(self) -> None:
         """Begin to count the time anew: what was before was preparation."""
@@ -163,9 +168,10 @@ class Report:
             # of all inputs; null where it is not the same for all
             "layer_id": ids.pop() if len(ids) == 1 else None,
             "layer_name": names.pop() if len(names) == 1 else None,
-            "inputs": [outcome.as_dict() for outcome in self._outcomes],
-            "answered": len(answered),
-            "failed": len(self.failed),
+            "inputs": [*self._before, *(outcome.as_dict() for outcome in self._outcomes)],
+            "answered": len(answered) + self._answered_before,
+            "answered_before": self._answered_before,
+            "failed": len(self.failed) + len(self._before) - self._answered_before,
             "with_truth": len(judged),
             "correct": sum(judged),
             "accuracy": sum(judged) / len(judged) if judged else None,
@@ -199,12 +205,22 @@ class Report:
         return "\n" + "\n\n".join(parts)
 
     @property
+    def some_failed(self) -> bool:
+        """Whether an input has no answer, of this run or of those before it."""
+        return bool(self.failed) or self._answered_before < len(self._before)
+
+    @property
+    def _answered_before(self) -> int:
+        return sum(outcome["ok"] for outcome in self._before)
+
+    @property
     def _answers(self) -> list[Answer]:
         return [one.answer for one in self.answered if one.answer]
 
     @property
     def _judged(self) -> list[bool]:
-        return [outcome.correct for outcome in self.answered if outcome.correct is not None]
+        now = [outcome.correct for outcome in self.answered if outcome.correct is not None]
+        return now + [before["correct"] for before in self._before if before["correct"] is not None]
 
     @property
     def _total(self) -> Times:
@@ -216,6 +232,8 @@ class Report:
             f"{len(answered)} of {len(self._outcomes)} inputs answered in {self._seconds:.2f} s"
             f"{f', {len(self.failed)} failed' if self.failed else ''}"
         ]
+        if self._before:
+            lines.append(f"{self._answered_before} of {len(self._before)} more by an earlier run (from its journal)")
         if judged:
             lines.append(f"accuracy {sum(judged) / len(judged):.4f} ({sum(judged)} of {len(judged)} with known truth)")
         if answered:

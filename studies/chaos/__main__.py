@@ -1,4 +1,4 @@
-"""``make chaos``: faults one after the other, in an order drawn from the seed, until so many requests were asked.
+"""``make chaos``: all faults in an order drawn from the seed, again and again, until so many requests were asked.
 
 Every answer is compared bit for bit. The exit status is 0 if none was lost, wrong or computed twice unreported, and
 nobody was without service for longer than the bound.
@@ -65,11 +65,12 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 crowd.all_served(0.0)
                 world = World(served, relay, crowd, draw)
                 limit = time.monotonic() + 60 * options.minutes
-                while len(crowd.known) < options.requests and time.monotonic() < limit:
-                    for name in draw.sample(options.faults, len(options.faults)):
-                        if len(crowd.known) >= options.requests or time.monotonic() > limit:
-                            break
-                        episodes.append(_one(name, world))
+                names = list(options.faults)
+                while names or (len(crowd.known) < options.requests and time.monotonic() < limit):
+                    names = names or list(options.faults)
+                    episodes.append(_one(names.pop(draw.randrange(len(names))), world))
+                    if len(episodes) > len(options.faults) and time.monotonic() > limit:
+                        break
             finally:
                 crowd.close()
     finally:
@@ -118,7 +119,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--clients", nargs="+", default=KINDS, metavar="KIND", help=f"default {' '.join(KINDS)}")
     parser.add_argument("--pause", type=float, default=0.02, metavar="S", help="of a client, on average")
-    parser.add_argument("--patience", type=float, default=30.0, metavar="S")
+    parser.add_argument("--patience", type=float, default=120.0, metavar="S")
     parser.add_argument("--server-arguments", default="", metavar="'...'", help="more of cloud-server's own")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave everything there")
     parser.add_argument("--json", type=Path)

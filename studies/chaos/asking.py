@@ -32,7 +32,7 @@ from studies.chaos.model import CUTS, inputs
 
 KINDS = 16
 """Different inputs."""
-DEADLINE = 60.0
+DEADLINE = 240.0
 
 
 def main() -> int:
@@ -41,7 +41,7 @@ def main() -> int:
         parser.add_argument(name)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pause", type=float, default=0.02)
-    parser.add_argument("--patience", type=float, default=30.0)
+    parser.add_argument("--patience", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fallback", action="store_true", help="answer on the edge what the server cannot")
     options = parser.parse_args()
