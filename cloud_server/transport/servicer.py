@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from cloud_server import wire
+from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.streams import InFrame, Probe, StreamSession
 from cloud_server.transport.door import SERVICE, Door, abort
 from protos import chunks, padding
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError
+from shared_hooks.lifecycle import on_behalf_of
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +54,18 @@ class SplitServicer:
 
     def session(self, incoming: Iterator[Incoming], context: grpc.ServicerContext) -> Iterator[wire.OutFrame]:
         """One standing stream."""
+        caller = self._door.caller(context)
+        with on_behalf_of(caller.account):
+            yield from self._session(caller, incoming, context)
+
+    def _session(
+        self, caller: Caller, incoming: Iterator[Incoming], context: grpc.ServicerContext
+    ) -> Iterator[wire.OutFrame]:
         try:
-            session = self._core.open(self._door.caller(context))
+            session = self._core.open(caller)
         except IsthmusError as error:
             abort(context, error)
+        self._door.when_sent_away(context, session.broke)
         if not context.add_callback(session.gone):
             session.gone()  # the client went away before this line
         threading.Thread(target=_take, args=(session, incoming), name="isthmus-receive", daemon=True).start()
@@ -71,6 +82,7 @@ class SplitServicer:
         """One stream of rounds."""
         try:
             with self._core.probing(self._door.caller(context)) as probe:
+                self._door.when_sent_away(context, probe.end)
                 threading.Thread(target=_take_rounds, args=(probe, incoming), name="isthmus-probe", daemon=True).start()
                 yield from probe.frames()
         except IsthmusError as error:
@@ -81,13 +93,15 @@ class SplitServicer:
     ) -> Iterator[split_pb2.ProfileReply]:
         """Progress, then the profile."""
         try:
-            yield from self._core.profiles.stream(request, self._door.caller(context), context.is_active)
+            wanted = partial(self._door.may_stay, context)
+            yield from self._core.profiles.stream(request, self._door.caller(context), wanted)
         except IsthmusError as error:
             abort(context, error)
 
     def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
-        """What is served."""
-        return wire.model_list(self._core.identities)
+        """What is served to who asks."""
+        served = self._core.engines_for(self._door.caller(context))
+        return wire.model_list(engine.identity for engine in served.values())
 
     def add_to(self, server: grpc.Server) -> None:
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -129,14 +143,15 @@ def _take_rounds(probe: Probe, incoming: Iterator[padding.Padding | Malformed]) 
 
 def _take(session: StreamSession, incoming: Iterator[Incoming]) -> None:
     """Moves frames from the stream to the session until either ends."""
-    try:
-        for frame in incoming:
-            if isinstance(frame, Malformed):
-                session.broke(BadFrame("a message that is no ClientFrame"))
-                return
-            if not session.receive(frame):
-                return
-        session.finish()
-    except Exception as error:  # gRPC raises a bare Exception here when the stream breaks
-        log.debug("stream of %s broke: %s", session.caller.peer, error)
-        session.disconnect()
+    with on_behalf_of(session.caller.account):
+        try:
+            for frame in incoming:
+                if isinstance(frame, Malformed):
+                    session.broke(BadFrame("a message that is no ClientFrame"))
+                    return
+                if not session.receive(frame):
+                    return
+            session.finish()
+        except Exception as error:  # gRPC raises a bare Exception here when the stream breaks
+            log.debug("stream of %s broke: %s", session.caller.peer, error)
+            session.disconnect()

@@ -14,6 +14,7 @@ from typing import Any
 from shared_hooks.errors import HookRefused, SpecError, near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import About, Event
+from shared_hooks.lifecycle.log_bounds import on_behalf_of
 from shared_hooks.lifecycle.marks import (
     Function,
     Handler,
@@ -155,13 +156,20 @@ class Lifecycle:
             finally:
                 refused = refusal = None  # it has this frame in its traceback, and the frame has the event
 
+    @property
+    def current(self) -> About | None:
+        """Which request this thread works for."""
+        found: About | None = getattr(self._thread, "request", None)
+        return found
+
     @contextmanager
     def request(self, about: About) -> Iterator[None]:
         """What this thread does in the block belongs to this request."""
         before = getattr(self._thread, "request", None)
         self._thread.request = about
         try:
-            yield
+            with on_behalf_of(about.account):
+                yield
         finally:
             self._thread.request = before
 
