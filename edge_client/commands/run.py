@@ -68,17 +68,18 @@ def main(options: argparse.Namespace) -> int:
     )
     decisions: list[dict[str, Any]] | None = None
     journal: RunJournal | None = None
+    before: list[dict[str, Any]] = []
     stopped = False
     try:
         client.prepare()
         client.split = "input" if chooses else cut_for(client, options.split, items)
         if options.journal:
             journal = RunJournal(options.journal, {"model": spec.model_id, "weights": client.wrapped.weights_hash()})
-            items, known = journal.left(items)
+            items, before = journal.left(items)
         report = Report(spec.model_id, server, options.split, options.codec, str(client.device), options.witness)
-        if journal and known:
-            report.resume(known)
-            print(f"edge-client: {len(known)} inputs are in {options.journal} already", file=sys.stderr)
+        if before:
+            report.resume(before)
+            print(f"edge-client: {len(before)} inputs are in {options.journal} already", file=sys.stderr)
         try:
             if not items:
                 report.start()
