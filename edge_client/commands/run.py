@@ -30,7 +30,7 @@ from shared_hooks.models import InputItem, ModelSpec
 AUTO: Final = "auto"
 
 
-class JournalFull(Exception):
+class JournalFull(SpecError):
     """The journal cannot be written any more: what it does not hold is not shown, and is run again another time."""
 
 
@@ -93,7 +93,7 @@ def main(options: argparse.Namespace) -> int:
                 _send(client, spec, items, report, maps, journal, show=not options.no_progress)
         except JournalFull as error:
             stopped = True
-            print(f"edge-client: error: {_one_line(error.__cause__ or error)}", file=sys.stderr)
+            print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
         except CONNECTION_ERRORS as error:
             if options.debug:
                 raise
@@ -145,7 +145,7 @@ def _send(
                 try:
                     journal.add(item, outcome.as_dict(), outcome.error)
                 except SpecError as error:
-                    raise JournalFull from error
+                    raise JournalFull(str(error)) from error
             report.add(outcome)
             advance(printable(item.name))
             if outcome.error is None:
