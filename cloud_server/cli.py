@@ -78,12 +78,15 @@ def serve(config: ServerConfig) -> int:
         lifecycle.emit(Stage.AFTER_RUN, address=config.listen)
     if not is_default(lifecycle):
         log.info("hooks:\n%s", "\n".join(lines(lifecycle)))
-    if not drained:
-        # A tail still runs; neither it nor the interpreter's wait for its threads can be interrupted.
+    abandoned = core.requests.running
+    status = OK if drained else CUT_SHORT
+    if abandoned or not drained:
+        # A tail still runs, maybe for a client that has left; neither it nor the interpreter's wait for its threads can
+        # be interrupted.
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(CUT_SHORT)
-    return OK
+        os._exit(status)
+    return status
 
 
 def _wait(core: Core, signals: queue.SimpleQueue[int], seconds: float) -> bool:

@@ -86,7 +86,7 @@ class Profiles:
         engine = self._engines.get(request.model_id)
         if engine is None:
             served = ", ".join(sorted(self._engines))
-            raise UnknownModel(f'no model "{request.model_id[:256]}" is served here; there is: {served}')
+            raise UnknownModel(f"no model {request.model_id[:256]!r} is served here; there is: {served}")
         limits = self._limits
         if not 0 <= request.seconds <= limits.max_profile_seconds:  # rejects NaN, too
             most = limits.max_profile_seconds

@@ -170,9 +170,11 @@ class ServedModel:
         Raises BadFrame, TooLarge, InputMismatch or Disagreement.
         """
         check_suffix(suffix)
+        if len(header) > MAX_SECTION_BYTES:
+            raise TooLarge(f"a header of {len(header)} bytes for a file; at most {MAX_SECTION_BYTES} are taken")
         if preprocess_digest != self.identity.preprocess_digest:
             raise Disagreement(
-                f'preprocessing of model "{self.identity.model_id}": client "{preprocess_digest[:80]}", server '
+                f'preprocessing of model "{self.identity.model_id}": client {preprocess_digest[:80]!r}, server '
                 f'"{self.identity.preprocess_digest}" (settings, code, or libraries; the server has {_decoders()})'
             )
         announced = Parcel.check_header(header, max_bytes)

@@ -22,6 +22,8 @@ from shared_hooks.errors import (
 from shared_hooks.lifecycle import About, Stage
 
 _SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
+MAX_OBSERVERS = 64
+"""Of one request; there are fewer kinds."""
 
 
 class Uploads:
@@ -49,7 +51,7 @@ class Uploads:
             missing = (
                 isinstance(error, Disagreement)
                 and not frame.HasField("file")
-                and self._hub.crossings.get(frame.cut_digest) is None
+                and frame.cut_digest not in self._hub.crossings
             )
             self._fail(frame.id, error, retry=True if missing else None)
             return
@@ -94,10 +96,12 @@ class Uploads:
         """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet."""
         if frame.session_id or frame.step:
             raise BadFrame("session_id and step are reserved and must be 0")
+        if len(frame.hooks) > MAX_OBSERVERS:
+            raise TooLarge(f"{len(frame.hooks)} observers are asked for; at most {MAX_OBSERVERS} are taken")
         for name in frame.hooks:
             if name not in self._hub.observers:
                 allowed = ", ".join(sorted(self._hub.observers)) or "none"
-                raise ObserverRefused(f'the observer "{name[:80]}" is not allowed on this server; allowed: {allowed}')
+                raise ObserverRefused(f"the observer {name[:80]!r} is not allowed on this server; allowed: {allowed}")
         limit = self._hub.limits.max_request_bytes
         if frame.payload_bytes > limit:
             raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; at most {limit} are accepted")
@@ -105,9 +109,9 @@ class Uploads:
             file = frame.file
             self._engine.admit_file(file.suffix, file.preprocess_digest, frame.header, frame.payload_bytes, limit)
             return Request(self._outlet, self._engine, None, frame)
-        crossing = self._hub.crossings.get(frame.cut_digest)
+        crossing = self._hub.crossings.get(frame.cut_digest, self._outlet.party)
         if crossing is None:
-            raise Disagreement(f'no cut "{frame.cut_digest[:80]}" is held here; upload it, then ask again')
+            raise Disagreement(f"no cut {frame.cut_digest[:80]!r} is held here; upload it, then ask again")
         if crossing.payload_bytes > limit:
             raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; at most {limit} are accepted")
         self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
