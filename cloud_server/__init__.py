@@ -8,6 +8,7 @@ work        threads that compute
 wire        frames that answer no request
 transport   gRPC, with health and reflection
 access      who calls, and what one may
+telemetry   the server seen from outside
 limits      every bound in one place
 config, options, cli   what is served and how: TOML file and command line
 """

@@ -14,11 +14,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from cloud_server.config import ServerConfig
 from cloud_server.core import Core
 from cloud_server.models import ServedModel
 from cloud_server.options import configure, parser
+from cloud_server.telemetry import MetricsPage, measured
 from cloud_server.transport import CloudServer
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
@@ -54,12 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(config: ServerConfig) -> int:
     """Serves until a signal comes; returns the exit status."""
+    with MetricsPage(config.metrics) if config.metrics else nullcontext() as page:
+        return _serve(config, page)
+
+
+def _serve(config: ServerConfig, page: MetricsPage | None) -> int:
     device = pick_device(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     engines = []
     for entry in config.models:
         engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
-    with Core(engines, config.limits, config.workers, config.observers, lifecycle) as core:
+    with Core(engines, config.limits, config.workers, config.observers, lifecycle) as core, measured(core, page):
         server = CloudServer(core, config.listen)
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -19,6 +19,9 @@ max_request_bytes = 268435456
 [observers]
 allow = ["activation", "debug"]      # observers that clients may ask for in their tails; absent = none
 
+[metrics]                            # for Prometheus, see docs/telemetry.md; absent = none
+listen = "127.0.0.1:9464"            # HOST:PORT, or a port of loopback
+
 [lifecycle]                          # the server's own hooks, see shared_hooks/lifecycle/loading.py
 hooks = ["my_hooks:Watchdog"]
 """
@@ -69,10 +72,14 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
     observers: tuple[str, ...] = ()
     """Observers that clients may ask for."""
+    metrics: str = ""
+    """HOST:PORT of the metrics; empty = none."""
     lifecycle: Lifecycle = field(default_factory=lambda: load("cloud", None, Path.cwd()), compare=False)
 
     def __post_init__(self) -> None:
         check_address(self.listen)
+        if self.metrics:
+            check_address(self.metrics, "metrics")
         if self.threads is not None and self.threads < 1:
             raise SpecError(f"threads: expected at least 1, found {self.threads}")
         if self.workers < 1:
@@ -89,7 +96,7 @@ def read_config(path: Path) -> ServerConfig:
         "workers": table.take("workers", int),
     }
     models, limits, observers = table.table("models"), table.table("limits"), table.table("observers")
-    lifecycle = table.table("lifecycle")
+    lifecycle, metrics = table.table("lifecycle"), table.table("metrics")
     table.done()
     try:
         if models is not None:
@@ -98,6 +105,9 @@ def read_config(path: Path) -> ServerConfig:
             values["limits"] = _limits(limits)
         if observers is not None:
             values["observers"] = _observers(observers)
+        if metrics is not None:
+            values["metrics"] = with_host(metrics.need("listen", str))
+            metrics.done()
         if lifecycle is not None:
             values["lifecycle"] = load("cloud", lifecycle, path.resolve().parent)
         return ServerConfig(**{key: value for key, value in values.items() if value is not None})
@@ -105,11 +115,16 @@ def read_config(path: Path) -> ServerConfig:
         raise error if str(error).startswith(str(path)) else SpecError(f"{path}: {error}") from error
 
 
-def check_address(address: str) -> None:
+def with_host(address: str) -> str:
+    """``address``, of which a port alone is one of loopback."""
+    return f"127.0.0.1:{address}" if address.isdigit() else address
+
+
+def check_address(address: str, what: str = "listen") -> None:
     """Raises SpecError unless ``address`` is ``HOST:PORT`` or ``[IPV6]:PORT``."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise SpecError(f'listen: expected HOST:PORT with a port from 0 to 65535, found "{address}"')
+        raise SpecError(f'{what}: expected HOST:PORT with a port from 0 to 65535, found "{address}"')
 
 
 def _models(table: Table, folder: Path) -> tuple[ModelEntry, ...]:

@@ -17,7 +17,7 @@ from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
 from cloud_server.streams import CrossingCache, Probe, StreamSession
-from cloud_server.work import Overtime, QueueClock, Watchdog, Workers
+from cloud_server.work import Overtime, Payer, QueueClocks, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -53,7 +53,7 @@ class Core:
         self._drained = False
         self._sessions: set[StreamSession] = set()
         self._workers = Workers(workers)
-        self._queue_clock = QueueClock()
+        self._waits = QueueClocks()
         self._overtime = Watchdog(self.limits.max_compute_seconds)
         self._probes = threading.Semaphore(self.limits.max_probes)
         self.profiles = Profiles(self.engines, self.limits, self._workers.put)
@@ -102,43 +102,52 @@ class Core:
             self._changed.notify_all()
 
     @contextmanager
-    def probing(self) -> Iterator[Probe]:
-        """A stream that measures the link. Raises ServerUnavailable when there are enough."""
+    def probing(self, caller: Caller) -> Iterator[Probe]:
+        """A stream of ``caller`` that measures the link. Raises ServerUnavailable when there are enough."""
         if not self._probes.acquire(blocking=False):
             raise ServerUnavailable(f"{self.limits.max_probes} streams probe the link, which is the limit")
         try:
-            yield Probe(self.limits, self.load)
+            yield Probe(self.limits, partial(self.load, caller))
         finally:
             self._probes.release()
 
-    def load(self, but: Request | None = None) -> split_pb2.Load:
-        """How busy the server is, not counting the request ``but``."""
-        pending = self.requests.pending(but)
-        return split_pb2.Load(pending=pending, workers=self._workers.count, queue_ns=self._queue_clock.mean_ns)
+    def load(self, caller: Caller | None = None, but: Request | None = None) -> split_pb2.Load:
+        """How busy the server is, not counting the request ``but``, and how long ``caller`` (None = everybody on the
+        average) waits for a worker.
+        """
+        queue_ns = self._waits.mean_ns(caller.account if caller else None)
+        return split_pb2.Load(pending=self.requests.pending(but), workers=self._workers.count, queue_ns=queue_ns)
+
+    @property
+    def clients(self) -> int:
+        """Standing streams."""
+        return len(self._sessions)
 
     # Requests
 
     def submit(self, request: Request) -> None:
         """The payload is complete: the request waits for a worker."""
-        self.requests.complete(request, lambda: self._workers.put(partial(self._work, request)))
+        payer = Payer(request.caller.account, request.key[1], request.caller.policy.weight)
+        self.requests.complete(request, lambda: self._workers.put(partial(self._work, request), payer))
 
     # Work
 
-    def _work(self, request: Request) -> None:
-        """One worker's turn: decide whether the request is still wanted, compute, answer."""
+    def _work(self, request: Request) -> bool:
+        """One worker's turn: decide whether the request is still wanted, compute, answer. False without a result."""
         if not self.requests.start(request):
-            return
-        self._queue_clock.add(time.perf_counter_ns() - request.complete_ns)
+            return False
+        self._waits.add(request.caller.account, time.perf_counter_ns() - request.complete_ns)
         with self.lifecycle.request(request.about):
             answer, error = self._compute(request)
         self.requests.finish(request, answer, error)
+        return error is None
 
     def _compute(self, request: Request) -> tuple[Answer, IsthmusError | None]:
         started_ns = time.perf_counter_ns()
         try:
             with self._overtime.limited(), paid_by(*request.key[:2]):
                 computed = request.compute(self.limits.max_request_bytes)
-            answer = replies.answer(request, computed, started_ns, self.load(but=request))
+            answer = replies.answer(request, computed, started_ns, self.load(request.caller, but=request))
         except IsthmusError as error:
             return replies.failure(request, error), error
         except Overtime:

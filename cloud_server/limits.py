@@ -69,6 +69,8 @@ class Limits:
     """Age at which a request is no longer started; a request may ask for less."""
     hello_seconds: float = 10.0
     """Time from the opening of a stream to its first frame."""
+    heartbeat_seconds: float = 0.25
+    """The shortest time between two signs of life on a stream that a client may ask for."""
     drain_seconds: float = 30.0
     """Time that running requests have to finish after SIGTERM."""
     max_probes: int = 16

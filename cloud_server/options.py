@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cloud_server.config import DEFAULT_LISTEN, ModelEntry, ServerConfig, read_config
+from cloud_server.config import DEFAULT_LISTEN, ModelEntry, ServerConfig, read_config, with_host
 from cloud_server.limits import Limits
 from shared_hooks.config import looks_like_target
 from shared_hooks.errors import SpecError
@@ -36,6 +36,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--workers", type=int, metavar="N", help="tails computed at the same time; default 1")
     default = f"time to finish after SIGTERM; default {Limits.drain_seconds:g}"
     made.add_argument("--drain-seconds", type=float, metavar="S", help=default)
+    text = "Prometheus metrics on this port, of loopback without HOST; default none"
+    made.add_argument("--metrics", type=with_host, metavar="[HOST:]PORT", help=text)
     made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage by stage, and exit")
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
     return made
@@ -44,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 def configure(options: argparse.Namespace) -> ServerConfig:
     """The configuration file, if any, with the command line on top of it. Raises SpecError or UnknownModel."""
     config = read_config(options.config) if options.config else ServerConfig()
-    given = {name: getattr(options, name) for name in ("listen", "device", "threads", "workers")}
+    given = {name: getattr(options, name) for name in ("listen", "device", "threads", "workers", "metrics")}
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
     if options.drain_seconds is not None:
         limits = dataclasses.replace(config.limits, drain_seconds=options.drain_seconds)

@@ -40,7 +40,8 @@ STATUS_CODES = (
 )
 
 
-def welcome(limits: Limits, identity: Identity) -> split_pb2.ServerFrame:
+def welcome(limits: Limits, identity: Identity, beat: float | None = None) -> split_pb2.ServerFrame:
+    """``beat``: seconds between two signs of life, where the client asked for them."""
     return split_pb2.ServerFrame(
         welcome=split_pb2.Welcome(
             protocol_version=PROTOCOL_VERSION,
@@ -48,8 +49,13 @@ def welcome(limits: Limits, identity: Identity) -> split_pb2.ServerFrame:
             max_in_flight=limits.max_in_flight,
             chunk_bytes=limits.chunk_bytes,
             about=dict(identity.about),
+            heartbeat_ms=round(1000 * (beat or 0)),
         )
     )
+
+
+def heartbeat() -> split_pb2.ServerFrame:
+    return split_pb2.ServerFrame(heartbeat=split_pb2.Heartbeat())
 
 
 def draining() -> split_pb2.ServerFrame:

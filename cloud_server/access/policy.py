@@ -22,6 +22,8 @@ class Policy:
     requests_per_minute: int = 0
     bytes_per_minute: int = 0
     """Payload bytes received."""
+    weight: float = 1.0
+    """Its share of the workers while others wait, too: 2 gets twice as much as 1."""
 
 
 EVERYTHING = Policy()

@@ -4,6 +4,7 @@ engine         what the core needs of a model
 served_model   ... in this process
 custody        checks after every request that the model did not change
 profiles       the tail of every cut, measured on request
+layer_metrics  what was measured, into a reply
 
 May import config, limits.
 """

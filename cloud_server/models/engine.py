@@ -1,14 +1,16 @@
 """What the core needs of a model: who it is, what it accepts, and its tail. `ServedModel` is the one of this process;
-another implementation may hand the work to other processes.
+`cloud_server.processes` hands the work to others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from cloud_server.models import layer_metrics
+from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, ForwardMetrics, LayerMetrics
 
 
@@ -34,19 +36,45 @@ class Identity:
 
 @dataclass(frozen=True)
 class Computed:
-    """The output of one tail, packed (`shared_hooks.Parcel`), and what it cost in nanoseconds."""
+    """The output of one tail, packed, and what it cost: a reply that lacks only what the server knows of the request
+    (id, load, time to receive and to wait), and its payload.
+    """
 
-    header: bytes
+    reply: split_pb2.ReplyHeader
     buffers: tuple[memoryview, ...]
-    nbytes: int
-    decode_ns: int = 0
-    inject_ns: int = 0
-    compute_ns: int = 0
-    encode_ns: int = 0
-    layers: tuple[LayerMetrics, ...] = ()
-    forward: ForwardMetrics | None = None
-    transforms: tuple[str, ...] = ()
-    """Modules whose output a Transform may have changed."""
+    """The payload, in order (`shared_hooks.Parcel`)."""
+
+    @classmethod
+    def of(
+        cls,
+        header: bytes,
+        buffers: tuple[memoryview, ...],
+        nbytes: int,
+        *,
+        decode_ns: int = 0,
+        inject_ns: int = 0,
+        compute_ns: int = 0,
+        encode_ns: int = 0,
+        layers: Iterable[LayerMetrics] = (),
+        forward: ForwardMetrics | None = None,
+        transforms: Iterable[str] = (),
+    ) -> Computed:
+        """``transforms``: modules whose output a Transform may have changed."""
+        reply = split_pb2.ReplyHeader(
+            header=header,
+            payload_bytes=nbytes,
+            transforms=transforms,
+            durations=split_pb2.Durations(
+                decode_ns=decode_ns, inject_ns=inject_ns, compute_ns=compute_ns, encode_ns=encode_ns
+            ),
+        )
+        layer_metrics.put(reply, layers, forward)
+        return cls(reply, buffers)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the payload."""
+        return self.reply.payload_bytes
 
 
 FILE = "cloud-only-file"
@@ -61,6 +89,11 @@ class Engine(Protocol):
 
     @property
     def identity(self) -> Identity: ...
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Memory for one payload, not initialised; it is given back when nobody refers to it any more. Raises
+        ServerUnavailable.
+        """
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks what a request announces, before anything is allocated for it; raises an IsthmusError otherwise."""

@@ -15,9 +15,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 
+from cloud_server.access import Caller
 from cloud_server.limits import Limits
 from cloud_server.models.engine import Engine
-from cloud_server.work import Job
+from cloud_server.work import Job, Payer
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, ServerUnavailable, SpecError, UnknownModel
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.2
 KEPT = 64
+CLIENT = "profile"
+"""Profiles take turns with an account's clients as one of them."""
 DEFAULT_WARMUP, DEFAULT_REPETITIONS = 3, 20
 """For what a request leaves at 0."""
 
@@ -42,7 +45,7 @@ class _Wanted:
 class Profiles:
     """Profiles by model and settings. ``put`` gives a job to the workers."""
 
-    def __init__(self, engines: Mapping[str, Engine], limits: Limits, put: Callable[[Job], object]) -> None:
+    def __init__(self, engines: Mapping[str, Engine], limits: Limits, put: Callable[[Job, Payer], object]) -> None:
         self._engines = engines
         self._limits = limits
         self._put = put
@@ -54,9 +57,9 @@ class Profiles:
         self._rests_until = 0.0
 
     def stream(
-        self, request: split_pb2.ProfileRequest, wanted: Callable[[], bool] = lambda: True
+        self, request: split_pb2.ProfileRequest, caller: Caller, wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[split_pb2.ProfileReply]:
-        """Progress, and at last the profile, while ``wanted()`` says that somebody listens.
+        """Progress, and at last the profile, for ``caller``, while ``wanted()`` says that somebody listens.
 
         Raises UnknownModel, SpecError for settings beyond the limits, CutRefused for a model without an example, what
         the model raises as ModelFailed, and ServerUnavailable when too many wait already.
@@ -72,7 +75,7 @@ class Profiles:
             try:
                 data = None if request.fresh else self._kept.get(settings)
                 if data is None:
-                    data = yield from self._measure(engine, settings, wanted)
+                    data = yield from self._measure(engine, settings, caller, wanted)
                     self._kept[settings] = data
                     while len(self._kept) > KEPT:
                         self._kept.popitem(last=False)
@@ -105,7 +108,7 @@ class Profiles:
         )
 
     def _measure(
-        self, engine: Engine, settings: _Wanted, wanted: Callable[[], bool]
+        self, engine: Engine, settings: _Wanted, caller: Caller, wanted: Callable[[], bool]
     ) -> Generator[split_pb2.ProfileReply, None, bytes]:
         """Progress while a worker measures; returns the profile's bytes."""
         news: queue.SimpleQueue[split_pb2.ProfileReply | bytes | IsthmusError] = queue.SimpleQueue()
@@ -125,7 +128,7 @@ class Profiles:
                 raise Cancelled("nobody waits for this profile any more")
             news.put(_progress(done, total, what))
 
-        def measure() -> None:
+        def measure() -> bool:
             began = time.monotonic()
             try:
                 on_progress(0, 0, "starting")
@@ -139,9 +142,10 @@ class Profiles:
             finally:
                 self._rests_until = 2 * time.monotonic() - began
                 self._over.set()
+            return False
 
         self._over.clear()
-        self._put(measure)
+        self._put(measure, Payer(caller.account, CLIENT, caller.policy.weight))
         try:
             while True:
                 try:

@@ -22,6 +22,7 @@ from shared_hooks.errors import (
     IsthmusError,
     ModelFailed,
     PlanMismatch,
+    ServerUnavailable,
     TooLarge,
     UnknownLayer,
 )
@@ -107,6 +108,13 @@ class ServedModel:
             crossing = plan.cutting(layer.layer_id)[1]
             if not crossing.reads:
                 self._wrapped.recipes.warm(EarlyOutput(crossing, (), ()), self._device)
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """One buffer, whose pages cost nothing until bytes arrive."""
+        try:
+            return memoryview(torch.empty(nbytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+        except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
+            raise ServerUnavailable(f"no memory for {nbytes} bytes: {error}") from error
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks that header, cut and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""
@@ -228,10 +236,10 @@ class ServedModel:
         self._lifecycle.emit(Stage.BEFORE_ENCODE, value=output)
         parcel = Parcel.of_value(output)
         self._lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
-        return Computed(
-            header=parcel.header,
-            buffers=_own(parcel),
-            nbytes=parcel.nbytes,
+        return Computed.of(
+            parcel.header,
+            _own(parcel),
+            parcel.nbytes,
             decode_ns=decode_ns,
             inject_ns=durations.get("inject", 0),
             compute_ns=durations.get("compute", durations.get("whole", 0)) + computed - returned,

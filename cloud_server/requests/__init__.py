@@ -5,7 +5,6 @@ request_table  which requests there are, and how each ends
 answers        kept until the client has them
 replies        results and errors as frames
 outlet         what a request asks of its stream
-layer_metrics  what was measured, into a reply
 
 May import models, wire, limits.
 """

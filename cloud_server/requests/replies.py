@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from cloud_server import wire
 from cloud_server.models import Computed
-from cloud_server.requests import layer_metrics
 from cloud_server.requests.answers import Answer
 from cloud_server.requests.request import Request
 from protos.chunks import cut
@@ -15,26 +14,15 @@ from shared_hooks.errors import IsthmusError
 
 
 def answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> Answer:
-    """The answer to a request whose tail was started at ``started_ns`` (perf_counter)."""
-    reply = split_pb2.ReplyHeader(
-        id=request.id,
-        header=computed.header,
-        payload_bytes=computed.nbytes,
-        load=load,
-        observations=request.observations,
-        transforms=computed.transforms,
-        durations=split_pb2.Durations(
-            receive_ns=request.complete_ns - request.began_ns,
-            queue_ns=started_ns - request.complete_ns,
-            decode_ns=computed.decode_ns,
-            inject_ns=computed.inject_ns,
-            compute_ns=computed.compute_ns,
-            encode_ns=computed.encode_ns,
-        ),
-    )
-    layer_metrics.put(reply, computed.layers, computed.forward)
-    buffers = computed.buffers
-    if computed.nbytes <= request.inline_bytes:
+    """The answer to a request whose tail was started at ``started_ns`` (perf_counter). Completes the engine's reply."""
+    reply, buffers = computed.reply, computed.buffers
+    request.reply = reply
+    reply.id = request.id
+    reply.load.CopyFrom(load)
+    reply.observations = request.observations
+    reply.durations.receive_ns = request.complete_ns - request.began_ns
+    reply.durations.queue_ns = started_ns - request.complete_ns
+    if reply.payload_bytes <= request.inline_bytes:
         reply.payload, buffers = b"".join(buffers), ()
     return Answer(request.key, request.fingerprint, reply=reply, buffers=buffers, about=request.about)
 

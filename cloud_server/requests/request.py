@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
-import torch
-
 from cloud_server.models import FILE, Computed, Engine
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
@@ -41,7 +39,7 @@ class Request:
         self.caller = outlet.caller
         self.engine = engine
         self.crossing = crossing
-        self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id)
+        self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id, outlet.caller.identity)
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header
@@ -59,6 +57,8 @@ class Request:
         self.announced = False
         """Whether hooks have heard of it."""
         self.error: IsthmusError | None = None
+        self.reply: split_pb2.ReplyHeader | None = None
+        """What it is answered with, if that is a result."""
         self.began_ns = time.perf_counter_ns()
         self.complete_ns = self.began_ns
         self.payload = memoryview(b"")
@@ -67,9 +67,9 @@ class Request:
         """Takes it out of the line in which it waits for a worker."""
 
     def allocate(self) -> None:
-        """Makes room for the payload: one buffer, whose pages cost nothing until bytes arrive."""
+        """Makes room for the payload: one buffer. Raises ServerUnavailable without the memory."""
         if self.payload_bytes:
-            self.payload = memoryview(torch.empty(self.payload_bytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+            self.payload = self.engine.allocate(self.payload_bytes)
 
     def write(self, chunk: ChunkFrame) -> bool:
         """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""
@@ -89,6 +89,11 @@ class Request:
             due += piece.nbytes
         self._received = due
         return due == self.payload_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Of its payload, so far."""
+        return self._received
 
     @property
     def held_bytes(self) -> int:

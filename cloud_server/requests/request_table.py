@@ -56,7 +56,8 @@ class RequestTable:
         """Hooks hear how a request ended."""
         if error is not None and not isinstance(error, Cancelled):
             self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
-        self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error)
+        facts = {"nbytes": request.received_bytes, "reply": request.reply, "began_ns": request.began_ns}
+        self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error, **facts)
         with self.changed:
             self._ends_unheard -= 1
             self.changed.notify_all()
@@ -157,7 +158,8 @@ class RequestTable:
                 self._end(request, Cancelled("the client cancelled it while it ran"))
                 return
             self._end(request, error)
-            self._answers.put(answer)
+            if answer.failed is None or not answer.failed.retry:  # else it is asked again, by the same id
+                self._answers.put(answer)
             if outlet is not None:
                 outlet.send(answer)
 
@@ -205,6 +207,21 @@ class RequestTable:
         with self.changed:
             waiting = (State.QUEUED, State.RUNNING)
             return sum(one.state in waiting and one is not but for one in self._live.values())
+
+    def states(self) -> Counter[State]:
+        """How many requests there are in each state."""
+        with self.changed:
+            return Counter(one.state for one in self._live.values())
+
+    def kept(self) -> tuple[int, int]:
+        """Answers that nobody has acknowledged, and their bytes."""
+        with self.changed:
+            return len(self._answers), self._answers.nbytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the requests on their way."""
+        return self._live_bytes
 
     def sweep(self) -> None:
         """Drops what is too old: answers that nobody acknowledged, and requests past their deadline."""

@@ -59,6 +59,7 @@ class StreamSession:
         self.undelivered = 0
         """Answers that the client has not begun to fetch."""
         self._drain_said = False  # that the server drains
+        self._beat: float | None = None  # seconds of silence after which the client hears that we live; None: never
         self._room = 2 * hub.limits.max_in_flight + 64
 
     @property
@@ -134,7 +135,9 @@ class StreamSession:
         self.client_id = hello.client_id
         self._uploads = Uploads(self._hub, self, engine)
         self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
-        self.send(wire.welcome(self._hub.limits, engine.identity))
+        if hello.heartbeat_ms:
+            self._beat = max(hello.heartbeat_ms / 1000, self._hub.limits.heartbeat_seconds)
+        self.send(wire.welcome(self._hub.limits, engine.identity, self._beat))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
@@ -177,9 +180,12 @@ class StreamSession:
 
     def _next(self) -> split_pb2.ServerFrame | Answer | None:
         """What to send next, waiting for it; None at the end."""
+        silent = False  # for as long as the client was told that we never are while it waits
         while True:
             # Asked for without the lock, and before the outbox is looked at: what was answered until then is in it.
-            done = self._phase is Phase.FINISHED and not self._hub.requests.waits_for(self)
+            finished = self._phase is Phase.FINISHED
+            under_way = (finished or silent) and self._hub.requests.waits_for(self)
+            done = finished and not under_way
             with self._ready:
                 if self._phase is Phase.OVER:
                     return None
@@ -190,8 +196,10 @@ class StreamSession:
                     return item
                 if done or self._error is not None:
                     return None
+                if silent and under_way:
+                    return wire.heartbeat()
                 if self._phase is not Phase.GREETING:
-                    self._ready.wait()
+                    silent = not self._ready.wait(self._beat)
                     continue
                 patience = self._hub.limits.hello_seconds
                 left = self._opened + patience - time.monotonic()

@@ -16,7 +16,6 @@ from shared_hooks.errors import (
     Disagreement,
     IsthmusError,
     ObserverRefused,
-    ServerUnavailable,
     TooLarge,
 )
 from shared_hooks.lifecycle import About, Stage
@@ -83,10 +82,7 @@ class Uploads:
         """Raises HookRefused, and ServerUnavailable without the memory that the payload takes."""
         self._hub.requests.begin(request)
         self._hub.lifecycle.emit(Stage.BEFORE_RECEIVE, request.about, nbytes=request.payload_bytes)
-        try:
-            request.allocate()
-        except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
-            raise ServerUnavailable(f"no memory for {request.payload_bytes} bytes: {error}") from error
+        request.allocate()
 
     def _submit(self, request: Request) -> None:
         self._hub.lifecycle.emit(Stage.AFTER_RECEIVE, request.about, nbytes=request.payload_bytes)
@@ -152,7 +148,8 @@ class Uploads:
 
     def _tell(self, id: int, error: IsthmusError) -> None:
         """Hooks hear of a request that was not taken in."""
-        about = About(id, -1, None, self._engine.identity.model_id, self._outlet.client_id)
+        outlet, model_id = self._outlet, self._engine.identity.model_id
+        about = About(id, -1, None, model_id, outlet.client_id, outlet.caller.identity)
         self._hub.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
 
     def _skip(self, id: int) -> None:

@@ -70,7 +70,7 @@ class SplitServicer:
     ) -> Iterator[split_pb2.ProbeReply | padding.Padding]:
         """One stream of rounds."""
         try:
-            with self._core.probing() as probe:
+            with self._core.probing(self._door.caller(context)) as probe:
                 threading.Thread(target=_take_rounds, args=(probe, incoming), name="isthmus-probe", daemon=True).start()
                 yield from probe.frames()
         except IsthmusError as error:
@@ -81,7 +81,7 @@ class SplitServicer:
     ) -> Iterator[split_pb2.ProfileReply]:
         """Progress, then the profile."""
         try:
-            yield from self._core.profiles.stream(request, context.is_active)
+            yield from self._core.profiles.stream(request, self._door.caller(context), context.is_active)
         except IsthmusError as error:
             abort(context, error)
 

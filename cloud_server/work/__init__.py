@@ -1,20 +1,28 @@
 """Threads that compute.
 
-workers    first come, first served
+workers    threads, and what waits for them
+line       the order: accounts share the time, in each of them its clients
+shares     who has had least
+costs      what a job takes, as it is guessed
+payer      on whose behalf
 overtime   ends what takes too long
-load       how busy they are
+load       how long one waits
 
 May import nothing of the server.
 """
 
-from cloud_server.work.load import QueueClock
+from cloud_server.work.line import Line
+from cloud_server.work.load import QueueClocks
 from cloud_server.work.overtime import Overtime, Watchdog
+from cloud_server.work.payer import Payer
 from cloud_server.work.workers import Job, Workers
 
 __all__ = [
     "Job",
+    "Line",
     "Overtime",
-    "QueueClock",
+    "Payer",
+    "QueueClocks",
     "Watchdog",
     "Workers",
 ]

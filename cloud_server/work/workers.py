@@ -1,14 +1,16 @@
-"""The threads that compute: first come, first served, requests and profiles alike."""
+"""The threads that compute: requests and profiles alike, in the order of the fair line."""
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections import OrderedDict
+import time
 from collections.abc import Callable
 
-Job = Callable[[], None]
-"""Raises nothing."""
+from cloud_server.work.line import Line, Place
+from cloud_server.work.payer import Payer
+
+Job = Callable[[], bool]
+"""Raises nothing; False when nothing was computed, or nothing from which a guess may be made for the next one."""
 
 
 class Workers:
@@ -18,10 +20,11 @@ class Workers:
     request that is given up leaves it.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        """``clock`` (seconds) says what a job took."""
         self.count = count
-        self._line: OrderedDict[int, Job] = OrderedDict()
-        self._numbers = itertools.count()
+        self._clock = clock
+        self._line: Line[Job] = Line(count)
         self._changed = threading.Condition()
         self._stopped = False
         self._threads = [
@@ -32,18 +35,27 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def put(self, job: Job) -> Callable[[], None]:
-        """The job is the last of the line; what is given takes it out again, if no thread has it yet."""
-        number = next(self._numbers)
+    def put(self, job: Job, payer: Payer) -> Callable[[], None]:
+        """The job waits behind the others of its client; what is given takes it out again, if no thread has it yet."""
         with self._changed:
-            self._line[number] = job
+            place = self._line.put(job, payer)
             self._changed.notify()
 
         def leave() -> None:
             with self._changed:
-                self._line.pop(number, None)
+                self._line.remove(place)
 
         return leave
+
+    def forecast(self, payer: Payer) -> tuple[float, float]:
+        """Seconds that a job put now would wait, and then take. (0, 0) where too little is known to say."""
+        with self._changed:
+            return (self._line.wait(payer), self._line.cost(payer)) if self._line.known(payer) else (0.0, 0.0)
+
+    def others_first(self, payer: Payer) -> bool:
+        """Whether somebody who waits is to come before the next job of this one's account."""
+        with self._changed:
+            return self._line.ahead(payer)
 
     def stop(self, timeout: float = 1.0) -> None:
         """Lets the threads end after what they have; waits at most ``timeout`` seconds for each."""
@@ -53,12 +65,16 @@ class Workers:
         for thread in self._threads:
             thread.join(timeout)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> Place[Job] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._line or self._stopped)
-            return self._line.popitem(last=False)[1] if self._line else None
+            return self._line.take()
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
-            job()
-            del job  # a request's payload would live until the next one comes
+        while (place := self._next()) is not None:
+            began = self._clock()
+            counts = place.job()
+            seconds = self._clock() - began
+            with self._changed:
+                self._line.done(place, seconds, counts)
+            del place  # a request's payload would live until the next one comes

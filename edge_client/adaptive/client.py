@@ -249,7 +249,7 @@ class AutoClient:
     def _watch_over(self, flight: Flight, running: Running) -> None:
         """Is it late, or is the server gone?"""
         exchange = running.exchange
-        if exchange.breaks or running.connection.state is State.BACKOFF:
+        if exchange.interruptions or running.connection.state is State.BACKOFF:
             self._gone(running.connection.last_reason)
             if self._local:
                 self._start_hedge(flight, "the server is gone")
@@ -287,7 +287,7 @@ class AutoClient:
         exchange, name = running.exchange, flight.choice.candidate.name
         try:
             answer = flight.hedged.result()
-            if not exchange.settled and not exchange.breaks:
+            if not exchange.settled and not exchange.interruptions:
                 waited = self._waited(exchange)
                 with self.lock:
                     self.controller.observe_slow(now_ns(), name, exchange.bytes_up, waited, given_up=True)

@@ -5,6 +5,7 @@ state, options its life; its limits
 stream         one gRPC stream
 outbox, inbox  what is still to be sent; what came
 waiting        who waits for a stream or an answer
+pulse          is the other side alive?
 exchange       one request and its answer on the wire
 wire           protobuf messages <-> frontiers
 layer_metrics  what the server measured, out of a reply

@@ -6,7 +6,8 @@ One keeper thread owns the stream and reads it; any thread may submit, wait and 
   else): everybody who waits gets that error, and the next request starts over.
 * The stream breaks otherwise: back-off with jitter, a new stream, everything unanswered goes again under its old id
   (the server answers a repeated id from memory). Each request has a deadline and a limit of sendings.
-* No stream for ``patience`` seconds: everybody who waits gets `ServerUnavailable`, and the next request starts over.
+* The server sends heartbeats while it has requests of ours; if several are missing, this side breaks the stream off.
+* No stream for ``patience`` seconds: who has waited so long gets `ServerUnavailable`. The others wait on.
 
 An idle connection that breaks is not opened again before the next request: there is nothing to lose.
 """
@@ -27,9 +28,10 @@ from edge_client.transport.exchange import Exchange
 from edge_client.transport.inbox import Inbox
 from edge_client.transport.options import ConnectionOptions, KeepAlive
 from edge_client.transport.outbox import Outbox
+from edge_client.transport.pulse import Pulse
 from edge_client.transport.state import Counters, State
 from edge_client.transport.stream import Stream
-from edge_client.transport.waiting import Opener, Waiting
+from edge_client.transport.waiting import Opener, Waiting, settle
 from protos import PROTOCOL_VERSION
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
@@ -42,6 +44,10 @@ from shared_hooks.errors import (
 from shared_hooks.lifecycle import Lifecycle, Stage
 
 POLITE_SECONDS: Final = 0.5  # what a stream gets to end well when the client closes
+CONNECT_SECONDS: Final = (1.5, 1.5, 5.0)
+"""For TCP and HTTP/2 to be up, of three attempts in turn. Packets that vanish on a dead path are repeated by TCP after
+1, 3 and 7 s: a new attempt finds a path that is back sooner. The long one is for links that are slow.
+"""
 
 
 class Connection:
@@ -59,8 +65,10 @@ class Connection:
         self.counters = Counters()
         self.lifecycle = lifecycle or Lifecycle("edge")
         self.welcome: split_pb2.Welcome | None = None
-        self._hello = hello
         self._options = options or ConnectionOptions()
+        self._hello = split_pb2.ClientFrame()
+        self._hello.CopyFrom(hello)
+        self._hello.hello.heartbeat_ms = max(1, round(1000 * self._options.heartbeat))
         self._keep_alive = self._options.keep_alive
         self._backoff = backoff or Backoff()
         self._waiting = Waiting(address, self._options.max_in_flight)
@@ -70,7 +78,10 @@ class Connection:
         self._outbox: Outbox | None = None
         self._stream: Stream | None = None
         self._keeper: threading.Thread | None = None
+        self._pulse: Pulse | None = None
         self._without_stream_since: float | None = None
+        self._broken_off = False  # the last stream, by this side
+        self._at_once = False  # the next attempt needs no back-off: the server said that it goes away
         self._tries = 0  # since the last Welcome
         self._last_reason = "not tried yet"
 
@@ -162,11 +173,9 @@ class Connection:
 
     def _await_demand(self) -> bool:
         """Wait until somebody wants a stream (and the back-off, if any, is over); False when closing."""
+        if self._state is State.BACKOFF:
+            self._back_off()
         with self._changed:
-            if self._state is State.BACKOFF:
-                until = time.monotonic() + self._backoff.next()
-                while not self._closing and (left := until - time.monotonic()) > 0:
-                    self._changed.wait(left)
             while not self._closing and not self._waiting:
                 self._state = State.UNOPENED
                 self._without_stream_since = None
@@ -180,16 +189,53 @@ class Connection:
                 self._without_stream_since = time.monotonic()
             return True
 
+    def _back_off(self) -> None:
+        """Wait before the next attempt; meanwhile who has waited for long enough is told so."""
+        at_once, self._at_once = self._at_once, False
+        until = time.monotonic() + (0.0 if at_once else self._backoff.next())
+        while True:
+            with self._changed:
+                left = until - time.monotonic()
+                if self._closing or not self._waiting or left <= 0:
+                    return
+                self._changed.wait(min(left, self._patience_left()))
+            self._give_up_late()
+
+    def _patience_left(self) -> float:
+        """Seconds until the first who waits gives up."""
+        with self._changed:
+            return self._waiting.left(self._without_stream_since or time.monotonic(), self._options.patience)
+
+    def _give_up_late(self) -> bool:
+        """Who has waited for too long is told so; True when nobody waits any more."""
+        with self._changed:
+            patience, lost = self._options.patience, self._without_stream_since or time.monotonic()
+            late = self._waiting.take_late(lost, patience)
+            if nobody := not self._waiting:
+                if self._state is State.BACKOFF:  # before anybody hears of it, and looks
+                    self._state = State.UNOPENED
+                self._backoff.reset()
+            error = self._unavailable(max(patience, time.monotonic() - lost))
+            if nobody:
+                self._tries = 0
+        if late:
+            self.lifecycle.emit(Stage.ON_ERROR, where="connection", error=error)
+            settle(late, error)
+        return nobody
+
     def _run_stream(self) -> tuple[IsthmusError | None, str]:
         """One stream from greeting to end: (the error that ends it for good, or None; why it ended)."""
         self.lifecycle.emit(Stage.BEFORE_CONNECT, address=self.address, attempt=self._tries)
         self.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=self._hello.hello)
         outbox = Outbox(self._hello, self._options.chunk_bytes, self.lifecycle)
-        waited = time.monotonic() - (self._without_stream_since or time.monotonic())
-        welcome_within = min(self._options.welcome_within, max(0.1, self._options.patience - waited))
+        connect_within = CONNECT_SECONDS[(self._tries - 1) % len(CONNECT_SECONDS)]
+        if self.counters.streams == 0 and self._tries == 1:  # nothing is known of the link yet
+            connect_within = max(CONNECT_SECONDS)
+        self._broken_off = False
         stream: Stream | None = None
         try:
-            stream = Stream(self.address, outbox, self._keep_alive, welcome_within)
+            stream = Stream(self.address, outbox, self._keep_alive, connect_within)
+            threading.Thread(target=self._watch, args=(stream, outbox), name="edge-watch", daemon=True).start()
             with self._changed:
                 self._stream = stream
                 if self._closing:
@@ -200,6 +246,8 @@ class Connection:
                     inbox = self._greet(frame, outbox, stream)
                 else:
                     self._backoff.reset()  # only now: a server that welcomes and dies is not to be hammered
+                    if self._pulse is not None:
+                        self._pulse.heard()
                     inbox.take(frame)
             return None, "the server ended the stream"
         except grpc.RpcError as error:
@@ -211,10 +259,26 @@ class Connection:
             broken.__cause__ = error
             return broken, str(broken)
         finally:
+            self._at_once = outbox.draining
             with self._changed:
                 self._outbox = self._stream = None
             if stream is not None:
                 stream.close()
+
+    def _watch(self, stream: Stream, outbox: Outbox) -> None:
+        """A stream's own thread: breaks it off when the Welcome, or later every sign of life, is missing."""
+        began = time.monotonic()
+        limit = began + self._options.welcome_within
+        while not stream.welcomed.wait(min(limit - time.monotonic(), self._patience_left())):
+            late = time.monotonic() >= limit
+            with self._changed:
+                self._last_reason = why = f"no answer to the greeting within {time.monotonic() - began:.1f} s"
+            if self._give_up_late() or late:
+                stream.cancel(why)
+                return
+        pulse = self._pulse
+        if pulse is not None and (silent := pulse.watch(stream.ended, outbox.expects)):
+            stream.cancel(f"nothing was heard for {silent:.1f} s, while requests were under way")
 
     def _greet(self, frame: wire.ServerFrame, outbox: Outbox, stream: Stream) -> Inbox:
         """The first frame, which must be the Welcome: requests flow from here on."""
@@ -225,7 +289,11 @@ class Connection:
             raise Disagreement(
                 f"{self.address} speaks protocol version {welcome.protocol_version}, this client {PROTOCOL_VERSION}"
             )
-        stream.welcomed()
+        if not welcome.heartbeat_ms:
+            self._pulse = None  # an older server
+        elif self._pulse is None:
+            self._pulse = Pulse(welcome.heartbeat_ms / 1000)
+        stream.welcomed.set()
         self.lifecycle.emit(Stage.AFTER_HANDSHAKE, welcome=welcome)
         with self._changed:
             outbox.open(self._waiting.limit(welcome))
@@ -248,33 +316,30 @@ class Connection:
         return Inbox(self.address, welcome, self._waiting, outbox, self.counters, self.lifecycle)
 
     def _judge(self, error: grpc.RpcError, stream: Stream | None) -> tuple[IsthmusError | None, str]:
-        if stream is not None and stream.greeting_timed_out:
-            return None, f"no answer to the greeting within {self._options.welcome_within:g} s"
+        if stream is not None and stream.broken_for:
+            self._broken_off = True
+            return None, stream.broken_for
         if verdict.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
             self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
         return verdict.final_error(error, self.address), verdict.reason(error)
 
     def _after_stream(self, error: IsthmusError | None, reason: str) -> None:
-        now = time.monotonic()
         with self._changed:
             self._last_reason = reason
             if self._without_stream_since is None:
-                self._without_stream_since = now
-            lost = now - self._without_stream_since
+                self._without_stream_since = time.monotonic()
             # With nobody waiting there is nothing to hurry for, and nothing to put off for the next who comes.
             self._state = State.BACKOFF if self._waiting else State.UNOPENED
-            self._waiting.interrupted(reason)
+            self._waiting.interrupted(reason, suspect=not self._broken_off)
             waiting = len(self._waiting)
-        if error is None and lost < self._options.patience:
-            if waiting:
-                self.lifecycle.emit(Stage.BEFORE_RECONNECT, address=self.address, reason=reason, waiting=waiting)
-        else:
-            error = error or self._unavailable(lost)
+        if error is not None:
             self.lifecycle.emit(Stage.ON_ERROR, where="connection", error=error)
             self._backoff.reset()
             with self._changed:  # before anybody hears of it, and looks
                 self._state, self._tries = State.UNOPENED, 0
             self._waiting.fail(error)
+        elif waiting and not self._give_up_late():
+            self.lifecycle.emit(Stage.BEFORE_RECONNECT, address=self.address, reason=reason, waiting=waiting)
 
     def _unavailable(self, seconds: float) -> ServerUnavailable:
         tries = f"{self._tries} attempt{'' if self._tries == 1 else 's'}"

@@ -60,7 +60,8 @@ class Exchange:
         self.about = about or About(request_id, 0)
         self._lifecycle = lifecycle or Lifecycle("edge")
         self.sends = 0  # how often the request was begun on a stream
-        self.breaks = 0  # how many streams broke under it
+        self.breaks = 0  # how many streams broke under it, by no doing of this side
+        self.interruptions = 0  # ... those included that this side broke off, because nothing was heard on them
         self.put_offs = 0  # how often the server asked for it again, later
         self.put_off_by: IsthmusError | None = None  # ... and why, the last time
         self.bytes_up = len(outgoing.header) + outgoing.nbytes
@@ -101,9 +102,15 @@ class Exchange:
         self.stamps.first_sent = now_ns()
         self.stamps.last_sent = None
 
-    def interrupted(self) -> None:
-        """The stream broke: forget a half-received answer."""
-        self.breaks += self._on_stream
+    @property
+    def receiving(self) -> bool:
+        """Whether its answer has begun to come."""
+        return self.reply is not None and not self.settled
+
+    def interrupted(self, suspect: bool = True) -> None:
+        """The stream broke: forget a half-received answer. ``suspect``: this request may be what broke it."""
+        self.interruptions += self._on_stream
+        self.breaks += self._on_stream and suspect
         self._start_over()
 
     def put_off(self, error: IsthmusError) -> None:

@@ -19,7 +19,7 @@ class KeepAlive:
     says (measured: 61.7 s without, 3.7 s with it).
     """
 
-    every: float = 10.0
+    every: float = 5.0
     timeout: float = 5.0
 
     def __post_init__(self) -> None:
@@ -44,6 +44,7 @@ class ConnectionOptions:
 
     patience: float = 15.0  # how long a caller waits without a stream before giving up
     welcome_within: float = 10.0  # from opening a stream to Welcome
+    heartbeat: float = 1.0  # the server is asked for a sign of life so often; four missing ones break the stream
     max_in_flight: int = 4  # unanswered requests on the stream; the server's own limit may be lower
     chunk_bytes: int = wire.CHUNK_BYTES
     max_answer_bytes: int = 1 << 30
@@ -54,7 +55,7 @@ class ConnectionOptions:
             raise SpecError(f"chunk_bytes={self.chunk_bytes}: must be {wire.MIN_CHUNK_BYTES} to {wire.MAX_CHUNK_BYTES}")
         if self.max_in_flight < 1:
             raise SpecError(f"max_in_flight={self.max_in_flight}: must be 1 or more")
-        for name in ("patience", "welcome_within"):
+        for name in ("patience", "welcome_within", "heartbeat"):
             check_seconds(name, getattr(self, name))
 
 

@@ -43,6 +43,7 @@ class Outbox(Iterator[wire.ClientFrame]):
         self._handed_over: Exchange | None = None  # its last chunk went out with the previous pull
         self._begins: Exchange | None = None  # its first frame goes out with this pull
         self._cuts: set[str] = set()
+        self._sending_cut = False  # a cut's description is not through flow control yet
         self._begun: dict[int, Exchange] = {}  # sent on this stream, in part or whole, and not answered
         self._limit = 0
         self._draining = False
@@ -79,6 +80,23 @@ class Outbox(Iterator[wire.ClientFrame]):
                     self._acknowledge_at = time.monotonic() + ACKNOWLEDGE_AFTER_SECONDS
                 self._acknowledge.append(request_id)
             self._changed.notify()
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server has said that it goes away."""
+        return self._draining
+
+    def expects(self) -> bool:
+        """Whether the server should be heard: it has had a request's header, and sends no answer just now.
+
+        A cut's description is one message, and a chunk of an answer, too: nothing is heard while they are under way.
+        """
+        with self._changed:
+            return (
+                bool(self._begun)
+                and not self._sending_cut
+                and not any(exchange.receiving for exchange in self._begun.values())
+            )
 
     def cancel(self, request_id: int) -> None:
         """Nobody waits for this request any more: tell the server, if it has heard of it."""
@@ -176,7 +194,7 @@ class Outbox(Iterator[wire.ClientFrame]):
         # that is to be sent again (not among those begun) starts over with its header.
         frame = None if exchange.settled or exchange.id not in self._begun else next(frames, None)
         if frame is None:
-            self._sending = None
+            self._sending, self._sending_cut = None, False
         return frame
 
     def _frames(self, exchange: Exchange) -> Iterator[wire.ClientFrame]:
@@ -185,7 +203,9 @@ class Outbox(Iterator[wire.ClientFrame]):
             return
         if outgoing.file is None and outgoing.cut_digest not in self._cuts:
             self._cuts.add(outgoing.cut_digest)
+            self._sending_cut = True
             yield wire.cut_frame(outgoing)
+            self._sending_cut = False
         left = outgoing.nbytes
         if not left:
             self._handed_over = exchange

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Final
 
@@ -23,6 +25,7 @@ class Waiting:
         self.changed = threading.Condition()
         self._requests: dict[int, Exchange] = {}
         self._openers: list[Opener] = []
+        self._since: dict[Exchange | Opener, float] = {}
         self._address = address
         self._most = max_in_flight
 
@@ -31,6 +34,7 @@ class Waiting:
 
     def add(self, who: Exchange | Opener) -> None:
         """A request that wants an answer, or a caller who wants a Welcome."""
+        self._since.setdefault(who, time.monotonic())
         if isinstance(who, Exchange):
             self._requests[who.id] = who
         else:
@@ -42,6 +46,7 @@ class Waiting:
 
     def leave(self, who: Exchange | Opener) -> None:
         """Nobody waits for it any more; may be repeated."""
+        self._since.pop(who, None)
         if isinstance(who, Exchange):
             self._requests.pop(who.id, None)
         elif who in self._openers:
@@ -54,7 +59,25 @@ class Waiting:
     def take_openers(self) -> list[Opener]:
         """The callers of `open`, who wait no longer: whoever takes them gives them the Welcome."""
         openers, self._openers = self._openers, []
+        for opener in openers:
+            self._since.pop(opener, None)
         return openers
+
+    def left(self, lost: float, patience: float) -> float:
+        """Seconds until the first has waited for ``patience`` without a stream, 0 or more.
+
+        There is none since ``lost``; each counts from when it came, for its patience is its own.
+        """
+        now = time.monotonic()
+        return max(0.0, min((patience - (now - max(lost, since)) for since in self._since.values()), default=patience))
+
+    def take_late(self, lost: float, patience: float) -> list[Exchange | Opener]:
+        """Who has waited for that long, and waits no longer: whoever takes them tells them why."""
+        now = time.monotonic()
+        late = [who for who, since in self._since.items() if now - max(lost, since) >= patience]
+        for who in late:
+            self.leave(who)
+        return late
 
     def limit(self, welcome: split_pb2.Welcome) -> int:
         """How many requests may go unanswered on the stream: one, while one is suspected to break streams.
@@ -75,12 +98,15 @@ class Waiting:
             TooLarge(f"the frontier has {exchange.payload_bytes} bytes; {self._address} takes {limit} at most")
         )
 
-    def interrupted(self, reason: str) -> None:
-        """The stream broke: half-received answers are forgotten, and requests that broke too many are given up."""
+    def interrupted(self, reason: str, suspect: bool = True) -> None:
+        """The stream broke: half-received answers are forgotten, and requests that broke too many are given up.
+
+        ``suspect``: no doing of this side, so that a request may have been the cause.
+        """
         for exchange in list(self._requests.values()):
-            exchange.interrupted()
+            exchange.interrupted(suspect)
             if exchange.breaks >= MAX_BREAKS:
-                del self._requests[exchange.id]
+                self.leave(exchange)
                 exchange.settle(
                     RemoteError(
                         f"{self._address}: the stream broke {exchange.breaks} times while request {exchange.id} was "
@@ -89,11 +115,19 @@ class Waiting:
                 )
 
     def fail(self, error: IsthmusError) -> None:
-        """Everybody gets ``error``, each its own: an exception collects its raiser's traceback."""
+        """Everybody gets ``error``."""
         with self.changed:
             requests, self._requests = list(self._requests.values()), {}
             openers = self.take_openers()
-        for exchange in requests:
-            exchange.settle(type(error)(str(error)))
-        for opener in openers:
-            opener.set_exception(type(error)(str(error)))
+            self._since.clear()
+        settle([*requests, *openers], error)
+
+
+def settle(waiting: Iterable[Exchange | Opener], error: IsthmusError) -> None:
+    """Each gets ``error`` as its own: an exception collects its raiser's traceback."""
+    for who in waiting:
+        own = type(error)(str(error))
+        if isinstance(who, Exchange):
+            who.settle(own)
+        else:
+            who.set_exception(own)

@@ -17,6 +17,7 @@ class About:
     cloud within the process (-1: it was not taken in). ``total``: how many the run has; None where nobody knows.
     ``id`` is the same on both sides, together with ``client``; but an input whose path the plan did not hold goes to
     the server once more under another (`Answer.request_id`).
+    ``identity``: the name that the client's credentials prove, on the cloud; empty without.
     """
 
     id: int
@@ -24,6 +25,7 @@ class About:
     total: int | None = None
     model_id: str = ""
     client: str = ""
+    identity: str = ""
 
 
 class Event:

@@ -68,7 +68,12 @@ class Stage(Enum):
     AFTER_TAIL = "after_tail", "", "the output is there", "split output"
     ON_RESULT = "on_result", "the caller gets the answer", "the answer is ready to be sent", "answer computed"
     ON_ERROR = "on_error", "a request or the connection failed", "a request or a stream failed", "where error"
-    AFTER_REQUEST = "after_request", "it is answered, failed or cancelled", "the same", "error answer"
+    AFTER_REQUEST = (
+        "after_request",
+        "it is answered, failed or cancelled",
+        "the same",
+        ("error answer nbytes reply began_ns"),
+    )
     ON_SPLIT_CHANGE = "on_split_change", "requests are cut elsewhere from now on", "", "old new reason"
     ON_DISCONNECT = (
         "on_disconnect",

@@ -26,6 +26,7 @@ from cloud_server.models.served_model import ServedModel
 from cloud_server.requests.answers import Answer
 from cloud_server.requests.request import State
 from cloud_server.streams.session import StreamSession
+from cloud_server.work import Job, Payer
 from protos.chunks import ChunkFrame, parse_client_frame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel
@@ -58,7 +59,7 @@ class Target:
             ServedModel(ModelEntry(spec_of(name)), device, None, LIMITS.rehearsals()) for name in models
         ]
         self.core = Core(engines, LIMITS)
-        self.jobs: list[Callable[[], None]] = []
+        self.jobs: list[Job] = []
         self.core._workers.put = self._put  # type: ignore[method-assign]
         self.identities = {identity.model_id: identity for identity in self.core.identities}
         self.sessions: dict[tuple[str, bool], StreamSession] = {}
@@ -71,7 +72,7 @@ class Target:
         """The last failure's message."""
         self.reply: Answer | None = None
 
-    def _put(self, job: Callable[[], None]) -> Callable[[], None]:
+    def _put(self, job: Job, payer: Payer) -> Callable[[], None]:
         self.jobs.append(job)
         return lambda: self.jobs.remove(job) if job in self.jobs else None
 

@@ -58,6 +58,9 @@ class FakeEngine:
         self.before = before
         self.computed = 0
 
+    def allocate(self, nbytes: int) -> memoryview:
+        return memoryview(bytearray(nbytes))
+
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         if not header.startswith(b"fake"):
             raise BadFrame("the header is not one of a fake frontier")
@@ -70,7 +73,7 @@ class FakeEngine:
         data = bytes(payload)[::-1]
         half = len(data) // 2
         buffers = (memoryview(data[:half]), memoryview(data[half:]))
-        return Computed(b"head", buffers, len(data), decode_ns=1, compute_ns=2)
+        return Computed.of(b"head", buffers, len(data), decode_ns=1, compute_ns=2)
 
 
 def hello(client_id: str = "alice", **changes: object) -> split_pb2.ClientFrame:
@@ -211,8 +214,15 @@ class Client:
 class CoreClient(Client):
     """A stream to a core, without a transport."""
 
-    def __init__(self, core: Core, greet: bool = True, client_id: str = "alice") -> None:
-        self.session: StreamSession = core.open(Caller("test"))
+    def __init__(
+        self,
+        core: Core,
+        greet: bool = True,
+        client_id: str = "alice",
+        identity: str = "",
+        caller: Caller | None = None,
+    ) -> None:
+        self.session: StreamSession = core.open(caller or Caller("test", identity))
         super().__init__()
         if greet:
             self.send(hello(client_id))

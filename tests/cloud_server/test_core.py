@@ -630,3 +630,19 @@ class TestDrain:
 def test_two_models_of_one_name() -> None:
     with pytest.raises(errors.SpecError, match="fake"):
         Core([FakeEngine(), FakeEngine()], SMALL)
+
+
+def test_what_may_succeed_later_is_computed_again_when_it_is_asked_again() -> None:
+    moods: list[Exception] = [errors.ServerUnavailable("not now")]
+
+    def before(_: memoryview) -> None:
+        if moods:
+            raise moods.pop()
+
+    with Core([FakeEngine(before)]) as core:
+        client = CoreClient(core)
+        client.ask(1, b"abc")
+        failed = client.answer(1).failed
+        assert failed is not None and failed.retry
+        client.ask(1, b"abc")
+        assert client.answer(1, number=2).data == b"cba"

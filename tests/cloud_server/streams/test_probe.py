@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.limits import MIB, Limits
 from cloud_server.models.engine import Progress
@@ -187,10 +188,10 @@ class TestProfile:
     def test_after_one_requests_have_their_turn(self, engine: ProfiledEngine) -> None:
         with Core([engine], LIMITS) as core:
             asked = split_pb2.ProfileRequest(model_id="fake", fresh=True)
-            list(core.profiles.stream(asked))
+            list(core.profiles.stream(asked, Caller("test")))
             assert core.profiles._rests_until > 0
             core.profiles._rests_until = time.monotonic() + 1e6
-            replies = core.profiles.stream(asked)
+            replies = core.profiles.stream(asked, Caller("test"))
             assert "have their turn" in next(replies).progress.what
             assert "have their turn" in next(replies).progress.what and engine.profiles == 1
             core.profiles._rests_until = 0.0
@@ -234,10 +235,10 @@ class TestProfile:
         engine.profile = deaf  # type: ignore[method-assign]
         asked = split_pb2.ProfileRequest(model_id="fake", fresh=True)
         with Core([engine], LIMITS) as core:
-            left = core.profiles.stream(asked)
+            left = core.profiles.stream(asked, Caller("test"))
             assert next(left).progress.what == "starting" and entered.wait(PATIENCE)
             left.close()  # type: ignore[attr-defined]
-            following = core.profiles.stream(asked)
+            following = core.profiles.stream(asked, Caller("test"))
             assert next(following).progress.what == "waiting for another profile"
             go.set()
             assert json.loads(list(following)[-1].profile)["number"] == 1

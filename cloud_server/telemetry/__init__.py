@@ -1,0 +1,18 @@
+"""The server seen from outside.
+
+counts      what requests did and took, counted as they end
+histogram   ... their durations
+state       how the server stands, read when somebody asks
+page        both as Prometheus metrics, on a port of their own
+served      switched on and off with the server
+
+May import core, access, limits. Nothing of it runs unless it is asked for.
+"""
+
+from cloud_server.telemetry.page import MetricsPage
+from cloud_server.telemetry.served import measured
+
+__all__ = [
+    "MetricsPage",
+    "measured",
+]

@@ -1,0 +1,60 @@
+"""How the server stands: read when somebody asks, so that requests pay nothing for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from cloud_server.core import Core
+from cloud_server.requests import State
+from protos import PROTOCOL_VERSION
+
+LIVE = (State.RECEIVING, State.QUEUED, State.RUNNING)
+
+
+class ServerState(Collector):
+    """Of one core."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def describe(self) -> list[Metric]:
+        """None: what is collected depends on nothing but the core, and the registry needs no names before."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        core = self._core
+        states, (answers, answer_bytes), load = core.requests.states(), core.requests.kept(), core.load()
+        flight = GaugeMetricFamily("isthmus_requests_in_flight", "Requests on their way, by state.", labels=["state"])
+        for state in LIVE:
+            flight.add_metric([state.value], states[state])
+        yield flight
+        for name, text, value in (
+            ("queue_depth", "Requests that wait for a worker.", states[State.QUEUED]),
+            ("queue_recent_seconds", "Recent mean wait for a worker, as clients are told.", load.queue_ns / 1e9),
+            ("requests_held_bytes", "Payloads and headers of requests on their way.", core.requests.held_bytes),
+            ("answers_kept", "Answers that clients have not acknowledged.", answers),
+            ("answers_kept_bytes", "Their payload bytes.", answer_bytes),
+            ("sessions", "Standing streams.", core.clients),
+            ("workers", "Tails computed at a time, at most.", load.workers),
+            ("draining", "1 while the server takes nothing new.", core.draining),
+        ):
+            yield GaugeMetricFamily(f"isthmus_{name}", text, value=float(value))
+        models = GaugeMetricFamily("isthmus_model_info", "The served models.", labels=["model", "weights_hash"])
+        for one in core.identities:
+            models.add_metric([one.model_id, one.weights_hash], 1)
+        yield models
+        about = {"version": _version(), "torch": torch.__version__, "protocol": str(PROTOCOL_VERSION)}
+        yield InfoMetricFamily("isthmus_server", "Versions.", value=about)
+
+
+def _version() -> str:
+    try:
+        return version("isthmus")
+    except PackageNotFoundError:  # run from a copy of the source
+        return "unknown"

@@ -1,0 +1,180 @@
+"""The line of jobs that wait for a worker: accounts share the time, in each of them its clients do, and one client's
+jobs are done in their order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+from cloud_server.work.costs import Costs
+from cloud_server.work.payer import Payer
+from cloud_server.work.shares import Shares
+
+Job = TypeVar("Job")
+
+EVERYBODY = None
+"""Under this name `Costs` knows what all jobs take."""
+
+
+class Place(Generic[Job]):
+    """A job in the line, or one that a worker has."""
+
+    __slots__ = ("guess", "job", "number", "payer")
+
+    def __init__(self, number: int, job: Job, payer: Payer, guess: float) -> None:
+        self.number = number
+        self.job = job
+        self.payer = payer
+        self.guess = guess
+        """Seconds that it is thought to take."""
+
+
+class _Waiting(Generic[Job]):
+    """One client's jobs that wait."""
+
+    __slots__ = ("places", "seconds")
+
+    def __init__(self) -> None:
+        self.places: OrderedDict[int, Place[Job]] = OrderedDict()
+        self.seconds = 0.0
+
+
+class _Account(Generic[Job]):
+    """One account's."""
+
+    __slots__ = ("clients", "running", "seconds", "shares")
+
+    def __init__(self) -> None:
+        self.shares: Shares[str] = Shares()
+        self.clients: dict[str, _Waiting[Job]] = {}
+        self.seconds = 0.0
+        """Of work that waits, as it is guessed."""
+        self.running = 0
+
+
+class Line(Generic[Job]):
+    """Every call costs O(log n). One thread at a time."""
+
+    def __init__(self, workers: int = 1) -> None:
+        self._workers = workers
+        self._numbers = itertools.count()
+        self._shares: Shares[str] = Shares()
+        self._accounts: dict[str, _Account[Job]] = {}
+        """Those with a job that waits or runs, and those whose clients' shares are still remembered."""
+        self._costs = Costs()
+        self._seconds = 0.0
+        self._length = 0
+
+    def __len__(self) -> int:
+        """Jobs that wait."""
+        return self._length
+
+    def put(self, job: Job, payer: Payer) -> Place[Job]:
+        """The job waits behind the others of its client."""
+        place = Place(next(self._numbers), job, payer, self.cost(payer))
+        account = self._accounts.get(payer.account)
+        if account is None:
+            account = self._accounts[payer.account] = _Account()
+        waiting = account.clients.get(payer.client)
+        if waiting is None:
+            waiting = account.clients[payer.client] = _Waiting()
+        waiting.places[place.number] = place
+        account.shares.wait(payer.client)
+        self._shares.wait(payer.account, payer.weight)
+        self._length += 1
+        self._weigh(account, waiting, place.guess)
+        return place
+
+    def remove(self, place: Place[Job]) -> None:
+        """It no longer waits; one that a worker has, or had, is not in the line."""
+        account = self._accounts.get(place.payer.account)
+        waiting = account.clients.get(place.payer.client) if account else None
+        if account is None or waiting is None or waiting.places.pop(place.number, None) is None:
+            return
+        self._left(account, waiting, place)
+
+    def take(self) -> Place[Job] | None:
+        """The next job, for a worker; None when none waits."""
+        name = self._shares.first()
+        if name is None:
+            return None
+        account = self._accounts[name]
+        client = account.shares.first()
+        assert client is not None, "an account waits without a client that does"
+        waiting = account.clients[client]
+        _, place = waiting.places.popitem(last=False)
+        account.running += 1
+        self._shares.start(name, place.guess)
+        account.shares.start(client, place.guess)
+        self._left(account, waiting, place)
+        return place
+
+    def done(self, place: Place[Job], seconds: float, counts: bool = True) -> None:
+        """A worker is through with it, after so many seconds. ``counts``: it is like the next one of its client."""
+        payer = place.payer
+        account = self._accounts[payer.account]
+        account.running -= 1
+        account.shares.end(payer.client, place.guess, seconds)
+        self._shares.end(payer.account, place.guess, seconds)
+        if counts:
+            for name in ((payer.account, payer.client), payer.account, EVERYBODY):
+                self._costs.add(name, seconds)
+        self._tidy(payer.account, account)
+
+    def cost(self, payer: Payer) -> float:
+        """Seconds that a job of this client may take, going by its last ones, else by its account's, else by all."""
+        for name in ((payer.account, payer.client), payer.account, EVERYBODY):
+            guess = self._costs.guess(name)
+            if guess is not None:
+                return guess
+        return 0.0
+
+    def known(self, payer: Payer) -> bool:
+        """Whether enough jobs of this client were done to go by them."""
+        return self._costs.knows((payer.account, payer.client))
+
+    def wait(self, payer: Payer) -> float:
+        """Seconds that a job put now may wait, going by what waits already and what such jobs took.
+
+        A client waits for its own jobs, in turn with others of its account, and these in turn with other accounts;
+        never for more than there is.
+        """
+        account = self._accounts.get(payer.account)
+        own = account.clients.get(payer.client) if account else None
+        if account is None or own is None:
+            return 0.0
+        of_account = min(account.seconds, own.seconds * account.shares.weight)
+        everybody = min(self._seconds, of_account * self._shares.weight / payer.weight)
+        return everybody / self._workers
+
+    def ahead(self, payer: Payer) -> bool:
+        """Whether somebody who waits is to come before the next job of this account."""
+        first = self._shares.first()
+        return first is not None and first != payer.account
+
+    def _left(self, account: _Account[Job], waiting: _Waiting[Job], place: Place[Job]) -> None:
+        """One job fewer waits; it was taken out of its client's already."""
+        self._length -= 1
+        self._weigh(account, waiting, -place.guess)
+        if waiting.places:
+            return
+        del account.clients[place.payer.client]
+        account.shares.leave(place.payer.client)
+        if not account.clients:
+            account.seconds = 0.0  # sums of what came and went drift
+            self._shares.leave(place.payer.account)
+            self._tidy(place.payer.account, account)
+        if not self._length:
+            self._seconds = 0.0
+
+    def _weigh(self, account: _Account[Job], waiting: _Waiting[Job], seconds: float) -> None:
+        waiting.seconds += seconds
+        account.seconds += seconds
+        self._seconds += seconds
+
+    def _tidy(self, name: str, account: _Account[Job]) -> None:
+        """Nobody of the account waits or runs: its clients are forgotten, and begin anew as equals."""
+        if not account.clients and not account.running:
+            del self._accounts[name]
