@@ -39,9 +39,10 @@ GRACE_SECONDS = 2.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     options = parser().parse_args(argv)
-    show(options.log_level)
+    bounds = show(options.log_level)
     try:
         config = configure(options)
+        bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
         if options.hooks:
             print("\n".join(lines(config.lifecycle)))
             return OK
@@ -84,7 +85,7 @@ def _serve(config: ServerConfig, page: MetricsPage | None) -> int:
         server.stop(GRACE_SECONDS if drained else 0)
         lifecycle.emit(Stage.AFTER_RUN, address=config.listen)
     if not is_default(lifecycle):
-        log.info("hooks:\n%s", "\n".join(lines(lifecycle)))
+        print("hooks:", *lines(lifecycle), sep="\n", file=sys.stderr, flush=True)
     abandoned = core.requests.running
     status = OK if drained else CUT_SHORT
     if abandoned or not drained:

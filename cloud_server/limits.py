@@ -69,6 +69,10 @@ class Limits:
     """Age at which a request is no longer started; a request may ask for less."""
     hello_seconds: float = 10.0
     """Time from the opening of a stream to its first frame."""
+    log_lines_per_account: int = 60
+    """Log lines a minute that one identity, or one address, may cause; the rest is counted. Warnings count apart."""
+    log_lines_per_minute: int = 300
+    """The same of all of them together."""
     heartbeat_seconds: float = 0.25
     """The shortest time between two signs of life on a stream that a client may ask for."""
     drain_seconds: float = 30.0

@@ -137,7 +137,8 @@ class Profiles:
             except IsthmusError as error:
                 news.put(error)
             except BaseException as error:  # a worker survives everything
-                log.warning("profile of %s", settings.model_id, exc_info=error)
+                who = {"account": "profiles"}  # some client's; at most one at a time
+                log.warning("profile of %s", settings.model_id, exc_info=error, extra=who)
                 news.put(ModelFailed(f"{type(error).__name__}: {error}"))
             finally:
                 self._rests_until = 2 * time.monotonic() - began

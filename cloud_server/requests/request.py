@@ -39,7 +39,8 @@ class Request:
         self.caller = outlet.caller
         self.engine = engine
         self.crossing = crossing
-        self.about = About(frame.id, 0, None, engine.identity.model_id, outlet.client_id, outlet.caller.identity)
+        model_id, caller = engine.identity.model_id, outlet.caller
+        self.about = About(frame.id, 0, None, model_id, outlet.client_id, caller.identity, caller.account)
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from cloud_server.models import Engine, Identity
 from protos import PROTOCOL_VERSION
@@ -10,6 +11,8 @@ from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Disagreement, TooLarge, UnknownModel
 
 MAX_NAME = 256
+MAX_DIFFERENCES = 16
+"""Named in one refusal."""
 MAX_HELLO_BYTES = 64 << 10
 MAX_ENTRIES = 64
 """Settings, and lines about the client: there are some ten of each."""
@@ -49,8 +52,9 @@ def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Engine:
     if engine is None:
         served = ", ".join(sorted(engines))
         raise UnknownModel(f'no model "{hello.model_id[:MAX_NAME]}" is served here; there is: {served}')
-    different = list(differences(hello, engine.identity))
+    different = list(islice(differences(hello, engine.identity), MAX_DIFFERENCES + 1))
     if different:
+        different[MAX_DIFFERENCES:] = ["more"] * (len(different) > MAX_DIFFERENCES)
         raise Disagreement(
             f'model "{hello.model_id}": client and server differ in {"; ".join(different)} '
             f"(client: {_listed(hello.about)}; server: {_listed(engine.identity.about)})"

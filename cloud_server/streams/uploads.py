@@ -148,8 +148,8 @@ class Uploads:
 
     def _tell(self, id: int, error: IsthmusError) -> None:
         """Hooks hear of a request that was not taken in."""
-        outlet, model_id = self._outlet, self._engine.identity.model_id
-        about = About(id, -1, None, model_id, outlet.client_id, outlet.caller.identity)
+        outlet, model_id, caller = self._outlet, self._engine.identity.model_id, self._outlet.caller
+        about = About(id, -1, None, model_id, outlet.client_id, caller.identity, caller.account)
         self._hub.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
 
     def _skip(self, id: int) -> None:

@@ -11,12 +11,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from cloud_server import wire
+from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.streams import InFrame, Probe, StreamSession
 from cloud_server.transport.door import SERVICE, Door, abort
 from protos import chunks, padding
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError
+from shared_hooks.lifecycle import on_behalf_of
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +53,15 @@ class SplitServicer:
 
     def session(self, incoming: Iterator[Incoming], context: grpc.ServicerContext) -> Iterator[wire.OutFrame]:
         """One standing stream."""
+        caller = self._door.caller(context)
+        with on_behalf_of(caller.account):
+            yield from self._session(caller, incoming, context)
+
+    def _session(
+        self, caller: Caller, incoming: Iterator[Incoming], context: grpc.ServicerContext
+    ) -> Iterator[wire.OutFrame]:
         try:
-            session = self._core.open(self._door.caller(context))
+            session = self._core.open(caller)
         except IsthmusError as error:
             abort(context, error)
         if not context.add_callback(session.gone):
@@ -129,14 +138,15 @@ def _take_rounds(probe: Probe, incoming: Iterator[padding.Padding | Malformed]) 
 
 def _take(session: StreamSession, incoming: Iterator[Incoming]) -> None:
     """Moves frames from the stream to the session until either ends."""
-    try:
-        for frame in incoming:
-            if isinstance(frame, Malformed):
-                session.broke(BadFrame("a message that is no ClientFrame"))
-                return
-            if not session.receive(frame):
-                return
-        session.finish()
-    except Exception as error:  # gRPC raises a bare Exception here when the stream breaks
-        log.debug("stream of %s broke: %s", session.caller.peer, error)
-        session.disconnect()
+    with on_behalf_of(session.caller.account):
+        try:
+            for frame in incoming:
+                if isinstance(frame, Malformed):
+                    session.broke(BadFrame("a message that is no ClientFrame"))
+                    return
+                if not session.receive(frame):
+                    return
+            session.finish()
+        except Exception as error:  # gRPC raises a bare Exception here when the stream breaks
+            log.debug("stream of %s broke: %s", session.caller.peer, error)
+            session.disconnect()

@@ -17,7 +17,8 @@ class About:
     cloud within the process (-1: it was not taken in). ``total``: how many the run has; None where nobody knows.
     ``id`` is the same on both sides, together with ``client``; but an input whose path the plan did not hold goes to
     the server once more under another (`Answer.request_id`).
-    ``identity``: the name that the client's credentials prove, on the cloud; empty without.
+    On the cloud, ``identity`` is the name that the client's credentials prove, empty without; ``account``: on whom
+    the request is charged.
     """
 
     id: int
@@ -26,6 +27,7 @@ class About:
     model_id: str = ""
     client: str = ""
     identity: str = ""
+    account: str = ""
 
 
 class Event:

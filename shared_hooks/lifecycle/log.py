@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed
 from shared_hooks.lifecycle.events import Event
+from shared_hooks.lifecycle.log_bounds import LogBounds
 
 OURS = ("edge_client", "cloud_server", "shared_hooks")
 
 
-def show(level: str) -> None:
-    """Log lines to standard error, from ``level`` ("debug" ... "error") up; below INFO only ours.
+def show(level: str) -> LogBounds:
+    """Log lines to standard error, from ``level`` ("debug" ... "error") up; below INFO only ours. Returns what bounds
+    the lines that clients cause.
 
     Other libraries' DEBUG lines, some for every image that is read, would bury what was asked for.
     """
     number = getattr(logging, level.upper())
-    logging.basicConfig(level=max(number, logging.INFO), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    bounds = LogBounds(handler)
+    handler.addFilter(bounds)
+    logging.basicConfig(
+        level=max(number, logging.INFO),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=[handler],
+    )
     for name in OURS:
         logging.getLogger(name).setLevel(number)
+    return bounds
+
+
+def _caused_by(event: Event) -> Mapping[str, str]:
+    """For ``extra=``: whose request it is; else it is said on behalf of whom the thread works for."""
+    return {"account": event.request.account} if event.request is not None and event.request.account else {}
 
 
 class Log:
@@ -36,7 +52,8 @@ class Log:
     def after_model_load(self, event: Event) -> None:
         who, device = event.identity, event.wrapped.device
         more = f"{who.layers} layers on {device}, weights {who.weights_hash}" if who is not None else f"on {device}"
-        self._log.info("model %s: %s", event.model_id, more)
+        # Also where a request's own thread loads it again: this is about the server.
+        self._log.info("model %s: %s", event.model_id, more, extra={"account": None})
 
     def after_handshake(self, event: Event) -> None:
         if event.side == "cloud":
@@ -65,9 +82,10 @@ class Log:
         else:
             level = logging.WARNING if isinstance(error, ModelFailed) else logging.INFO
         what = event.where if request is None else f"request {request.id} {request.client}".rstrip()
-        self._log.log(level, "%s: %s: %s", what, type(error).__name__, error)
+        who = _caused_by(event)
+        self._log.log(level, "%s: %s: %s", what, type(error).__name__, error, extra=who)
         if event.side == "cloud" and error.__cause__ is not None and not isinstance(error, Cancelled):
-            self._log.log(max(level, logging.INFO), "its cause:", exc_info=error.__cause__)
+            self._log.log(max(level, logging.INFO), "its cause:", exc_info=error.__cause__, extra=who)
 
     def on_split_change(self, event: Event) -> None:
         self._log.debug("split: %s -> %s (%s)", event.old, event.new, event.reason)

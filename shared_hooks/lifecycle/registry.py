@@ -14,6 +14,7 @@ from typing import Any
 from shared_hooks.errors import HookRefused, SpecError, near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import About, Event
+from shared_hooks.lifecycle.log_bounds import on_behalf_of
 from shared_hooks.lifecycle.marks import (
     Function,
     Handler,
@@ -161,7 +162,8 @@ class Lifecycle:
         before = getattr(self._thread, "request", None)
         self._thread.request = about
         try:
-            yield
+            with on_behalf_of(about.account):
+                yield
         finally:
             self._thread.request = before
 
