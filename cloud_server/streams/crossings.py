@@ -29,7 +29,7 @@ class CrossingCache:
         """
         if len(data) > self._limits.max_cut_bytes:
             raise TooLarge(
-                f"a cut's description of {len(data)} bytes; at most {self._limits.max_cut_bytes} are accepted"
+                f"a cut's description of {len(data)} bytes; at most {self._limits.max_cut_bytes} are accepted (max_cut_bytes)"
             )
         if (real := digest_of(data)) != digest:
             raise BadFrame(f'cut: the digest {digest[:80]!r} is not that of its bytes, "{real}"')
