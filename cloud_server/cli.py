@@ -21,7 +21,7 @@ from cloud_server.core import Core
 from cloud_server.models import ServedModel
 from cloud_server.options import configure, parser
 from cloud_server.telemetry import MetricsPage, measured
-from cloud_server.transport import CloudServer
+from cloud_server.transport import CloudServer, check_free
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
 from shared_hooks.lifecycle.listing import is_default, lines
@@ -62,6 +62,7 @@ def serve(config: ServerConfig) -> int:
 
 
 def _serve(config: ServerConfig, page: MetricsPage | None) -> int:
+    check_free(config.listen)
     device = pick_device(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     engines = []

@@ -7,6 +7,7 @@ modes       ways to run without a cut
 load        how busy a server says it is
 model_choice  which model, on what device
 dial        the one place that opens a channel
+interrupts  Ctrl-C, never lost
 request     one request: head, transport, answer; or everything here
 transport   the standing connection
 witness     answers also computed whole here

@@ -113,6 +113,8 @@ class Report:
         self._witness = witness
         self.refused: Mapping[str, str] = {}  # cuts that witnesses took out of use, and why
         self.gave_up = False
+        self.interrupted = False
+        """By Ctrl-C: what is missing was not sent, or its answer did not come before."""
 
     def start(self) -> None:
         """Begin to count the time anew: what was before was preparation."""
@@ -165,6 +167,7 @@ class Report:
             "inputs": [outcome.as_dict() for outcome in self._outcomes],
             "answered": len(answered),
             "failed": len(self.failed),
+            "interrupted": self.interrupted,
             "with_truth": len(judged),
             "correct": sum(judged),
             "accuracy": sum(judged) / len(judged) if judged else None,
@@ -213,7 +216,7 @@ class Report:
         answered, judged = self.answered, self._judged
         lines = [
             f"{len(answered)} of {len(self._outcomes)} inputs answered in {self._seconds:.2f} s"
-            f"{f', {len(self.failed)} failed' if self.failed else ''}"
+            f"{f', {len(self.failed)} failed' if self.failed else ''}{', then interrupted' if self.interrupted else ''}"
         ]
         if judged:
             lines.append(f"accuracy {sum(judged) / len(judged):.4f} ({sum(judged)} of {len(judged)} with known truth)")

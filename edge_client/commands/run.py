@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from edge_client import interrupts
 from edge_client.adaptive import AutoClient
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
@@ -67,10 +68,14 @@ def main(options: argparse.Namespace) -> int:
         report = Report(spec.model_id, server, options.split, options.codec, str(client.device), options.witness)
         try:
             if chooses:
-                with auto.auto_client(chooses, client, items) as chooser:
-                    report.start()
-                    _send(chooser, spec, items, report, maps, show=not options.no_progress)
-                decisions = chooser.decisions.all  # once nobody decides any more
+                chosen: list[Any] = []
+                try:
+                    with auto.auto_client(chooses, client, items) as chooser:
+                        chosen.append(chooser)
+                        report.start()
+                        _send(chooser, spec, items, report, maps, show=not options.no_progress)
+                finally:  # once nobody decides any more
+                    decisions = chosen[0].decisions.all if chosen else []
             else:
                 client.open()
                 _send(client, spec, items, report, maps, show=not options.no_progress)
@@ -79,12 +84,17 @@ def main(options: argparse.Namespace) -> int:
                 raise
             report.give_up(items, error)
             print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
+        except KeyboardInterrupt:  # what was answered is told all the same
+            interrupts.heard()
+            report.interrupted = True
+            print("edge-client: interrupted", file=sys.stderr)
         report.finish(client.refused)
     finally:
         client.close()
     status = exits.CONNECTION if report.gave_up else exits.SOME_FAILED if report.failed or report.refused else exits.OK
+    status = exits.INTERRUPTED if report.interrupted else status
     # The text first: a disk that is full by now costs the file, and not this, too.
-    if report.answered or not report.gave_up:
+    if report.answered or not (report.gave_up or report.interrupted):
         print(report.as_text(layers=options.layers), flush=True)
         if not is_default(lifecycle):
             print("\n" + "\n".join(lines(lifecycle)), flush=True)
