@@ -4,7 +4,9 @@
 #   PIP_FLAGS=...   for pip, e.g. another index (PyTorch's CPU-only wheels for Linux come from an index of their own)
 #   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process a core
 #   FUZZ_FLAGS=     for the fuzzer, e.g. "--programs 100000 --seed 2 --minutes 40"
-#   ATTACK_FLAGS= for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
+#   ATTACK_FLAGS=   for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
+#   SIEGE_FLAGS=    for the siege, e.g. "--cases tiny-flood --who same --json siege.json"
+#   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
 
 VENV := .venv
@@ -19,10 +21,12 @@ EXPERIMENT_FLAGS ?=
 LIBRARY_FLAGS ?=
 FUZZ_FLAGS ?=
 ATTACK_FLAGS ?=
+SIEGE_FLAGS ?=
+SOAK_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench fuzz attacks experiments library protos clean
+.PHONY: help demo test lint bench fuzz attacks siege soak experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -31,6 +35,8 @@ help:
 	@echo "make bench   the benchmarks: a table and JSON"
 	@echo "make fuzz    random models, cut everywhere, for a long time: a table, failures as source"
 	@echo "make attacks hostile requests against a server, for a long time: a table and JSON"
+	@echo "make siege   one hostile client beside three honest ones, in every way we know: a table"
+	@echo "make soak    100,000 requests and 1,000 reconnects: does anything grow?"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
 	@echo "make library the models of transformers, timm and torchvision cut at a sample of their layers; hours"
 	@echo "make protos  regenerate the code of the wire"
@@ -57,6 +63,12 @@ fuzz: $(DEV)
 
 attacks: $(DEV)
 	$(PY) -m studies.attacks $(ATTACK_FLAGS)
+
+siege: $(DEV)
+	$(PY) -m studies.siege $(SIEGE_FLAGS)
+
+soak: $(DEV)
+	$(PY) -m studies.soak $(SOAK_FLAGS)
 
 experiments: $(DEV)
 	$(PY) -m studies.experiments all $(EXPERIMENT_FLAGS)

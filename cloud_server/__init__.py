@@ -5,6 +5,7 @@ streams     one client's stream; the link probed
 requests    requests on their way, and how each ends
 models      the tail of a model; its profile
 work        threads that compute
+processes   worker processes, in which tails are computed
 wire        frames that answer no request
 transport   gRPC, with health and reflection
 access      who calls, and what one may

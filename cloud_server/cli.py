@@ -14,12 +14,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 from cloud_server.config import ServerConfig
 from cloud_server.core import Core
-from cloud_server.models import ServedModel
+from cloud_server.models import Engine, ServedModel
 from cloud_server.options import configure, parser
+from cloud_server.processes import Pool, PooledModel
 from cloud_server.telemetry import MetricsPage, measured
 from cloud_server.transport import CloudServer, check_free
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
@@ -38,7 +39,8 @@ GRACE_SECONDS = 2.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    options = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    options = parser().parse_args(words)
     bounds = show(options.log_level)
     try:
         config = configure(options)
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.hooks:
             print("\n".join(lines(config.lifecycle)))
             return OK
-        return serve(config)
+        return serve(config, words)
     except (SpecError, UnknownModel) as error:
         print(f"cloud-server: {error}", file=sys.stderr)
         return USAGE
@@ -55,28 +57,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def serve(config: ServerConfig) -> int:
-    """Serves until a signal comes; returns the exit status."""
+def serve(config: ServerConfig, words: Sequence[str]) -> int:
+    """Serves until a signal comes; returns the exit status. ``words``: the command line, for worker processes."""
     with MetricsPage(config.metrics) if config.metrics else nullcontext() as page:
-        return _serve(config, page)
+        return _serve(config, words, page)
 
 
-def _serve(config: ServerConfig, page: MetricsPage | None) -> int:
+def _serve(config: ServerConfig, words: Sequence[str], page: MetricsPage | None) -> int:
     check_free(config.listen)
     device = pick_device(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
-    engines = []
-    for entry in config.models:
-        engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
-    with Core(engines, config.limits, config.workers, config.observers, lifecycle) as core, measured(core, page):
+    with ExitStack() as stack:
+        pool = None
+        engines: list[Engine] = []
+        if config.in_processes:
+            pool = stack.enter_context(Pool(words, config.workers, config.limits))
+            engines += [PooledModel(pool, identity, lifecycle) for identity in pool.start()]
+        for entry in () if pool else config.models:
+            engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
+        core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
+        stack.enter_context(measured(core, page))
         server = CloudServer(core, config.listen)
+        if pool:
+            pool.on_warm = server.serving
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: signals.put(received))
         lifecycle.emit(Stage.BEFORE_RUN, address=config.listen)
         server.start()
-        log.info("%d threads, %d worker(s)", threads, config.workers)
+        if pool and not pool.warm:  # they have all ended meanwhile
+            server.serving(False)
+        log.info("%d threads, %d worker%s", threads, config.workers, " process(es)" if pool else "(s)")
         host = config.listen.rpartition(":")[0]
         print(f"listening on {host}:{server.port}", flush=True)
         log.info("%s", signal.Signals(signals.get()).name)
@@ -88,7 +100,8 @@ def _serve(config: ServerConfig, page: MetricsPage | None) -> int:
     if not is_default(lifecycle):
         print("hooks:", *lines(lifecycle), sep="\n", file=sys.stderr, flush=True)
     if not drained:
-        # A tail still runs; neither it nor the interpreter's wait for its threads can be interrupted.
+        # A tail still runs; neither it nor the interpreter's wait for its threads can be interrupted. Worker processes
+        # have been ended.
         logging.shutdown()
         sys.stdout.flush()
         os._exit(CUT_SHORT)

@@ -4,6 +4,7 @@ listen = "127.0.0.1:50051"           # HOST:PORT; port 0 = any free one
 device = "auto"                      # auto, cpu, cuda, cuda:N
 threads = 4                          # inside one operation on the CPU; absent = torch's choice
 workers = 1                          # tails computed at a time
+worker_processes = false             # each in a process of its own; absent = if there are several
 
 [models]
 digits = "digits"                    # id = a built-in model, a spec file (relative to this one), or module:callable
@@ -69,6 +70,8 @@ class ServerConfig:
     device: str = "auto"
     threads: int | None = None
     workers: int = 1
+    worker_processes: bool | None = None
+    """Whether tails are computed in processes of their own; None = if there are several workers."""
     limits: Limits = field(default_factory=Limits)
     observers: tuple[str, ...] = ()
     """Observers that clients may ask for."""
@@ -85,6 +88,11 @@ class ServerConfig:
         if self.workers < 1:
             raise SpecError(f"workers: expected at least 1, found {self.workers}")
 
+    @property
+    def in_processes(self) -> bool:
+        """Whether workers are processes."""
+        return self.workers > 1 if self.worker_processes is None else self.worker_processes
+
 
 def read_config(path: Path) -> ServerConfig:
     """The configuration of a TOML file. Raises SpecError with the file, the key, what was expected and found."""
@@ -94,6 +102,7 @@ def read_config(path: Path) -> ServerConfig:
         "device": table.take("device", str),
         "threads": table.take("threads", int),
         "workers": table.take("workers", int),
+        "worker_processes": table.take("worker_processes", bool),
     }
     models, limits, observers = table.table("models"), table.table("limits"), table.table("observers")
     lifecycle, metrics = table.table("lifecycle"), table.table("metrics")

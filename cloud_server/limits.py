@@ -11,6 +11,9 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
+NEVER = 1 << 62
+"""A bound that nothing reaches: there is none unless it is set."""
+
 LONGEST_SECONDS = 1_000_000.0
 """The longest wait that Python and gRPC accept everywhere."""
 
@@ -59,6 +62,10 @@ class Limits:
     """Memory that the results of a tail may take at one moment, as far as can be foreseen."""
     max_compute_seconds: float = 120.0
     """Time that a worker computes on one request; after that it is ended when it returns to Python code."""
+    max_worker_bytes: int = NEVER
+    """Resident memory of a worker process's own: beyond it another takes its place, between two requests."""
+    max_worker_requests: int = NEVER
+    """Requests that a worker process answers before another takes its place."""
     max_answers: int = 4096
     """Answers kept until they are acknowledged."""
     max_answer_bytes: int = 512 * MIB

@@ -34,6 +34,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", metavar="auto|cpu|cuda[:N]", help="default auto")
     made.add_argument("--threads", type=int, metavar="N", help="threads within one operation on the CPU")
     made.add_argument("--workers", type=int, metavar="N", help="tails computed at the same time; default 1")
+    where = made.add_mutually_exclusive_group()
+    text = "each worker is a process of its own, replaced when it ends; default with several workers"
+    where.add_argument("--worker-processes", action="store_true", default=None, dest="worker_processes", help=text)
+    text = "workers are threads of this process; default with one"
+    where.add_argument("--in-process", action="store_false", default=None, dest="worker_processes", help=text)
     default = f"time to finish after SIGTERM; default {Limits.drain_seconds:g}"
     made.add_argument("--drain-seconds", type=float, metavar="S", help=default)
     text = "Prometheus metrics on this port, of loopback without HOST; default none"
@@ -46,7 +51,8 @@ def parser() -> argparse.ArgumentParser:
 def configure(options: argparse.Namespace) -> ServerConfig:
     """The configuration file, if any, with the command line on top of it. Raises SpecError or UnknownModel."""
     config = read_config(options.config) if options.config else ServerConfig()
-    given = {name: getattr(options, name) for name in ("listen", "device", "threads", "workers", "metrics")}
+    names = ("listen", "device", "threads", "workers", "worker_processes", "metrics")
+    given = {name: getattr(options, name) for name in names}
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
     if options.drain_seconds is not None:
         limits = dataclasses.replace(config.limits, drain_seconds=options.drain_seconds)

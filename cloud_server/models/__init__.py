@@ -2,6 +2,7 @@
 
 engine         what the core needs of a model
 served_model   ... in this process
+admission      what a request announces, checked without the model
 custody        checks after every request that the model did not change
 profiles       the tail of every cut, measured on request
 layer_metrics  what was measured, into a reply
@@ -9,7 +10,7 @@ layer_metrics  what was measured, into a reply
 May import config, limits.
 """
 
-from cloud_server.models.engine import FILE, Computed, Engine, Identity
+from cloud_server.models.engine import FILE, Computed, Engine, Identity, Progress
 from cloud_server.models.profiles import Profiles
 from cloud_server.models.served_model import ServedModel
 
@@ -19,5 +20,6 @@ __all__ = [
     "Engine",
     "Identity",
     "Profiles",
+    "Progress",
     "ServedModel",
 ]

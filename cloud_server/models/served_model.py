@@ -11,39 +11,30 @@ from typing import Any
 import torch
 
 from cloud_server.config import ModelEntry
+from cloud_server.models.admission import check_file, check_frontier
 from cloud_server.models.custody import Custody
 from cloud_server.models.engine import FILE, Computed, Identity, Progress
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
-from shared_hooks.crossing import read_header
 from shared_hooks.errors import (
-    BadFrame,
     CutRefused,
     Disagreement,
     IsthmusError,
     ModelFailed,
     PlanMismatch,
     ServerUnavailable,
-    TooLarge,
     UnknownLayer,
 )
 from shared_hooks.forward import Kind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
-from shared_hooks.models.uploads import check_suffix, libraries
 from shared_hooks.observers import named, transforms
 from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 
-MAX_SECTION_BYTES = 2 << 10
-"""What a parcel's header says of one tensor; reading a header holds up everybody."""
-MAX_VALUES_BYTES = 1 << 20
-"""The rest of a header: where slots begin, and values that were read from data."""
 SPARE_BYTES = 64 << 10
 """What an answer may hold in memory beyond twice its own size."""
-MAX_STATE_BYTES = 64 << 10
-"""Of a random number generator; in JSON they take a tenth of it."""
 
 
 class ServedModel:
@@ -118,26 +109,17 @@ class ServedModel:
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks that header, cut and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""
-        pieces = sum(len(slot.pieces) for slot in crossing.slots)
-        tensors = pieces + len(crossing.generators)
-        longest = MAX_VALUES_BYTES + tensors * MAX_SECTION_BYTES
-        if len(header) > longest:
-            raise TooLarge(f"a header of {len(header)} bytes for {tensors} tensors; at most {longest} are taken")
-        announced = Parcel.check_header(header, max_bytes)
-        if announced != payload_bytes:
-            raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
-        _, sections = read_header(header)
-        states = sum(section.raw_bytes for section in sections[pieces:])
-        if states > len(crossing.generators) * MAX_STATE_BYTES:
-            raise TooLarge(f"{states} bytes of generators' states; at most {MAX_STATE_BYTES} each are taken")
-        decoded = sum(section.raw_bytes for section in sections[:pieces])
-        if decoded != crossing.payload_bytes:
-            raise BadFrame(f"the header describes {decoded} bytes of tensors, the cut {crossing.payload_bytes}")
+        check_frontier(crossing, header, payload_bytes, max_bytes)
+        self.check_cut(crossing)
+
+    def check_cut(self, crossing: Crossing) -> None:
+        """For inputs like the example, the server knows without a rehearsal what crosses. Raises Disagreement where a
+        client says otherwise.
+        """
         if self._plan is not None and crossing.signature == self._plan.signature:
             self._check_plan(self._plan, crossing)
 
     def _check_plan(self, plan: Plan, crossing: Crossing) -> None:
-        """For inputs like the example, the server knows without a rehearsal what crosses."""
         if crossing.plan_digest != plan.digest:
             if self._branches:
                 return  # another path through the model, taken for this input's data: its layers are its own
@@ -177,18 +159,7 @@ class ServedModel:
 
         Raises BadFrame, TooLarge, InputMismatch or Disagreement.
         """
-        check_suffix(suffix)
-        if preprocess_digest != self.identity.preprocess_digest:
-            raise Disagreement(
-                f'preprocessing of model "{self.identity.model_id}": client "{preprocess_digest[:80]}", server '
-                f'"{self.identity.preprocess_digest}" (settings, code, or libraries; the server has {_decoders()})'
-            )
-        announced = Parcel.check_header(header, max_bytes)
-        if announced != payload_bytes:
-            raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
-        _, sections = read_header(header)
-        if len(sections) != 1 or sections[0].dtype is not torch.uint8 or len(sections[0].shape) != 1:
-            raise BadFrame("a file comes as one tensor of bytes")
+        check_file(self.identity, suffix, preprocess_digest, header, payload_bytes, max_bytes)
 
     def compute_file(
         self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
@@ -269,10 +240,6 @@ def _own(parcel: Parcel) -> tuple[memoryview, ...]:
     if sum(storages.values()) <= 2 * parcel.nbytes + SPARE_BYTES:
         return parcel.buffers
     return tuple(memoryview(bytes(buffer)) for buffer in parcel.buffers)
-
-
-def _decoders() -> str:
-    return ", ".join(f"{name} {version}" for name, version in libraries().items())
 
 
 def about(device: torch.device) -> dict[str, str]:

@@ -19,7 +19,7 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
     request.reply = reply
     reply.id = request.id
     reply.load.CopyFrom(load)
-    reply.observations = request.observations
+    reply.observations = request.observations or reply.observations
     reply.durations.receive_ns = request.complete_ns - request.began_ns
     reply.durations.queue_ns = started_ns - request.complete_ns
     if reply.payload_bytes <= request.inline_bytes:

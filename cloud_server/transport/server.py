@@ -70,8 +70,13 @@ class CloudServer:
 
     def start(self) -> None:
         self._server.start()
+        self.serving(True)
+
+    def serving(self, able: bool) -> None:
+        """What health says, until the server drains."""
+        states = health_pb2.HealthCheckResponse
         for service in ("", SERVICE):
-            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+            self._health.set(service, states.SERVING if able else states.NOT_SERVING)
 
     def drain(self) -> None:
         """Accepts nothing new: open streams are notified, new ones are refused, health says NOT_SERVING."""

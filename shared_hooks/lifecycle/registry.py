@@ -156,6 +156,12 @@ class Lifecycle:
             finally:
                 refused = refusal = None  # it has this frame in its traceback, and the frame has the event
 
+    @property
+    def current(self) -> About | None:
+        """Which request this thread works for."""
+        found: About | None = getattr(self._thread, "request", None)
+        return found
+
     @contextmanager
     def request(self, about: About) -> Iterator[None]:
         """What this thread does in the block belongs to this request."""

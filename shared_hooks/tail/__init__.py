@@ -15,7 +15,7 @@ May import purity, forward, state, crossing, lifecycle, metrics, modules, tensor
 """
 
 from shared_hooks.tail.recipe import Answer, Enter, ReadValue, Recipe, Run, Skip
-from shared_hooks.tail.recipe_book import RecipeBook, RehearsalLimits, paid_by
+from shared_hooks.tail.recipe_book import RecipeBook, RehearsalLimits, paid_by, payer
 from shared_hooks.tail.tail import TailSession
 
 __all__ = [
@@ -29,4 +29,5 @@ __all__ = [
     "Skip",
     "TailSession",
     "paid_by",
+    "payer",
 ]

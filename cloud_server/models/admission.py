@@ -1,0 +1,63 @@
+"""What a request announces, checked without its model: before anything is allocated, and before a worker has it."""
+
+from __future__ import annotations
+
+import torch
+
+from cloud_server.models.engine import Identity
+from shared_hooks import Crossing, Parcel
+from shared_hooks.crossing import read_header
+from shared_hooks.errors import BadFrame, Disagreement, TooLarge
+from shared_hooks.models.uploads import check_suffix, libraries
+
+MAX_SECTION_BYTES = 2 << 10
+"""What a parcel's header says of one tensor; reading a header holds up everybody."""
+MAX_VALUES_BYTES = 1 << 20
+"""The rest of a header: where slots begin, and values that were read from data."""
+MAX_STATE_BYTES = 64 << 10
+"""Of a random number generator; in JSON they take a tenth of it."""
+
+
+def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+    """Do header and cut speak of the same bytes? Raises BadFrame or TooLarge."""
+    pieces = sum(len(slot.pieces) for slot in crossing.slots)
+    tensors = pieces + len(crossing.generators)
+    longest = MAX_VALUES_BYTES + tensors * MAX_SECTION_BYTES
+    if len(header) > longest:
+        raise TooLarge(f"a header of {len(header)} bytes for {tensors} tensors; at most {longest} are taken")
+    _check_size(header, payload_bytes, max_bytes)
+    _, sections = read_header(header)
+    states = sum(section.raw_bytes for section in sections[pieces:])
+    if states > len(crossing.generators) * MAX_STATE_BYTES:
+        raise TooLarge(f"{states} bytes of generators' states; at most {MAX_STATE_BYTES} each are taken")
+    decoded = sum(section.raw_bytes for section in sections[:pieces])
+    if decoded != crossing.payload_bytes:
+        raise BadFrame(f"the header describes {decoded} bytes of tensors, the cut {crossing.payload_bytes}")
+
+
+def check_file(
+    identity: Identity, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
+) -> None:
+    """Do both sides read files alike, and is the payload one file? Raises BadFrame, TooLarge, InputMismatch or
+    Disagreement.
+    """
+    check_suffix(suffix)
+    if preprocess_digest != identity.preprocess_digest:
+        raise Disagreement(
+            f'preprocessing of model "{identity.model_id}": client "{preprocess_digest[:80]}", server '
+            f'"{identity.preprocess_digest}" (settings, code, or libraries; the server has {_decoders()})'
+        )
+    _check_size(header, payload_bytes, max_bytes)
+    _, sections = read_header(header)
+    if len(sections) != 1 or sections[0].dtype is not torch.uint8 or len(sections[0].shape) != 1:
+        raise BadFrame("a file comes as one tensor of bytes")
+
+
+def _check_size(header: bytes, payload_bytes: int, max_bytes: int) -> None:
+    announced = Parcel.check_header(header, max_bytes)
+    if announced != payload_bytes:
+        raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
+
+
+def _decoders() -> str:
+    return ", ".join(f"{name} {version}" for name, version in libraries().items())

@@ -1,0 +1,20 @@
+"""Tails in processes of their own: what ends one of them ends one request's turn, not the service.
+
+pool            the workers: warm, watched, replaced
+pooled_model    the engine that hands its work to them
+worker          one worker's own program
+worker_process  ... as the server sees it
+task            what it is asked for
+channel         messages between the two
+memory          payloads, where both see them
+
+May import models, wire, work, options, config, limits.
+"""
+
+from cloud_server.processes.pool import Pool
+from cloud_server.processes.pooled_model import PooledModel
+
+__all__ = [
+    "Pool",
+    "PooledModel",
+]

@@ -1,0 +1,75 @@
+"""The engine of a server with worker processes: what needs no model is checked here, the rest is a worker's."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cloud_server.models import Computed, Identity, Progress
+from cloud_server.models.admission import check_file, check_frontier
+from cloud_server.processes.pool import Pool
+from cloud_server.processes.task import ProfileTask, Task
+from shared_hooks import Crossing
+from shared_hooks.lifecycle import About, Lifecycle
+from shared_hooks.tail import payer
+
+
+class PooledModel:
+    """One model of a pool: an `Engine`."""
+
+    def __init__(self, pool: Pool, identity: Identity, lifecycle: Lifecycle) -> None:
+        """``lifecycle`` knows which request a thread works for."""
+        self.identity = identity
+        self._pool = pool
+        self._lifecycle = lifecycle
+        self._thread = threading.local()
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Memory that all workers see."""
+        return self._pool.memory.allocate(nbytes)
+
+    def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        """Checks that header and cut speak of the same bytes. The worker asks the plan before it computes."""
+        check_frontier(crossing, header, payload_bytes, max_bytes)
+
+    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
+        """In a worker. The payload must be a block of `allocate`."""
+        return self._run(crossing, "", header, payload, want_metrics)
+
+    def admit_file(
+        self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
+    ) -> None:
+        """As in one process: nothing of it needs the model."""
+        check_file(self.identity, suffix, preprocess_digest, header, payload_bytes, max_bytes)
+
+    def compute_file(
+        self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
+    ) -> Computed:
+        """In a worker, which has the same ``max_bytes`` from its own configuration."""
+        return self._run(None, suffix, header, payload, want_metrics)
+
+    def _run(
+        self, crossing: Crossing | None, suffix: str, header: bytes, payload: memoryview, want_metrics: bool
+    ) -> Computed:
+        model_id, about = self.identity.model_id, self._lifecycle.current or About(0, -1)
+        observers = getattr(self._thread, "observers", ())
+        task = Task(model_id, about, payer.get(), crossing, suffix, header, payload, want_metrics, observers)
+        return self._pool.run(task)
+
+    @contextmanager
+    def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
+        """The worker observes; what it found is in the reply already."""
+        self._thread.observers = observers
+        try:
+            yield bytes
+        finally:
+            self._thread.observers = ()
+
+    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+        """In a worker, whose turn it takes."""
+        task = ProfileTask(self.identity.model_id, warmup, repetitions, seconds)
+        found: dict[str, Any] = json.loads(self._pool.profile(task, on_progress))
+        return found

@@ -1,0 +1,254 @@
+"""A worker process: every model loaded once, one request after the other until the server hangs up.
+
+It reads the same command line and file as the server. What it is asked and answers: `worker_process`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import faulthandler
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from cloud_server import wire
+from cloud_server.config import ServerConfig
+from cloud_server.limits import Limits
+from cloud_server.models import Computed, ServedModel
+from cloud_server.options import configure, parser
+from cloud_server.processes.channel import Channel, Lost, Message
+from cloud_server.processes.memory import Mapping
+from cloud_server.work import Overtime, Watchdog
+from shared_hooks import Crossing
+from shared_hooks.crossing import decode
+from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, ServerUnavailable, TooLarge
+from shared_hooks.lifecycle import About, Lifecycle
+from shared_hooks.lifecycle.log import show
+from shared_hooks.models import pick_device, set_threads
+from shared_hooks.tail import paid_by
+
+INLINE_BYTES = 64 << 10
+"""Answers up to this size go in the message, larger ones into shared memory."""
+KEPT_BYTES = 64 << 20
+"""Of payloads that something still refers to after their request; from there on garbage is collected at once."""
+MAX_TRACEBACK = 16 << 10
+"""Characters of a traceback that go into the server's log."""
+_CUDA_ERROR = "CUDA error"
+"""After most of them (no lack of memory is called so) a process can use its device no more."""
+_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, memory_bytes: int) -> int:
+    """Serves until the process ``server`` hangs up; returns the exit status."""
+    _die_with(server)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Both reach every process of a terminal or a unit; it is the server that drains, and then hangs up.
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    channel = Channel(socket.socket(fileno=channel_fd))
+    mapping = Mapping(memory_fd, memory_bytes)
+    os.close(memory_fd)
+    options = parser().parse_args(words)
+    bounds = show(options.log_level)
+    try:
+        config = configure(options)
+        bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
+        device = pick_device(config.device)
+        set_threads(config.threads)
+        models = [ServedModel(entry, device, config.lifecycle, config.limits.rehearsals()) for entry in config.models]
+    except IsthmusError as error:
+        channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})
+        return 1
+    channel.send({"is": "warm", "identities": [dataclasses.asdict(one.identity) for one in models]})
+    try:
+        Worker(config, {one.identity.model_id: one for one in models}, channel, mapping).serve()
+    except Lost:
+        return 0  # the server has ended, or wants no more of this worker
+    return 0
+
+
+def _die_with(server: int) -> None:
+    """Also while a kernel runs that nothing interrupts. Elsewhere than on Linux a worker ends after its request."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:  # it was faster
+        os._exit(1)
+
+
+class Worker:
+    """Answers one message after the other."""
+
+    def __init__(
+        self, config: ServerConfig, models: dict[str, ServedModel], channel: Channel, mapping: Mapping
+    ) -> None:
+        self._limits = config.limits
+        self._lifecycle: Lifecycle = config.lifecycle
+        self._models = models
+        self._channel = channel
+        self._mapping = mapping
+        self._overtime = Watchdog(config.limits.max_compute_seconds)
+        self._crossings = _Crossings(config.limits)
+        self._kept: dict[int, tuple[weakref.ref[Any], int]] = {}
+        """Where payloads begin that something of a request that is over refers to; their sizes."""
+
+    def serve(self) -> None:
+        """Raises Lost when the server hangs up."""
+        while True:
+            head, parts = self._channel.receive()
+            if head["do"] == "profile":
+                self._profile(head)
+            else:
+                self._answer(head, parts)
+
+    # Requests
+
+    def _answer(self, head: dict[str, Any], parts: list[bytes]) -> None:
+        start, nbytes = head["at"], head["bytes"]
+        array = self._mapping.array(start, nbytes)
+        seen = weakref.ref(array)
+        said, data = self._said(head, parts[0], memoryview(array))  # type: ignore[arg-type]
+        del array
+        if nbytes and seen() is not None:
+            self._kept[start] = seen, nbytes
+        self._channel.send({**said, "kept": self._still_kept()}, *data)
+
+    def _said(self, head: dict[str, Any], header: bytes, payload: memoryview) -> Message:
+        """When this returns, everything of the request is gone, unless the model or a hook keeps it."""
+        try:
+            computed = self._tail(head, header, payload)
+            if computed.nbytes > INLINE_BYTES:
+                places = self._put(computed, payload)
+                return {"is": "reply", "places": places}, [computed.reply.SerializeToString()]
+            data = b"".join(computed.buffers)
+            return {"is": "reply", "places": []}, [computed.reply.SerializeToString(), data]
+        except IsthmusError as error:
+            return _failure(error)
+
+    def _tail(self, head: dict[str, Any], header: bytes, payload: memoryview) -> Computed:
+        """Raises nothing but an IsthmusError, and Lost."""
+        model, observers = self._models[head["model"]], tuple(head["observers"])
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(self._lifecycle.request(About(*head["about"])))
+                stack.enter_context(self._overtime.limited())
+                stack.enter_context(paid_by(head["account"]))
+                found = stack.enter_context(model.observing(observers)) if observers else bytes
+                if head["do"] == "file":
+                    most = self._limits.max_request_bytes
+                    computed = model.compute_file(head["suffix"], header, payload, head["metrics"], most)
+                else:
+                    crossing = self._crossing(head["cut"])
+                    model.check_cut(crossing)
+                    computed = model.compute(crossing, header, payload, head["metrics"])
+                computed.reply.observations = found()
+                return computed
+        except (IsthmusError, Lost):
+            raise
+        except Overtime:
+            seconds = self._limits.max_compute_seconds
+            raise TooLarge(f"the model computed for more than {seconds:g} s on this request") from None
+        except BaseException as error:  # a model may even raise SystemExit
+            raise ModelFailed(f"{type(error).__name__}: {error}") from error
+
+    def _put(self, computed: Computed, payload: memoryview) -> list[list[int]]:
+        """Where the parts of an answer lie: what the tail made in place stays there, the rest is copied, once."""
+        first = self._mapping.offset(payload)
+        places = [[self._mapping.offset(buffer), buffer.nbytes] for buffer in computed.buffers]
+        inside = [first <= at and at + nbytes <= first + payload.nbytes for at, nbytes in places]
+        missing = sum(nbytes for (_, nbytes), is_there in zip(places, inside, strict=True) if not is_there)
+        if missing:
+            at = self._room(missing)
+            target = memoryview(self._mapping.array(at, missing))  # type: ignore[arg-type]
+            done = 0
+            for place, buffer, is_there in zip(places, computed.buffers, inside, strict=True):
+                if not is_there:
+                    target[done : done + buffer.nbytes] = buffer.cast("B") if buffer.nbytes else b""
+                    place[0], done = at + done, done + buffer.nbytes
+        return places
+
+    def _room(self, nbytes: int) -> int:
+        self._channel.send({"is": "room?", "bytes": nbytes})
+        head, _ = self._channel.receive()
+        if head["at"] < 0:
+            raise ServerUnavailable(head["message"])
+        return int(head["at"])
+
+    def _still_kept(self) -> list[int]:
+        if sum(nbytes for _, nbytes in self._kept.values()) > KEPT_BYTES:
+            gc.collect()
+        self._kept = {start: one for start, one in self._kept.items() if one[0]() is not None}
+        return list(self._kept)
+
+    def _crossing(self, digest: str) -> Crossing:
+        """The description of a cut, which comes once and is asked for again if it was dropped for newer ones."""
+        known = self._crossings.get(digest)
+        if known is None:
+            self._channel.send({"is": "cut?"})
+            _, (data,) = self._channel.receive()
+            known = self._crossings.add(digest, data)
+        return known
+
+    # Profiles
+
+    def _profile(self, head: dict[str, Any]) -> None:
+        def on_progress(done: int, total: int, what: str) -> None:
+            self._channel.send({"is": "progress", "done": done, "total": total, "what": what})
+            answer, _ = self._channel.receive()
+            if answer["do"] != "go on":
+                raise Cancelled("nobody waits for this profile any more")
+
+        try:
+            model = self._models[head["model"]]
+            made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress)
+            said: Message = {"is": "profile"}, [json.dumps(made, allow_nan=False).encode()]
+        except IsthmusError as error:
+            said = _failure(error)
+        except Lost:
+            raise
+        except BaseException as error:
+            failure = ModelFailed(f"{type(error).__name__}: {error}")
+            failure.__cause__ = error
+            said = _failure(failure)
+        self._channel.send({**said[0], "kept": self._still_kept()}, *said[1])
+
+
+def _failure(error: IsthmusError) -> Message:
+    """What the server is told of an error: a `RequestFailed`, and where it has one the cause's traceback."""
+    cause = error.__cause__
+    text = "".join(traceback.format_exception(cause)) if cause is not None else ""
+    head = {"is": "failure", "spent": isinstance(cause, RuntimeError) and _CUDA_ERROR in str(cause)}
+    return head, [wire.failed(0, error).SerializeToString(), text[-MAX_TRACEBACK:].encode("utf-8", "replace")]
+
+
+class _Crossings:
+    """Descriptions of cuts by digest, bounded as the server's own are. They have been checked there."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._kept: OrderedDict[str, tuple[Crossing, int]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, digest: str) -> Crossing | None:
+        found = self._kept.get(digest)
+        if found is None:
+            return None
+        self._kept.move_to_end(digest)
+        return found[0]
+
+    def add(self, digest: str, data: bytes) -> Crossing:
+        crossing = decode(data, self._limits.max_request_bytes, remember=False)
+        self._kept[digest] = crossing, len(data)
+        self._bytes += len(data)
+        while len(self._kept) > self._limits.max_cuts or self._bytes > self._limits.max_cuts_bytes:
+            self._bytes -= self._kept.popitem(last=False)[1][1]
+        return crossing

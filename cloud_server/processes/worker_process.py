@@ -1,0 +1,261 @@
+"""One worker process as the server sees it: started, asked, watched, ended.
+
+| the server says | with | the worker answers |
+|---|---|---|
+| | | warm: identities; or refused: what its start failed by |
+| compute, file | where the payload lies, the parcel's header | reply, failure; before it perhaps cut? or room? |
+| cut | a cut's description | (goes on) |
+| room | where there is room for an answer | (goes on) |
+| profile | settings | progress (the server: go on, or not), and at last profile or failure |
+
+A reply or a failure is a message of the wire, as far as the worker knows it. A worker that ends, or says anything else,
+is `Lost`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from enum import Enum
+
+import psutil
+from google.protobuf.message import DecodeError
+
+from cloud_server.models import Computed, Identity, Progress
+from cloud_server.processes.channel import Channel, Lost
+from cloud_server.processes.memory import SharedMemory
+from cloud_server.processes.task import ProfileTask, Task
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import IsthmusError, ServerUnavailable, by_name
+
+END_SECONDS = 2.0
+"""For a worker to end by itself when the server hangs up."""
+
+
+class State(Enum):
+    STARTING = "starting"  # loads its models
+    IDLE = "idle"  # warm, and asked nothing
+    BUSY = "busy"  # has a request, or a profile
+    ENDED = "ended"  # its process is gone, or about to be
+
+
+class RemoteCause(Exception):
+    """What a worker's error came of: its text is the traceback there."""
+
+
+class WorkerProcess:
+    """Its state belongs to the pool, under the pool's lock. Only who has made it BUSY asks it."""
+
+    def __init__(self, number: int, words: Sequence[str], memory: SharedMemory) -> None:
+        """Starts the process. On Linux it ends with the *thread* that calls this."""
+        self.number = number
+        self.state = State.STARTING
+        self.leaving = False
+        """Whether another takes its place: it ends after what it is doing."""
+        self.began = time.monotonic()
+        self.warm_at = 0.0
+        self.answered = 0
+        self.spent = False
+        """Whether it says that it can use its device no more."""
+        self.why_ended = ""
+        """Set where the server ends it."""
+        self._memory = memory
+        self._kept: dict[int, memoryview] = {}
+        """Payloads that something in the worker still refers to, by where they begin."""
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _boot(words, theirs.fileno(), memory)],
+                pass_fds=(theirs.fileno(), memory.fd),
+                stdin=subprocess.DEVNULL,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.channel = Channel(ours)
+        self.pid = self._process.pid
+        self._watched = psutil.Process(self.pid)
+        self.pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
+
+    def __str__(self) -> str:
+        return f"worker {self.number} (pid {self.pid})"
+
+    # Asked by whoever has it
+
+    def identities(self) -> list[Identity]:
+        """What it serves, once it is warm. Raises Lost, and what its start failed by."""
+        head, _ = self.channel.receive()
+        if head.get("is") == "refused":
+            raise by_name(head["error"])(head["message"])
+        try:
+            return [Identity(**one) for one in head["identities"]]
+        except (KeyError, TypeError) as error:
+            raise Lost(f"no identities: {error}") from error
+
+    def run(self, task: Task, seconds: float) -> Computed:
+        """The answer to a request. Raises what the worker raises, Lost, and TimeoutError after ``seconds``."""
+        until = time.monotonic() + seconds
+        payload, room = task.payload, memoryview(b"")
+        start = self._memory.mapping.offset(payload) if payload.nbytes else 0
+        if payload.nbytes:
+            self._kept[start] = payload  # nobody else's before the worker has said so, or is dead
+        self.channel.send({**task.head(), "at": start, "bytes": payload.nbytes}, task.header)
+        while True:
+            head, parts = self.channel.receive(max(until - time.monotonic(), 0.001))
+            kind = head.get("is")
+            try:
+                if kind == "cut?" and task.crossing is not None:
+                    self.channel.send({"do": "cut"}, task.crossing.to_bytes())
+                elif kind == "room?":
+                    room = self._make_room(int(head["bytes"]))
+                else:
+                    self.answered += 1
+                    self._keep(head["kept"])
+                    if kind == "reply":
+                        return self._computed(head["places"], parts, (payload, room))
+                    self.spent = self.spent or bool(head["spent"])
+                    raise _failure(parts)
+            except (KeyError, IndexError, TypeError, ValueError, DecodeError) as error:
+                raise Lost(f"an answer that makes no sense: {error}") from error
+
+    def profile(self, task: ProfileTask, seconds: float, on_progress: Progress) -> bytes:
+        """As `run`; ``seconds`` from one progress to the next. What ``on_progress`` raises ends it, and is raised."""
+        self.channel.send(task.head())
+        stopped: BaseException | None = None
+        while True:
+            head, parts = self.channel.receive(seconds)
+            try:
+                if head.get("is") == "progress":
+                    try:
+                        on_progress(int(head["done"]), int(head["total"]), str(head["what"]))
+                    except BaseException as error:
+                        stopped = error
+                    self.channel.send({"do": "go on" if stopped is None else "stop"})
+                    continue
+                self._keep(head["kept"])
+                if stopped is not None:
+                    raise stopped
+                if head.get("is") == "profile":
+                    return parts[0]
+                self.spent = self.spent or bool(head["spent"])
+                raise _failure(parts)
+            except (KeyError, IndexError, TypeError, ValueError, DecodeError) as error:
+                raise Lost(f"an answer that makes no sense: {error}") from error
+
+    def _make_room(self, nbytes: int) -> memoryview:
+        try:
+            room = self._memory.allocate(nbytes)
+        except ServerUnavailable as error:
+            self.channel.send({"do": "room", "at": -1, "message": str(error)})
+            return memoryview(b"")
+        self.channel.send({"do": "room", "at": self._memory.mapping.offset(room)})
+        return room
+
+    def _keep(self, starts: list[int]) -> None:
+        self._kept = {start: view for start, view in self._kept.items() if start in starts}
+
+    def _computed(self, places: list[list[int]], parts: list[bytes], blocks: tuple[memoryview, ...]) -> Computed:
+        reply = split_pb2.ReplyHeader.FromString(parts[0])
+        buffers = (
+            (memoryview(parts[1]),)
+            if len(parts) > 1
+            else tuple(self._view(at, nbytes, blocks) for at, nbytes in places)
+        )
+        if sum(buffer.nbytes for buffer in buffers) != reply.payload_bytes:
+            raise ValueError("an answer of another size than its header says")
+        return Computed(reply, buffers)
+
+    def _view(self, at: int, nbytes: int, blocks: tuple[memoryview, ...]) -> memoryview:
+        for block in blocks:
+            begin = at - self._memory.mapping.offset(block) if block.nbytes else -1
+            if begin >= 0 and begin + nbytes <= block.nbytes:
+                return block[begin : begin + nbytes]
+        raise ValueError("an answer that lies in nobody's memory")
+
+    # Watched by the pool
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it has said something."""
+        poller = select.poll()
+        poller.register(self.channel, select.POLLIN)
+        return bool(poller.poll(0))
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process has ended; it is reaped then."""
+        return self._process.poll() is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped by a signal (SIGSTOP)."""
+        try:
+            return self._watched.status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
+
+    @property
+    def own_bytes(self) -> int:
+        """Resident memory but for what is shared with others: payloads, libraries."""
+        try:
+            found = self._watched.memory_info()
+        except psutil.Error:
+            return 0
+        return int(found.rss - getattr(found, "shared", 0))
+
+    def kill(self, why: str) -> None:
+        """At once, whatever it does; whoever asks it gets Lost."""
+        self.why_ended = self.why_ended or why
+        self._process.kill()
+
+    def buried(self, seconds: float) -> bool:
+        """Waits for its end, and lets go of what it held; False when it has not ended within ``seconds``."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        self._kept.clear()
+        return True
+
+    def close(self) -> None:
+        """The last call: nobody asks it or looks at it any more."""
+        self.channel.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    @property
+    def end(self) -> str:
+        """How it ended."""
+        status = self._process.poll()
+        if self.why_ended:
+            return self.why_ended
+        if status is None:
+            return "does not answer"
+        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+def _boot(words: Sequence[str], channel: int, memory: SharedMemory) -> str:
+    """The program of a worker. Modules are found as they are here, whatever the current folder holds."""
+    return (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "from cloud_server.processes.worker import main\n"
+        f"sys.exit(main({list(words)!r}, {os.getpid()}, {channel}, {memory.fd}, {memory.nbytes}))"
+    )
+
+
+def _failure(parts: list[bytes]) -> IsthmusError:
+    """The worker's error, as one of this process."""
+    failed = split_pb2.RequestFailed.FromString(parts[0])
+    error = by_name(failed.error)(failed.message)
+    if parts[1]:
+        error.__cause__ = RemoteCause("\n" + parts[1].decode("utf-8", "replace"))
+    return error

@@ -1,0 +1,67 @@
+"""Other clients' requests, and the log."""
+
+from __future__ import annotations
+
+from protos.isthmus.v1 import split_pb2
+from studies.siege.cases.registry import case
+from studies.siege.material import DIGITS
+from studies.siege.stranger import Stranger, StreamEnded
+
+FORGED = "2026-01-01 00:00:00,000 WARNING cloud_server: FORGED"
+
+
+@case("forged-lines", forged=FORGED)
+def forged_lines(stranger: Stranger) -> None:
+    """line breaks of every kind in model ids, client ids, digests and suffixes"""
+    breaks = ["\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\x1b[2K\r"]
+    channel = stranger.channel()
+    request = stranger.material.requests[f"{DIGITS}/1"]
+    while not stranger.over:
+        for one in breaks:
+            text = f"x{one}{FORGED} by {one!a}"
+            unknown = stranger.stream(channel=channel, hello=_hello(stranger, model_id=text))
+            stream = stranger.stream(channel=channel, client_id=text[:200])
+            settings = _hello(stranger)
+            settings.hello.environment[text] = text
+            differs = stranger.stream(channel=channel, hello=settings)
+            try:
+                stream.ask(1, request, cut_digest=text)
+                stream.ask(2, request, hooks=[text])
+                stream.announce_file(3, 64, suffix=text)
+                stream.put(split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=text, data=b"{}")))
+            except StreamEnded:
+                pass
+            for each in (unknown, stream, differs):
+                each.welcomed.wait(5)
+            stream.ended.wait(2)
+            for each in (unknown, stream, differs):
+                each.close()
+            stranger.rest(0.01)
+
+
+def _hello(stranger: Stranger, model_id: str = "") -> split_pb2.ClientFrame:
+    frame = stranger.hello()
+    frame.hello.model_id = model_id or frame.hello.model_id
+    return frame
+
+
+@case("stolen-ids")
+def stolen_ids(stranger: Stranger) -> None:
+    """greets with others' client ids, cancels their requests and uses up the ids they come to next"""
+    request = stranger.material.requests[f"{DIGITS}/1"]
+
+    def one(number: int) -> None:
+        victim = stranger.victims[number]
+        stream = stranger.stream(client_id=victim)
+        stream.upload(request)
+        at = 1
+        while not stranger.over:
+            for id in range(at, at + 200):
+                stream.put(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=id)))
+            for id in range(at + 200, at + 210):
+                stream.ask(id, request, share=0)
+            stream.put(split_pb2.ClientFrame(acknowledge=split_pb2.Acknowledge(ids=range(at, at + 200))))
+            at = at + 50 if at < 2000 else 1
+            stranger.rest(0.02)
+
+    stranger.together(len(stranger.victims), one)
