@@ -18,7 +18,11 @@ from edge_client.screen.text import one_line
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit status (`edge_client.commands.exits`)."""
-    interrupts.ends_at_once()
+    with interrupts.ends_at_once():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     if isinstance(sys.stdout, TextIOWrapper):  # a file name that cannot be shown as it is must not end a run

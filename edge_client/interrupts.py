@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
@@ -19,9 +21,18 @@ AGAIN_SECONDS: Final = 3.0
 INTERRUPTED: Final = 130
 
 
-def ends_at_once() -> None:
-    """From now on Ctrl-C ends the process: exit status 130, one line."""
-    _install(_end)
+@contextmanager
+def ends_at_once() -> Iterator[None]:
+    """In this block Ctrl-C ends the process, with exit status 130 and one line, until `insists` is called."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+    installed = _install(_end)
+    try:
+        yield
+    finally:
+        if installed:
+            heard()
+            signal.signal(signal.SIGINT, before[0])
+            signal.signal(signal.SIGALRM, before[1])
 
 
 def insists() -> None:
