@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+IMAGES = str(ROOT / "shared_hooks" / "models" / "digits" / "images")
 COMMANDS = {
     "server": ["-m", "cloud_server", "--listen", "127.0.0.1:0", "--threads", "1"],
     # port 9, discard: nobody is there, so that it waits once it is up
-    "edge": ["-m", "edge_client", "run", "--server", "127.0.0.1:9", "--split", "input", "--device", "cpu"],
+    "edge": [*"-m edge_client run --server 127.0.0.1:9 --split input --device cpu --input".split(), IMAGES],
 }
 WITHIN = 30.0
 """Seconds in which a process that was interrupted must be gone."""
@@ -65,6 +66,8 @@ def main() -> int:
     parser.add_argument("--until", type=float, default=4.0, metavar="SECONDS", help="the latest interrupt")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it starts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # or the processes would not hear of it
     chance, bad = random.Random(options.seed), 0
     for name in options.commands:
         ends: Counter[str] = Counter()
