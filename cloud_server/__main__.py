@@ -14,6 +14,11 @@ INTERRUPTED = 128 + signal.SIGINT
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command (`cloud_server.cli.main`); returns its exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a port that is in use is our line to write, not gRPC's
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == ["token"]:
+        from cloud_server.access import token_command
+
+        return token_command.main(words[1:])
     # Until the server is up, and drains on Ctrl-C, there is nothing to end well. An exception might be caught or
     # dropped where it is raised: in the import of a library, in a destructor, in a callback from C++.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
