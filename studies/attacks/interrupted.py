@@ -54,8 +54,8 @@ def interrupted(command: Sequence[str], after: float) -> tuple[str, str]:
         return ("interrupted" if err.endswith(": interrupted\n") else "130, with other words"), err
     if process.returncode == 0 and "listening" in out:
         return "drained", err
-    if process.returncode == -signal.SIGINT:  # Python itself was not up, or on its way out
-        return "ended by the signal", err
+    if process.returncode == -signal.SIGINT or err.startswith("Fatal Python error: init"):
+        return "ended by the signal", err  # Python itself was not up, or on its way out
     return f"status {process.returncode}", err
 
 
