@@ -23,9 +23,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     # dropped where it is raised: in the import of a library, in a destructor, in a callback from C++.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
-    from cloud_server import cli  # here, for it loads torch, and Ctrl-C may come meanwhile
+    try:
+        if words[:1] == ["doctor"]:
+            from cloud_server.doctor import command
 
-    return cli.main(argv)
+            return command.main(words[1:])
+        from cloud_server import cli  # here, for it loads torch, and Ctrl-C may come meanwhile
+
+        return cli.main(words)
+    finally:
+        if signal.getsignal(signal.SIGINT) is _end:  # for who calls this as a function
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
