@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, ResponseReceived, StreamReset, TrailersReceived
@@ -43,6 +44,7 @@ from tests.cloud_server.fakes import (
     upload,
 )
 from tests.cloud_server.transport.test_door import CALLS
+from tests.ports import free_port
 from tests.waiting import PATIENCE, eventually
 
 ALICE, BOB = new_token(), new_token()
@@ -207,6 +209,34 @@ class TestTokens:
             assert bob.state is State.READY and bob.counters.streams == 1
             with pytest.raises(NotAuthenticated, match="was revoked"):
                 alice.open(PATIENCE)
+
+    def test_calls_that_only_listen_are_cut(self, tmp_path: Path) -> None:
+        with serving(None, TOKENS, tmp_path) as address, grpc.insecure_channel(address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(), metadata=bearer(ALICE), timeout=PATIENCE
+            )
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            (tmp_path / "identities.toml").write_text("")
+            with pytest.raises(grpc.RpcError) as error:
+                next(watch)
+            assert error.value.code() is grpc.StatusCode.CANCELLED
+
+    def test_a_server_that_comes_back_with_another_certificate(self, tmp_path: Path) -> None:
+        """What held once is doubted, too, when nothing else explains it."""
+        tls, port = certificates.tls(tmp_path), free_port()
+        server = CloudServer(Core([FakeEngine()]), f"127.0.0.1:{port}", tls)
+        server.start()
+        with connected(f"127.0.0.1:{port}", Credentials(ca=certificates.ca_file(tmp_path))) as connection:
+            connection.open(PATIENCE)
+            server.stop(grace=0.1)
+            server = CloudServer(
+                Core([FakeEngine()]), f"127.0.0.1:{port}", certificates.tls(tmp_path, certificates.server(days=-1))
+            )
+            server.start()
+            eventually(lambda: connection.state is State.UNOPENED)
+            with pytest.raises(NotAuthenticated, match="has expired"):
+                connection.open(PATIENCE)
+            server.stop(grace=0.1)
 
     def test_whose_rights_change_begins_anew(self, tmp_path: Path) -> None:
         with serving(None, TOKENS, tmp_path) as address, connected(address, Credentials(token=ALICE)) as alice:
