@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from cloud_server.access import Caller, Quotas
+from cloud_server.access import Caller, Quotas, granted
 from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
 from cloud_server.streams import CrossingCache, Probe, StreamSession
 from cloud_server.work import Overtime, QueueClocks, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
+from shared_hooks.errors import AccessRefused, IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tail import paid_by
 
@@ -70,7 +70,12 @@ class Core:
 
     @property
     def identities(self) -> list[Identity]:
+        """Of the served models."""
         return [engine.identity for engine in self.engines.values()]
+
+    def engines_for(self, caller: Caller) -> dict[str, Engine]:
+        """The served models by id; to who may not use one, it does not exist."""
+        return {id: self.engines[id] for id in granted(caller.policy.models, self.engines)}
 
     # Streams
 
@@ -104,7 +109,11 @@ class Core:
 
     @contextmanager
     def probing(self, caller: Caller) -> Iterator[Probe]:
-        """A stream of ``caller`` that measures the link. Raises ServerUnavailable when there are enough."""
+        """A stream of ``caller`` that measures the link. Raises AccessRefused, and ServerUnavailable when there are
+        enough.
+        """
+        if not caller.policy.probe:
+            raise AccessRefused(f'identity "{caller.identity}" may not probe the link here')
         if not self._probes.acquire(blocking=False):
             raise ServerUnavailable(f"{self.limits.max_probes} streams probe the link, which is the limit")
         try:

@@ -34,7 +34,7 @@ from edge_client.transport import Connection, ConnectionOptions, Counters, Stamp
 from edge_client.witness import check_share
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel
-from shared_hooks.errors import Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
+from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.loading import default
 from shared_hooks.models import ModelSpec
@@ -42,7 +42,12 @@ from shared_hooks.models import ModelSpec
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-CONNECTION_ERRORS: Final = (ServerUnavailable, Disagreement, UnknownModel)  # no input's fault: the next would fail, too
+CONNECTION_ERRORS: Final = (
+    ServerUnavailable,
+    Disagreement,
+    UnknownModel,
+    AccessRefused,
+)  # no input's fault: the next would fail, too
 
 
 class EdgeClient:
@@ -57,7 +62,8 @@ class EdgeClient:
     send input files as they are, which the server then reads, or "edge-only": the whole model here, without a server.
     `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
     `deadline`: seconds for a whole request. `connection` has the limits (`ConnectionOptions`): how long to wait for a
-    server, how many requests are between head and answer, and so how many frontiers are in memory.
+    server, how many requests are between head and answer, and so how many frontiers are in memory; and the
+    `Credentials` that prove who is who.
 
     `observers` are the names of those that look at every request, on both sides (`shared_hooks.observers.named`):
     `Answer.observations`. The server must allow them, else the request fails with ObserverRefused.
@@ -198,7 +204,7 @@ class EdgeClient:
         """Plan, hash, connect and wait for the server's Welcome, ``seconds`` (default: `patience`) at most.
 
         If the default cut is "edge-only" it plans and does not connect. Raises ServerUnavailable, Disagreement
-        (naming what differs), UnknownModel.
+        (naming what differs), UnknownModel, NotAuthenticated (saying why).
         """
         if self.split == EDGE_ONLY:
             self._edge_model.plan_example()

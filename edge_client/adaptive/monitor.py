@@ -57,7 +57,7 @@ class ServerMonitor:
         self._lock = lock
         self._decisions = decisions
         self._connect = connect
-        self._prober = LinkProber(client.server)
+        self._prober = LinkProber(client.server, credentials=client.connection.credentials)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge-monitor", daemon=True)
         self._called_at = 0.0

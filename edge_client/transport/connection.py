@@ -234,7 +234,7 @@ class Connection:
         self._broken_off = False
         stream: Stream | None = None
         try:
-            stream = Stream(self.address, outbox, self._keep_alive, connect_within)
+            stream = Stream(self.address, outbox, self._keep_alive, connect_within, self._options.credentials)
             threading.Thread(target=self._watch, args=(stream, outbox), name="edge-watch", daemon=True).start()
             with self._changed:
                 self._stream = stream
@@ -321,7 +321,9 @@ class Connection:
             return None, stream.broken_for
         if verdict.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
             self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
-        return verdict.final_error(error, self.address), verdict.reason(error)
+        greeted = stream is not None and self._state is State.READY
+        final = verdict.final_error(error, self.address, None if greeted else self._options.credentials)
+        return final, verdict.reason(error) if final is None else str(final)
 
     def _after_stream(self, error: IsthmusError | None, reason: str) -> None:
         with self._changed:
