@@ -7,6 +7,7 @@ modes       ways to run without a cut
 load        how busy a server says it is
 model_choice  which model, on what device
 dial        the one place that opens a channel
+journal     lines of JSON that outlive their process
 credentials  what this side shows a server
 handshake   why a connection does not come about, where TLS is the reason
 request     one request: head, transport, answer; or everything here

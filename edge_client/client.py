@@ -71,6 +71,10 @@ class EdgeClient:
     `witness`, from 0 to 1, is the share of the split requests that are computed whole here, too, and compared with what
     came back (docs/witness.md): `Answer.witness`. A difference takes the cut out of use (`refused`): CutRefused.
 
+    `fallback="edge"`: what the server does not answer (it is gone, serves something else, refuses us) is answered by
+    the whole model here, and the answer says why (`Answer.fallback`). Once nothing was served for
+    `connection.patience`, later requests do not wait for it again; the server is called beside them until it is back.
+
     `lifecycle` has the hooks of this client's stages (docs/lifecycle.md); None = the default one, which logs.
 
     Any thread may call `infer`. The constructor loads the model; `open` (or ``with``) plans, hashes and connects, or
@@ -88,11 +92,14 @@ class EdgeClient:
         deadline: float = 60.0,
         observers: Iterable[str] = (),
         witness: float = 0.0,
+        fallback: Literal["edge"] | None = None,
         lifecycle: Lifecycle | None = None,
         connection: ConnectionOptions | None = None,
         **old: Unpack[OldKeywords],
     ) -> None:
         check_share(witness)
+        if fallback not in (None, "edge"):
+            raise SpecError(f'fallback={fallback!r}: must be "edge" or None')
         self.server = None if server is None else check_address(server)
         self.lifecycle = default("edge") if lifecycle is None else lifecycle
         self._split = split
@@ -112,7 +119,9 @@ class EdgeClient:
             max_answer_bytes=self.connection.max_answer_bytes,
             client_id=self._client_id,
             witness=witness,
+            fallback=fallback is not None,
         )
+        self._fallback = fallback
         self._opening = threading.RLock()
         self._greeting = False
         self._ending = threading.Lock()  # taken by the first who closes, and kept
@@ -203,13 +212,17 @@ class EdgeClient:
     def open(self, seconds: float | None = None) -> EdgeClient:
         """Plan, hash, connect and wait for the server's Welcome, ``seconds`` (default: `patience`) at most.
 
-        If the default cut is "edge-only" it plans and does not connect. Raises ServerUnavailable, Disagreement
-        (naming what differs), UnknownModel, NotAuthenticated (saying why).
+        If the default cut is "edge-only" it plans and does not connect. Without a `fallback` it raises
+        ServerUnavailable, Disagreement (naming what differs), UnknownModel, NotAuthenticated (saying why).
         """
         if self.split == EDGE_ONLY:
             self._edge_model.plan_example()
             return self
-        self._connect().open(self.connection.patience if seconds is None else seconds)
+        try:
+            self._connect().open(self.connection.patience if seconds is None else seconds)
+        except CONNECTION_ERRORS:
+            if self._fallback is None:
+                raise
         return self
 
     def close(self) -> None:

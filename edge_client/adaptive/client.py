@@ -23,12 +23,12 @@ from edge_client.adaptive.hedge import Hedge, expected_ns, is_late
 from edge_client.adaptive.monitor import Connect, ServerMonitor
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
-from edge_client.client import CONNECTION_ERRORS, EdgeClient
+from edge_client.client import EdgeClient
 from edge_client.model_choice import Inputs
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from edge_client.request import Done, Position, Running, in_order
+from edge_client.request import NOT_SERVED, Done, Position, Running, in_order
 from edge_client.transport import Exchange, Stamps, State, now_ns
-from shared_hooks.errors import CutRefused, QuotaExceeded, RemoteError, SpecError
+from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.lifecycle import Stage
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ POLL_SECONDS: Final = 0.02
 HEDGED_SECONDS: Final = 0.005
 WHOLE_THERE: Final = (CLOUD_ONLY, CLOUD_FILE)
 """What the cut "input" is called among the candidates: where its answers are wrong, a file's are, too."""
-FALL_BACK: Final = (*CONNECTION_ERRORS, RemoteError, QuotaExceeded)
+FALL_BACK: Final = NOT_SERVED
 """What is answered here instead: no input's fault."""
 
 
