@@ -11,6 +11,7 @@ print(wrapped.explain("layer3.0.conv1", x))  # what crosses and why, and what th
 This folder holds what a `WrappedModel` does. Each package may import those above it in this list:
 
 errors      every error raised on purpose
+sharing     who of many gives way at a bound
 tensors     values and memory
 config      what users write
 modules     the model as it stands

@@ -18,8 +18,6 @@ MAX_VALUES_BYTES = 1 << 20
 MAX_LISTS = 32_768
 """In these values: a MiB of empty lists takes a hundred times as long to read as a MiB of numbers."""
 SECTION_LISTS = 8
-MAX_FILE_HEADER_BYTES = 4 << 10
-"""One tensor of bytes, and nothing else."""
 MAX_STATE_BYTES = 64 << 10
 """Of a random number generator; in JSON they take a tenth of it."""
 
@@ -50,13 +48,13 @@ def check_file(
     Disagreement.
     """
     check_suffix(suffix)
+    if len(header) > MAX_SECTION_BYTES:
+        raise TooLarge(f"a header of {len(header)} bytes for a file; at most {MAX_SECTION_BYTES} are taken")
     if preprocess_digest != identity.preprocess_digest:
         raise Disagreement(
-            f'preprocessing of model "{identity.model_id}": client "{preprocess_digest[:80]}", server '
+            f'preprocessing of model "{identity.model_id}": client {preprocess_digest[:80]!r}, server '
             f'"{identity.preprocess_digest}" (settings, code, or libraries; the server has {_decoders()})'
         )
-    if len(header) > MAX_FILE_HEADER_BYTES:
-        raise TooLarge(f"a header of {len(header)} bytes for a file; at most {MAX_FILE_HEADER_BYTES} are taken")
     sections = _sections(header, payload_bytes, max_bytes)
     if len(sections) != 1 or sections[0].dtype is not torch.uint8 or len(sections[0].shape) != 1:
         raise BadFrame("a file comes as one tensor of bytes")
