@@ -21,6 +21,7 @@ state       Python state, compared and put back
 metrics     what a forward took
 tracing     OpenTelemetry spans, and where they go
 lifecycle   stages, and hooks at them
+doctor      findings, and how to mend them
 selection   channels scored, masked, cut out
 models      specs, weights, inputs; the shipped model
 forward     one forward: layers, operations, settings
