@@ -7,6 +7,7 @@ was up.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -89,6 +90,8 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: signals.put(received))
+        gc.collect()
+        gc.freeze()  # what is loaded stays: a client's lists would else have every collection look at all of it
         lifecycle.emit(Stage.BEFORE_RUN, address=config.listen)
         server.start()
         if pool and not pool.warm:  # they have all ended meanwhile

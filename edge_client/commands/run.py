@@ -13,6 +13,7 @@ from edge_client.adaptive import AutoClient
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import auto, exits, witnesses
+from edge_client.commands.credentials import credentials_of
 from edge_client.commands.heat_maps import HeatMaps
 from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.loading import choice_of, cut_for, find
@@ -65,6 +66,7 @@ def main(options: argparse.Namespace) -> int:
             patience=options.patience,
             max_in_flight=options.in_flight,
             keep_alive=auto.KEEP_ALIVE if chooses else KeepAlive(),
+            credentials=credentials_of(options),
         ),
     )
     decisions: list[dict[str, Any]] | None = None
