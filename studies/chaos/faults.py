@@ -44,6 +44,14 @@ def sigterm(world: World) -> float:
     return time.monotonic()
 
 
+def rolled(world: World) -> float:
+    """A new server beside the old one, which then drains: nobody should notice."""
+    told = world.served.roll()
+    if world.served.statuses[-1] != 0:
+        raise RuntimeError(f"the server that was rolled away ended with status {world.served.statuses[-1]}")
+    return told
+
+
 def sigstop(world: World) -> float:
     world.served.send(signal.SIGSTOP)
     time.sleep(10)
@@ -137,6 +145,7 @@ def worker_stopped(world: World) -> float:
 FAULTS: Final[dict[str, Fault]] = {
     "SIGKILL, restart": sigkill,
     "SIGTERM, restart": sigterm,
+    "rolling update": rolled,
     "SIGSTOP 10 s": sigstop,
     "reset": reset,
     "ended in the middle": ended,

@@ -31,6 +31,8 @@ class Served:
         """Seconds that each start took, until the server listened."""
         self._arguments = list(arguments)
         self._process: subprocess.Popen[bytes] | None = None
+        self.statuses: list[int] = []
+        """With which those ended that were rolled away."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -54,7 +56,7 @@ class Served:
             encoding="utf-8",
         )
         command = [sys.executable, "-u", "-m", "cloud_server", str(config), "--listen", f"127.0.0.1:{self.port}"]
-        command += ["--log-level", "warning", *self._arguments]
+        command += ["--reuse-port", "--log-level", "warning", *self._arguments]
         with out.open("wb") as stdout, (self.folder / "server.log").open("ab") as stderr:
             self._process = subprocess.Popen(
                 command,
@@ -69,6 +71,16 @@ class Served:
                 raise RuntimeError(f"the server did not start; see {self.folder / 'server.log'}")
             time.sleep(0.02)
         self.starts.append(time.monotonic() - began)
+
+    def roll(self) -> float:
+        """Another one beside the one that serves, which then drains; when it was told to."""
+        old = self._process
+        assert old is not None
+        self.start()
+        told = time.monotonic()
+        old.send_signal(signal.SIGTERM)
+        self.statuses.append(old.wait(STOP_SECONDS))
+        return told
 
     def send(self, number: int) -> None:
         """SIGSTOP and SIGCONT, for two; nothing is waited for."""
