@@ -86,12 +86,20 @@ class Limits:
     """Time that running requests have to finish after SIGTERM."""
     max_probes: int = 16
     """Streams that measure the link at a time."""
+    max_probes_per_account: int = 4
+    """Those of one account."""
+    probe_bytes_per_minute: int = 2 * GIB
+    """What one account's probes may send and fetch in a minute."""
     max_probe_rounds: int = 10_000
     """Rounds on one of them; a round's payload and its answer are bounded as a request's payload is."""
     probe_idle_seconds: float = 60.0
     """Time between two rounds."""
     max_profiles: int = 4
     """Profiles that are measured (one) or waited for at a time."""
+    max_profiles_per_account: int = 2
+    """Those of one account."""
+    profiles_per_minute: int = 6
+    """Profiles that are measured for one account in a minute; those at hand cost nothing."""
     max_profile_repetitions: int = 1000
     """Repetitions of every measurement, and of its warm-up."""
     max_profile_seconds: float = 60.0

@@ -68,6 +68,9 @@ class PooledModel:
         finally:
             self._thread.observers = ()
 
+    profile_gives_way = False
+    """Its worker waits meanwhile; others compute."""
+
     def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
         """In a worker, whose turn it takes."""
         task = ProfileTask(self.identity.model_id, warmup, repetitions, seconds)
