@@ -103,13 +103,12 @@ class Served:
 
     def workers(self) -> list[int]:
         """The processes that compute for it, if it has any."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
         found = []
-        for pid in children.read_text().split() if children.exists() else []:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"resource_tracker" not in line:
-                found.append(int(pid))
-        return found
+        for children in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            for pid in children.read_text().split():
+                if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(int(pid))
+        return sorted(found)
 
 
 def _free_port() -> int:
