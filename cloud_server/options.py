@@ -12,6 +12,7 @@ from cloud_server.config import DEFAULT_LISTEN, ModelEntry, ServerConfig, read_c
 from cloud_server.limits import Limits
 from shared_hooks.config import looks_like_target
 from shared_hooks.errors import SpecError
+from shared_hooks.lifecycle.log_format import FORMATS
 from shared_hooks.models import ModelSpec, Table, load_spec, spec_from_table
 
 
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     text = "Prometheus metrics on this port, of loopback without HOST; default none"
     made.add_argument("--metrics", type=with_host, metavar="[HOST:]PORT", help=text)
     made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage by stage, and exit")
+    made.add_argument("--log-format", default="console", choices=FORMATS, help="default console")
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
     return made
 

@@ -18,6 +18,7 @@ codecs      how a tensor's bytes travel
 crossing    what crosses a cut, as both sides see it
 state       Python state, compared and put back
 metrics     what a forward took
+tracing     OpenTelemetry spans, and where they go
 lifecycle   stages, and hooks at them
 selection   channels scored, masked, cut out
 models      specs, weights, inputs; the shipped model

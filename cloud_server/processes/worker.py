@@ -59,7 +59,7 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
     mapping = Mapping(memory_fd, memory_bytes)
     os.close(memory_fd)
     options = parser().parse_args(words)
-    bounds = show(options.log_level)
+    bounds = show(options.log_level, options.log_format)
     try:
         config = configure(options)
         bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute

@@ -63,8 +63,8 @@ class RequestTable:
         """Hooks hear how a request ended."""
         if error is not None and not isinstance(error, Cancelled):
             self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
-        facts = {"nbytes": request.received_bytes, "reply": request.reply, "began_ns": request.began_ns}
-        self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error, **facts)
+        facts = {"split": request.split, "nbytes": request.received_bytes, "reply": request.reply}
+        self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error, began_ns=request.began_ns, **facts)
         with self.changed:
             self._ends_unheard -= 1
             self.changed.notify_all()

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from cloud_server import wire
 from cloud_server.access import granted
 from cloud_server.models import FILE, Engine
-from cloud_server.requests import Outlet, Request, State
+from cloud_server.requests import Outlet, Request, State, about
 from cloud_server.streams.hub import Hub
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
@@ -21,7 +21,7 @@ from shared_hooks.errors import (
     ObserverRefused,
     TooLarge,
 )
-from shared_hooks.lifecycle import About, Stage
+from shared_hooks.lifecycle import Stage
 
 _SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
 
@@ -45,7 +45,7 @@ class Uploads:
         except IsthmusError as error:
             unfinished = self._receiving.pop(frame.id, None)
             if unfinished is None or unfinished.state is State.OVER:
-                self._tell(frame.id, error)
+                self._tell(frame, error)
             else:
                 self._hub.requests.abandon(unfinished, error)
             missing = (
@@ -161,11 +161,11 @@ class Uploads:
         self._skip(id)
         self._outlet.send(split_pb2.ServerFrame(failed=wire.failed(id, error, retry)))
 
-    def _tell(self, id: int, error: IsthmusError) -> None:
+    def _tell(self, frame: split_pb2.RequestHeader, error: IsthmusError) -> None:
         """Hooks hear of a request that was not taken in."""
-        outlet, model_id, caller = self._outlet, self._engine.identity.model_id, self._outlet.caller
-        about = About(id, -1, None, model_id, outlet.client_id, caller.identity, caller.account)
-        self._hub.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
+        self._hub.lifecycle.emit(
+            Stage.ON_ERROR, about(frame, -1, self._engine, self._outlet), where="request", error=error
+        )
 
     def _skip(self, id: int) -> None:
         self._skipped[id] = None

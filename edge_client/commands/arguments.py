@@ -166,8 +166,11 @@ def _add_lifecycle(commands: Commands, model: argparse.ArgumentParser) -> None:
 
 
 def _add_config(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config", metavar="FILE.toml", help="this side's [lifecycle]: hooks of your own")
+    command.add_argument(
+        "--config", metavar="FILE.toml", help="this side's [lifecycle], hooks of your own, and [tracing]"
+    )
     command.add_argument("--log-level", choices=("debug", "info", "warning"), help="log connections, moves, errors")
+    command.add_argument("--log-format", choices=("console", "json"), default="console", help="of these lines")
 
 
 def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:

@@ -48,7 +48,7 @@ class Stage(Enum):
         "before_request",
         "an input is about to be run; HookRefused refuses it",
         "a request is announced and has a place; HookRefused refuses it",
-        "inputs split client nbytes",
+        "inputs split client nbytes began_ns",
     )
     BEFORE_HEAD = "before_head", "the model runs up to the cut, or (edge-only) to its end", "", "split"
     BEFORE_BANK = "before_bank", "the cut is reached; what crosses is taken", "", "split"
@@ -72,7 +72,7 @@ class Stage(Enum):
         "after_request",
         "it is answered, failed or cancelled",
         "the same",
-        ("error answer nbytes reply began_ns"),
+        ("error answer split nbytes reply began_ns"),
     )
     ON_SPLIT_CHANGE = "on_split_change", "requests are cut elsewhere from now on", "", "old new reason"
     ON_DISCONNECT = (
