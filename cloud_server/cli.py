@@ -110,13 +110,15 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
         lifecycle.emit(Stage.AFTER_RUN, address=config.listen)
     if not is_default(lifecycle):
         print("hooks:", *lines(lifecycle), sep="\n", file=sys.stderr, flush=True)
-    if not drained:
-        # A tail still runs; neither it nor the interpreter's wait for its threads can be interrupted. Worker processes
-        # have been ended.
+    abandoned = core.requests.running
+    status = OK if drained else CUT_SHORT
+    if abandoned or not drained:
+        # A tail still runs, maybe for a client that has left; neither it nor the interpreter's wait for its threads can
+        # be interrupted. Worker processes have been ended.
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(CUT_SHORT)
-    return OK
+        os._exit(status)
+    return status
 
 
 def _wait(core: Core, signals: queue.SimpleQueue[int], seconds: float) -> bool:

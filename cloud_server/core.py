@@ -197,7 +197,7 @@ class Core:
     def _compute(self, request: Request) -> tuple[Answer, IsthmusError | None]:
         started_ns = time.perf_counter_ns()
         try:
-            with self._overtime.limited(), paid_by(request.caller.account):
+            with self._overtime.limited(), paid_by(*request.key[:2]):
                 computed = request.compute(self.limits.max_request_bytes)
             answer = replies.answer(request, computed, started_ns, self.load(request.caller, but=request))
         except IsthmusError as error:
@@ -237,7 +237,9 @@ class Core:
         self.lifecycle.emit(Stage.AFTER_DRAIN, answered=answered)
 
     def wait_idle(self, timeout: float) -> bool:
-        """Waits until every admitted request is answered, at most ``timeout`` seconds; False when some are not."""
+        """Waits until every request that somebody waits for is answered, at most ``timeout`` seconds; False when some
+        are not.
+        """
         return self._wait_for(lambda: self.requests.empty, timeout)
 
     def wait_gone(self, timeout: float) -> bool:

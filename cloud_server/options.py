@@ -67,13 +67,19 @@ def _add_access(made: argparse.ArgumentParser) -> None:
 
 def configure(options: argparse.Namespace) -> ServerConfig:
     """The configuration file, if any, with the command line on top of it. Raises SpecError or UnknownModel."""
+    config = composed(options)
+    config.check_access()
+    return config
+
+
+def composed(options: argparse.Namespace) -> ServerConfig:
+    """As `configure`, and nobody has looked at certificates and identities yet."""
     config = read_config(options.config) if options.config else ServerConfig()
     names = ("listen", "device", "threads", "workers", "worker_processes", "metrics", "identities")
     given = {name: getattr(options, name) for name in names}
     given |= {name: True for name in ("insecure", "reflection", "reuse_port") if getattr(options, name)}
     given["tls"] = _tls(options)
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
-    config.check_access()
     if options.drain_seconds is not None:
         limits = dataclasses.replace(config.limits, drain_seconds=options.drain_seconds)
         config = dataclasses.replace(config, limits=limits)

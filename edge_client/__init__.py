@@ -21,6 +21,7 @@ sweep       every cut measured: tables and a report
 pruning     channel selection, tested
 process     a server that the client starts on loopback
 screen      text, progress, tables
+doctor      the way to a server, and whether both sides agree
 commands    the command line
 """
 

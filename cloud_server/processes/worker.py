@@ -141,7 +141,7 @@ class Worker:
             with ExitStack() as stack:
                 stack.enter_context(self._lifecycle.request(About(*head["about"])))
                 stack.enter_context(self._overtime.limited())
-                stack.enter_context(paid_by(head["account"]))
+                stack.enter_context(paid_by(head["account"], About(*head["about"]).client))
                 found = stack.enter_context(model.observing(observers)) if observers else bytes
                 if head["do"] == "file":
                     most = self._limits.max_request_bytes

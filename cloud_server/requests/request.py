@@ -35,7 +35,8 @@ class Request:
         self, outlet: Outlet, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader
     ) -> None:
         """``crossing``: None for a request that brings an input file."""
-        self.key: Key = (outlet.caller.account, outlet.client_id, frame.id)
+        self.party = outlet.party
+        self.key: Key = (*self.party, frame.id)
         self.id = frame.id
         self.outlet: Outlet | None = outlet
         """The stream to answer on; None once it is gone, another one after a reconnect."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cloud_server import wire
 from cloud_server.access import granted
@@ -24,6 +24,8 @@ from shared_hooks.errors import (
 from shared_hooks.lifecycle import Stage
 
 _SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
+MAX_OBSERVERS = 64
+"""Of one request; there are fewer kinds."""
 
 
 class Uploads:
@@ -51,7 +53,7 @@ class Uploads:
             missing = (
                 isinstance(error, Disagreement)
                 and not frame.HasField("file")
-                and self._hub.crossings.get(frame.cut_digest) is None
+                and frame.cut_digest not in self._hub.crossings
             )
             self._fail(frame.id, error, retry=True if missing else None)
             return
@@ -102,22 +104,24 @@ class Uploads:
             self._check_cut(FILE)
             self._engine.admit_file(file.suffix, file.preprocess_digest, frame.header, frame.payload_bytes, limit)
             return Request(self._outlet, self._engine, None, frame)
-        crossing = self._hub.crossings.get(frame.cut_digest)
+        crossing = self._hub.crossings.get(frame.cut_digest, self._outlet.party)
         if crossing is None:
-            raise Disagreement(f'no cut "{frame.cut_digest[:80]}" is held here; upload it, then ask again')
+            raise Disagreement(f"no cut {frame.cut_digest[:80]!r} is held here; upload it, then ask again")
         self._check_cut("input" if crossing.layer_id < 0 else crossing.layer_name)
         if crossing.payload_bytes > limit:
             raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; at most {limit} are accepted")
         self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
         return Request(self._outlet, self._engine, crossing, frame)
 
-    def _check_observers(self, names: Iterable[str]) -> None:
+    def _check_observers(self, names: Sequence[str]) -> None:
+        if len(names) > MAX_OBSERVERS:
+            raise TooLarge(f"{len(names)} observers are asked for; at most {MAX_OBSERVERS} are taken")
         allowed = granted(self._outlet.caller.policy.observers, self._hub.observers)
         for name in names:
             if name not in allowed:
                 text = ", ".join(allowed) or "none"
                 where = f'to "{self._outlet.caller.identity}"' if name in self._hub.observers else "on this server"
-                raise ObserverRefused(f'the observer "{name[:80]}" is not allowed {where}; allowed: {text}')
+                raise ObserverRefused(f"the observer {name[:80]!r} is not allowed {where}; allowed: {text}")
 
     def _check_cut(self, name: str) -> None:
         """A client that lies about its cut's name is found out by the rehearsal."""

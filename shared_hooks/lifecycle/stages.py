@@ -67,7 +67,7 @@ class Stage(Enum):
     BEFORE_TAIL = "before_tail", "", "the rest of the model runs, or (a file) all of it", "split"
     AFTER_TAIL = "after_tail", "", "the output is there", "split output"
     ON_RESULT = "on_result", "the caller gets the answer", "the answer is ready to be sent", "answer computed"
-    ON_ERROR = "on_error", "a request or the connection failed", "a request or a stream failed", "where error"
+    ON_ERROR = "on_error", "a request or the connection failed", "a request, a stream or a call failed", "where error"
     AFTER_REQUEST = (
         "after_request",
         "it is answered, failed or cancelled",
