@@ -30,21 +30,20 @@ CLOSING_SECONDS = 60.0
 """Beyond the drain, until a server that listens no more ends the streams that are left."""
 
 
-def options(max_message_bytes: int, reuse_port: bool = False) -> list[tuple[str, int]]:
+def options(max_message_bytes: int) -> list[tuple[str, int]]:
     """Channel arguments (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html)."""
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        # Unless it is said, a second server on the same port is a mistake, not a balanced pair.
-        ("grpc.so_reuseport", int(reuse_port)),
         # A stream may idle for hours: clients ping to keep it, and are not sent away (GOAWAY) for that ...
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 10),
         # ... and the server pings, so that a client whose machine vanished frees its place.
         ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.ping_timeout_ms", 10_000),
+        # Patient, for an answer to a ping waits behind all that a slow link holds of an upload.
+        ("grpc.keepalive_timeout_ms", 60_000),
+        ("grpc.http2.ping_timeout_ms", 60_000),
     ]
 
 
@@ -76,7 +75,11 @@ class CloudServer:
         self._door = door = Door(core, register)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="isthmus-grpc"),
-            options=options(core.limits.max_message_bytes, reuse_port),
+            options=[
+                *options(core.limits.max_message_bytes),
+                # Unless it is said, a second server on the same port is a mistake, not a balanced pair.
+                ("grpc.so_reuseport", int(reuse_port)),
+            ],
             maximum_concurrent_rpcs=threads,
             interceptors=[door],
         )
