@@ -73,7 +73,7 @@ def _serve(config: ServerConfig, words: Sequence[str], page: MetricsPage | None)
             pool = stack.enter_context(Pool(words, config.workers, config.limits))
             engines += [PooledModel(pool, identity, lifecycle) for identity in pool.start()]
         for entry in () if pool else config.models:
-            engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
+            engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals(), config.limits.files()))
         core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
         stack.enter_context(measured(core, page))
         server = CloudServer(core, config.listen, config.tls, config.identities, reflection=config.reflection)
