@@ -58,9 +58,9 @@ class Limits:
     max_rehearsal_seconds: float = 20.0
     """Time to work out one of them; meanwhile a worker answers nobody else."""
     rehearsal_seconds_per_minute: float = 30.0
-    """Time to work them out in any minute; the rest is postponed."""
-    rehearsal_seconds_per_host: float = 20.0
-    """The part of it that streams from one address may take."""
+    """Time to work them out in any minute; beyond it, who has had an equal part of it is postponed."""
+    rehearsal_seconds_per_account: float = 20.0
+    """The part of it that one account may take."""
     max_operations: int = 400_000
     """Kernels that a model may run on one request, as far as can be foreseen."""
     max_constant_bytes: int = GIB
@@ -152,6 +152,6 @@ class Limits:
             recipes=self.max_recipes,
             steps=self.max_recipe_steps,
             seconds_a_minute=self.rehearsal_seconds_per_minute,
-            seconds_a_minute_each=self.rehearsal_seconds_per_host,
+            seconds_a_minute_each=self.rehearsal_seconds_per_account,
             held_bytes=self.max_tail_bytes,
         )
