@@ -17,7 +17,7 @@ from cloud_server.access import Caller, Quotas, granted
 from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
-from cloud_server.streams import CrossingCache, Probe, StreamSession
+from cloud_server.streams import CrossingCache, Pace, Probe, StreamSession
 from cloud_server.work import Overtime, QueueClocks, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
@@ -52,6 +52,7 @@ class Core:
                 raise SpecError(f'models: two are called "{engine.identity.model_id}"')
             self.engines[engine.identity.model_id] = engine
         self.crossings = CrossingCache(self.limits)
+        self.pace = Pace(self.limits.max_frames_share)
         self.requests = RequestTable(self.limits, self.check_open, self.lifecycle, self._check_new)
         self._changed = self.requests.changed  # guards draining and sessions, too: nothing comes in beside a drain
         self._draining = False
@@ -197,7 +198,7 @@ class Core:
     def _compute(self, request: Request) -> tuple[Answer, IsthmusError | None]:
         started_ns = time.perf_counter_ns()
         try:
-            with self._overtime.limited(), paid_by(request.caller.account):
+            with self._overtime.limited(), paid_by(*request.key[:2]):
                 computed = request.compute(self.limits.max_request_bytes)
             answer = replies.answer(request, computed, started_ns, self.load(request.caller, but=request))
         except IsthmusError as error:
@@ -237,7 +238,9 @@ class Core:
         self.lifecycle.emit(Stage.AFTER_DRAIN, answered=answered)
 
     def wait_idle(self, timeout: float) -> bool:
-        """Waits until every admitted request is answered, at most ``timeout`` seconds; False when some are not."""
+        """Waits until every request that somebody waits for is answered, at most ``timeout`` seconds; False when some
+        are not.
+        """
         return self._wait_for(lambda: self.requests.empty, timeout)
 
     def wait_gone(self, timeout: float) -> bool:

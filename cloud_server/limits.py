@@ -45,16 +45,18 @@ class Limits:
     """One frame: a chunk, a header or the description of a cut."""
     chunk_bytes: int = 512 * KIB
     """Size of the chunks in which answers are sent."""
+    max_frames_share: float = 0.25
+    """Of one processor's time, for taking the frames of one account while others send, too; beyond that they wait."""
     max_cut_bytes: int = MIB
     """Description of one cut."""
     max_cuts: int = 1024
     """Descriptions kept, of all clients together."""
-    max_cuts_bytes: int = 16 * MIB
-    """Size of these descriptions together."""
+    max_cuts_bytes: int = 256 * MIB
+    """Memory that these take once they are read, some 10 to 40 times their size."""
     max_recipes: int = 1024
     """Recipes (what the tail does at one cut) that a model's engine works out and keeps."""
-    max_recipe_steps: int = 4_000_000
-    """Steps of these recipes together."""
+    max_recipe_steps: int = 1_000_000
+    """Steps of these recipes together; one takes half a KiB of memory, and so does half a KiB of a cut that is read."""
     max_rehearsal_seconds: float = 20.0
     """Time to work out one of them; meanwhile a worker answers nobody else."""
     rehearsal_seconds_per_minute: float = 30.0

@@ -4,9 +4,11 @@ client      `EdgeClient`: infer, infer_many
 answer      `Answer`, `Failure`
 call        what a model is called with
 modes       ways to run without a cut
+tracing     a trace for every request, for OpenTelemetry
 load        how busy a server says it is
 model_choice  which model, on what device
 dial        the one place that opens a channel
+interrupts  Ctrl-C, never lost
 journal     lines of JSON that outlive their process
 credentials  what this side shows a server
 handshake   why a connection does not come about, where TLS is the reason
@@ -20,6 +22,7 @@ sweep       every cut measured: tables and a report
 pruning     channel selection, tested
 process     a server that the client starts on loopback
 screen      text, progress, tables
+doctor      the way to a server, and whether both sides agree
 commands    the command line
 """
 

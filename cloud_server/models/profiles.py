@@ -131,7 +131,7 @@ class Profiles:
         served = granted(caller.policy.models, self._engines)
         if request.model_id not in served:
             there = ", ".join(served)
-            raise UnknownModel(f'no model "{request.model_id[:256]}" is served here; there is: {there}')
+            raise UnknownModel(f"no model {request.model_id[:256]!r} is served here; there is: {there}")
         engine = self._engines[request.model_id]
         limits = self._limits
         if not 0 <= request.seconds <= limits.max_profile_seconds:  # rejects NaN, too

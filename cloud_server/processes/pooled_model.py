@@ -56,7 +56,7 @@ class PooledModel:
     ) -> Computed:
         model_id, about = self.identity.model_id, self._lifecycle.current or About(0, -1)
         observers = getattr(self._thread, "observers", ())
-        task = Task(model_id, about, payer.get(), crossing, suffix, header, payload, want_metrics, observers)
+        task = Task(model_id, about, payer.get().account, crossing, suffix, header, payload, want_metrics, observers)
         return self._pool.run(task)
 
     @contextmanager

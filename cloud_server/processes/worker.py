@@ -59,7 +59,7 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
     mapping = Mapping(memory_fd, memory_bytes)
     os.close(memory_fd)
     options = parser().parse_args(words)
-    bounds = show(options.log_level)
+    bounds = show(options.log_level, options.log_format)
     try:
         config = configure(options)
         bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
@@ -70,6 +70,8 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
     except IsthmusError as error:
         channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})
         return 1
+    gc.collect()
+    gc.freeze()  # what is loaded stays: no collection looks at it again
     channel.send({"is": "warm", "identities": [dataclasses.asdict(one.identity) for one in models]})
     try:
         Worker(config, {one.identity.model_id: one for one in models}, channel, mapping).serve()
@@ -142,7 +144,7 @@ class Worker:
             with ExitStack() as stack:
                 stack.enter_context(self._lifecycle.request(About(*head["about"])))
                 stack.enter_context(self._overtime.limited())
-                stack.enter_context(paid_by(head["account"]))
+                stack.enter_context(paid_by(head["account"], About(*head["about"]).client))
                 found = stack.enter_context(model.observing(observers)) if observers else bytes
                 if head["do"] == "file":
                     most = self._limits.max_request_bytes

@@ -99,7 +99,7 @@ class TestAnswers:
         self, server: CloudServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A server with gRPC's own settings says GOAWAY to the fourth ping without data."""
-        monkeypatch.setattr("cloud_server.transport.server.options", lambda _: [])
+        monkeypatch.setattr("cloud_server.transport.server.options", lambda *_: [])
         strict = CloudServer(Core([engine], SMALL), "127.0.0.1:0")
         strict.start()
         options = [("grpc.keepalive_time_ms", 600), ("grpc.keepalive_permit_without_calls", 1)]
@@ -131,7 +131,8 @@ class TestHandshake:
             ({"model_id": "ungew\u00f6hnlich" * 90, "weights_hash": "\U0001f642"}, "NOT_FOUND", "ungew\u00f6hnlich"),
             ({"weights_hash": "\U0001f642" * 900}, "FAILED_PRECONDITION", "weights"),
             ({"client_id": ""}, "INVALID_ARGUMENT", "client_id"),
-            ({"environment": {str(n): "x" * 9999 for n in range(100)}}, "FAILED_PRECONDITION", "differ"),
+            ({"environment": {str(n): "x" * 999 for n in range(50)}}, "FAILED_PRECONDITION", "differ"),
+            ({"environment": {str(n): "x" * 9999 for n in range(100)}}, "RESOURCE_EXHAUSTED", "hello: 10"),
         ],
     )
     def test_refused_by_name(self, channel: grpc.Channel, changes: dict[str, object], status: str, says: str) -> None:
