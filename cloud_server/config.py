@@ -59,8 +59,8 @@ from shared_hooks.models.spec import spec_from_table
 from shared_hooks.observers import named
 from shared_hooks.tracing import endpoint_of
 
-_OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes"}
-"""What versions up to 0.1 called them, when recipes were what clients sent."""
+_OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes", "rehearsal_seconds_per_host": "rehearsal_seconds_per_account"}
+"""What versions up to 0.1 called them, when recipes were what clients sent, and addresses were all that was known."""
 
 DEFAULT_LISTEN = "127.0.0.1:50051"  # nobody is asked who he is by default, so other machines are let in on request only
 
@@ -251,7 +251,7 @@ def _limits(table: Table) -> Limits:
                 FutureWarning,  # for the operator, and so shown
                 stacklevel=2,
             )
-            value = table.take(old, int)
+            value = table.take(old, float if isinstance(getattr(Limits, new), float) else int)
             values[new] = value if values[new] is None else values[new]
     table.done()
     return Limits(**{name: value for name, value in values.items() if value is not None})

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from edge_client import interrupts
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
@@ -67,6 +68,7 @@ def main(options: argparse.Namespace) -> int:
             try:
                 ended, status = _measure(how, loaded, inputs, ways, journal, done, objective, stack)
             except KeyboardInterrupt:
+                interrupts.heard()
                 ended, status = "interrupted", exits.INTERRUPTED
         found, status = _finish(journal, ways, ended, status, objective)
     if options.json and found is not None:

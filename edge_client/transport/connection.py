@@ -89,7 +89,7 @@ class Connection:
         self._broken_off = False  # the last stream, by this side
         self._at_once = False  # the next attempt needs no back-off: the server said that it goes away
         self._tries = 0  # since the last Welcome
-        self._last_reason = "not tried yet"
+        self._last_reason = "no answer to the greeting so far"
 
     @property
     def state(self) -> State:
