@@ -83,7 +83,14 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
         core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
         totals = {"worker_restarts": lambda: pool.deaths if pool else 0, "log_lines_left_out": lambda: bounds.left_out}
         stack.enter_context(measured(core, page, totals))
-        server = CloudServer(core, config.listen, config.tls, config.identities, reflection=config.reflection)
+        server = CloudServer(
+            core,
+            config.listen,
+            config.tls,
+            config.identities,
+            reflection=config.reflection,
+            reuse_port=config.reuse_port,
+        )
         if pool:
             pool.on_warm = server.serving
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
