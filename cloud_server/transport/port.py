@@ -18,7 +18,7 @@ REASONS = {
 def check_free(address: str, reuse_port: bool = False) -> None:
     """Raises SpecError, saying why, where nothing can listen at ``HOST:PORT``. Listens only for a moment.
 
-    ``reuse_port``: servers that say so, too, may be there; then it does not listen at all, for it would get their clients.
+    ``reuse_port``: servers that say so, too, may be there; then it does not listen, for it would get their clients.
     """
     host, _, port = address.rpartition(":")
     try:
