@@ -23,7 +23,7 @@ from cloud_server.models import Engine, ServedModel
 from cloud_server.options import configure, parser
 from cloud_server.processes import Pool, PooledModel
 from cloud_server.telemetry import MetricsPage, measured, traced
-from cloud_server.transport import CloudServer
+from cloud_server.transport import CloudServer, check_free
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
 from shared_hooks.lifecycle.listing import is_default, lines
@@ -69,6 +69,7 @@ def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
 
 
 def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: MetricsPage | None) -> int:
+    check_free(config.listen)
     device = pick_device(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:
@@ -78,11 +79,18 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
             pool = stack.enter_context(Pool(words, config.workers, config.limits))
             engines += [PooledModel(pool, identity, lifecycle) for identity in pool.start()]
         for entry in () if pool else config.models:
-            engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
+            engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals(), config.limits.files()))
         core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
         totals = {"worker_restarts": lambda: pool.deaths if pool else 0, "log_lines_left_out": lambda: bounds.left_out}
         stack.enter_context(measured(core, page, totals))
-        server = CloudServer(core, config.listen, config.tls, config.identities, reflection=config.reflection)
+        server = CloudServer(
+            core,
+            config.listen,
+            config.tls,
+            config.identities,
+            reflection=config.reflection,
+            reuse_port=config.reuse_port,
+        )
         if pool:
             pool.on_warm = server.serving
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.

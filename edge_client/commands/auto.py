@@ -17,6 +17,7 @@ from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.monitor import Check, Connect
 from edge_client.client import EdgeClient
 from edge_client.commands.constraints import constraints_of
+from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import first_readable
 from edge_client.load import Load
 from edge_client.planning.link import Link
@@ -28,15 +29,12 @@ from edge_client.survey.gather import Gathered, Wanted, edge_profile, gather, pr
 from edge_client.survey.loaded import Loaded
 from edge_client.survey.prober import LinkProber
 from edge_client.survey.probing import fetch_profile, probe
-from edge_client.transport import KeepAlive
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models import InputItem
 from shared_hooks.models.example import to_device
 from shared_hooks.profiling import profile_file
 from shared_hooks.profiling.profile import Profile
 
-KEEP_ALIVE: Final = KeepAlive(every=5.0, timeout=20.0)
-"""Patient, for a ping waits behind the bytes of a slow link; what is late is noticed by the requests themselves."""
 FIRST_CALL_SECONDS: Final = 5.0
 """For the server to be there at the start; without it everything runs here until it comes."""
 
@@ -64,6 +62,7 @@ def choosing_of(options: argparse.Namespace) -> Choosing:
     return Choosing(
         Wanted(
             server=options.server,
+            credentials=credentials_of(options),
             edge_profile=options.edge_profile,
             cloud_profile=options.cloud_profile,
             seconds=options.profile_seconds,
@@ -118,7 +117,7 @@ def _gather(loaded: Loaded, wanted: Wanted, chooses: Choosing) -> Gathered | Pro
     """Everything; only this side's profile where no server answers."""
     assert wanted.server is not None
     try:
-        with LinkProber(wanted.server) as prober:
+        with LinkProber(wanted.server, credentials=wanted.credentials) as prober:
             prober.round(0, 0, min(FIRST_CALL_SECONDS, chooses.patience))
         with gather(loaded, wanted, _say, chooses.progress) as gathered:
             return gathered
@@ -138,11 +137,12 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
         server = wanted.server
         assert server is not None
         known = loaded.spec.model_id, wanted.warmup, wanted.repetitions, wanted.seconds
-        data = fetch_profile(server, *known, on_progress, patience=FIRST_CALL_SECONDS)
+        how: dict[str, Any] = {"patience": FIRST_CALL_SECONDS, "credentials": wanted.credentials}
+        data = fetch_profile(server, *known, on_progress, **how)
         cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
         profile_file.check(cloud, edge.model)
         sizes, answers = probe_sizes(edge, None), (0, cloud.answer_bytes)
-        link, load = probe(server, sizes, answers, wanted.probe_seconds, on_progress, FIRST_CALL_SECONDS)
+        link, load = probe(server, sizes, answers, wanted.probe_seconds, on_progress, **how)
         return cloud, link, load
 
     return connect
