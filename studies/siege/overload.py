@@ -43,7 +43,7 @@ class Overload:
     told: list[tuple[str, int]] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)
     processor: tuple[float, float] = (0.0, 0.0)
-    """Processors that the server had, on the mean, alone and beside the hostile one: on a busy machine it gets fewer."""
+    """Processors that the server had, on the mean: alone, beside the hostile one. On a busy machine it gets fewer."""
     before: float = 0.0
     peak: float = 0.0
     last: float = 0.0
