@@ -78,14 +78,14 @@ def _serve(config: ServerConfig, words: Sequence[str], page: MetricsPage | None)
         stack.enter_context(measured(core, page))
         server = CloudServer(core, config.listen)
         if pool:
-            pool.on_warm = server.serving
+            pool.crew.on_warm = server.serving
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: signals.put(received))
         lifecycle.emit(Stage.BEFORE_RUN, address=config.listen)
         server.start()
-        if pool and not pool.warm:  # they have all ended meanwhile
+        if pool and not pool.crew.warm:  # they have all ended meanwhile
             server.serving(False)
         log.info("%d threads, %d worker%s", threads, config.workers, " process(es)" if pool else "(s)")
         host = config.listen.rpartition(":")[0]

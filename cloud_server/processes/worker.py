@@ -98,6 +98,8 @@ class Worker:
         self._mapping = mapping
         self._overtime = Watchdog(config.limits.max_compute_seconds)
         self._crossings = _Crossings(config.limits)
+        self._number = 0
+        """Of what is being answered."""
         self._kept: dict[int, tuple[weakref.ref[Any], int]] = {}
         """Where payloads begin that something of a request that is over refers to; their sizes."""
 
@@ -105,6 +107,7 @@ class Worker:
         """Raises Lost when the server hangs up."""
         while True:
             head, parts = self._channel.receive()
+            self._number = head["number"]
             if head["do"] == "profile":
                 self._profile(head)
             else:
@@ -120,7 +123,7 @@ class Worker:
         del array
         if nbytes and seen() is not None:
             self._kept[start] = seen, nbytes
-        self._channel.send({**said, "kept": self._still_kept()}, *data)
+        self._say({**said, "kept": self._still_kept()}, *data)
 
     def _said(self, head: dict[str, Any], header: bytes, payload: memoryview) -> Message:
         """When this returns, everything of the request is gone, unless the model or a hook keeps it."""
@@ -177,11 +180,14 @@ class Worker:
         return places
 
     def _room(self, nbytes: int) -> int:
-        self._channel.send({"is": "room?", "bytes": nbytes})
+        self._say({"is": "room?", "bytes": nbytes})
         head, _ = self._channel.receive()
         if head["at"] < 0:
             raise ServerUnavailable(head["message"])
         return int(head["at"])
+
+    def _say(self, head: dict[str, Any], *parts: bytes) -> None:
+        self._channel.send({**head, "number": self._number}, *parts)
 
     def _still_kept(self) -> list[int]:
         if sum(nbytes for _, nbytes in self._kept.values()) > KEPT_BYTES:
@@ -193,7 +199,7 @@ class Worker:
         """The description of a cut, which comes once and is asked for again if it was dropped for newer ones."""
         known = self._crossings.get(digest)
         if known is None:
-            self._channel.send({"is": "cut?"})
+            self._say({"is": "cut?"})
             _, (data,) = self._channel.receive()
             known = self._crossings.add(digest, data)
         return known
@@ -202,7 +208,7 @@ class Worker:
 
     def _profile(self, head: dict[str, Any]) -> None:
         def on_progress(done: int, total: int, what: str) -> None:
-            self._channel.send({"is": "progress", "done": done, "total": total, "what": what})
+            self._say({"is": "progress", "done": done, "total": total, "what": what})
             answer, _ = self._channel.receive()
             if answer["do"] != "go on":
                 raise Cancelled("nobody waits for this profile any more")
@@ -219,7 +225,7 @@ class Worker:
             failure = ModelFailed(f"{type(error).__name__}: {error}")
             failure.__cause__ = error
             said = _failure(failure)
-        self._channel.send({**said[0], "kept": self._still_kept()}, *said[1])
+        self._say({**said[0], "kept": self._still_kept()}, *said[1])
 
 
 def _failure(error: IsthmusError) -> Message:

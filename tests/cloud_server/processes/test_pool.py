@@ -36,9 +36,11 @@ def edge() -> Iterator[WrappedModel]:
 
 @pytest.fixture
 def client(pool: Pool, edge: WrappedModel) -> Iterator[CoreClient]:
-    eventually(lambda: pool.warm == 2, "the workers of an earlier test are not replaced", 120)
+    eventually(lambda: pool.crew.warm == 2, "the workers of an earlier test are not replaced", 120)
     lifecycle = Lifecycle("cloud")
-    with Core([PooledModel(pool, one, lifecycle) for one in pool.identities], workers=2, lifecycle=lifecycle) as core:
+    with Core(
+        [PooledModel(pool, one, lifecycle) for one in pool.crew.identities], workers=2, lifecycle=lifecycle
+    ) as core:
         client = CoreClient(core, greet=False)
         client.send(greet(edge, "deadly", edge.plan(torch.zeros(2, 8)).digest))
         yield client
@@ -61,7 +63,7 @@ def test_every_cut_is_exact(client: CoreClient, edge: WrappedModel, cut: str) ->
 
 @pytest.mark.parametrize("how", [deadly.EXIT, deadly.SEGV, deadly.KILL])
 def test_a_request_that_ends_two_workers(pool: Pool, client: CoreClient, edge: WrappedModel, how: int) -> None:
-    before = pool.deaths
+    before = pool.crew.deaths
     ask(client, 1, edge.forward(told(0), end="second"))
     ask(client, 2, edge.forward(told(how), end="second"))
     failed = client.answer(2).failed
@@ -70,4 +72,4 @@ def test_a_request_that_ends_two_workers(pool: Pool, client: CoreClient, edge: W
         failed = client.answer(2, number=len(client.results[2]) + 1).failed
     assert failed is not None and failed.error == "WorkerLost", failed
     value(client, 1)
-    eventually(lambda: pool.deaths == before + 2)
+    eventually(lambda: pool.crew.deaths == before + 2)
