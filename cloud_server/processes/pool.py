@@ -1,6 +1,6 @@
 """Requests, each in whichever worker is idle, and what becomes of those whose worker ends under them.
 
-Such a request runs once more in another worker. If the tail had begun to write to its payload, that one finds a wrong
+Such a request runs once more in another worker (and as often as one ends before it has begun with it). If the tail had begun to write to its payload, that one finds a wrong
 checksum; then the client is asked to send it again. Two deaths are enough: it fails with `WorkerLost`.
 """
 
@@ -61,7 +61,7 @@ class Pool:
                 with self._taken(task.account) as worker:
                     return worker.run(task, self._patience)
             except _Ended as ended:
-                deaths += 1
+                deaths += ended.begun
                 if deaths >= DEATHS:
                     raise WorkerLost(f"{deaths} workers ended under this request; the last one {ended}") from None
             except BadFrame as error:
@@ -95,10 +95,10 @@ class Pool:
         except BaseException as error:
             # It is gone. Or something went wrong here: nobody knows what it will say next.
             self.crew.lost(worker, f"was ended after {type(error).__name__}: {error}")
-            if worker.has_crashed:
+            if worker.has_begun and worker.has_crashed:
                 self._crashes.add(account)
             if isinstance(error, Lost):
-                raise _Ended(worker.end) from None
+                raise _Ended(worker) from None
             raise
         finally:
             self.crew.release(worker)
@@ -111,4 +111,8 @@ class Pool:
 
 
 class _Ended(Exception):
-    """A worker ended; the text says how."""
+    """A worker ended; the text says how. ``begun``: and it was at what it was asked."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        super().__init__(worker.end)
+        self.begun = worker.has_begun

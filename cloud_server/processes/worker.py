@@ -48,8 +48,10 @@ _CUDA_ERROR = "CUDA error"
 _PDEATHSIG = 1  # linux/prctl.h
 
 
-def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, memory_bytes: int) -> int:
-    """Serves until the process ``server`` hangs up; returns the exit status."""
+def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, memory_bytes: int, begun: int) -> int:
+    """Serves until the process ``server`` hangs up; returns the exit status. Where ``begun`` is in the shared memory it
+    says which question it is at.
+    """
     _die_with(server)
     for number in (signal.SIGINT, signal.SIGTERM):
         # Both reach every process of a terminal or a unit; it is the server that drains, and then hangs up.
@@ -71,7 +73,7 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
         return 1
     channel.send({"is": "warm", "identities": [dataclasses.asdict(one.identity) for one in models]})
     try:
-        Worker(config, {one.identity.model_id: one for one in models}, channel, mapping).serve()
+        Worker(config, {one.identity.model_id: one for one in models}, channel, mapping, begun).serve()
     except Lost:
         return 0  # the server has ended, or wants no more of this worker
     return 0
@@ -89,7 +91,7 @@ class Worker:
     """Answers one message after the other."""
 
     def __init__(
-        self, config: ServerConfig, models: dict[str, ServedModel], channel: Channel, mapping: Mapping
+        self, config: ServerConfig, models: dict[str, ServedModel], channel: Channel, mapping: Mapping, begun: int
     ) -> None:
         self._limits = config.limits
         self._lifecycle: Lifecycle = config.lifecycle
@@ -98,6 +100,7 @@ class Worker:
         self._mapping = mapping
         self._overtime = Watchdog(config.limits.max_compute_seconds)
         self._crossings = _Crossings(config.limits)
+        self._begun = memoryview(mapping.array(begun, 8)).cast("Q")  # type: ignore[arg-type]
         self._number = 0
         """Of what is being answered."""
         self._kept: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -107,7 +110,7 @@ class Worker:
         """Raises Lost when the server hangs up."""
         while True:
             head, parts = self._channel.receive()
-            self._number = head["number"]
+            self._number = self._begun[0] = head["number"]
             if head["do"] == "profile":
                 self._profile(head)
             else:

@@ -74,10 +74,13 @@ class WorkerProcess:
         self._memory = memory
         self._kept: dict[int, memoryview] = {}
         """Payloads that something in the worker still refers to, by where they begin."""
+        self._begun = memory.allocate(8).cast("Q")
+        """The number of the last question that it has begun to work on, written by itself."""
+        self._begun[0] = 0
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _boot(words, theirs.fileno(), memory)],
+                [sys.executable, "-c", _boot(words, theirs.fileno(), memory, self._begun)],
                 pass_fds=(theirs.fileno(), memory.fd),
                 stdin=subprocess.DEVNULL,
             )
@@ -205,6 +208,11 @@ class WorkerProcess:
         return bool(poller.poll(0))
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it has begun what it was asked last: else that was not what ended it, and its payload is untouched."""
+        return self._begun[0] == self._asked
+
+    @property
     def is_warm(self) -> bool:
         """Whether it has its models loaded, and is not about to go."""
         return self.state in (State.IDLE, State.BUSY)
@@ -274,12 +282,13 @@ class WorkerProcess:
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
-def _boot(words: Sequence[str], channel: int, memory: SharedMemory) -> str:
+def _boot(words: Sequence[str], channel: int, memory: SharedMemory, begun: memoryview) -> str:
     """The program of a worker. Modules are found as they are here, whatever the current folder holds."""
     return (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from cloud_server.processes.worker import main\n"
-        f"sys.exit(main({list(words)!r}, {os.getpid()}, {channel}, {memory.fd}, {memory.nbytes}))"
+        f"sys.exit(main({list(words)!r}, {os.getpid()}, {channel}, {memory.fd}, {memory.nbytes}, "
+        f"{memory.mapping.offset(begun)}))"
     )
 
 
