@@ -4,6 +4,7 @@
 #   PIP_FLAGS=...   for pip, e.g. another index (PyTorch's CPU-only wheels for Linux come from an index of their own)
 #   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process a core
 #   FUZZ_FLAGS=     for the fuzzer, e.g. "--programs 100000 --seed 2 --minutes 40"
+#   CHAOS_FLAGS=    for the faults, e.g. "--requests 20000 --seed 2 --json docs/results/chaos.json"
 #   ATTACK_FLAGS=   for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
 #   SIEGE_FLAGS=    for the siege, e.g. "--cases tiny-flood --who same --json siege.json"
 #   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
@@ -21,12 +22,13 @@ EXPERIMENT_FLAGS ?=
 LIBRARY_FLAGS ?=
 FUZZ_FLAGS ?=
 ATTACK_FLAGS ?=
+CHAOS_FLAGS ?=
 SIEGE_FLAGS ?=
 SOAK_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench fuzz attacks siege soak experiments library protos clean
+.PHONY: help demo test lint bench fuzz attacks chaos siege soak experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -34,6 +36,7 @@ help:
 	@echo "make lint    test without the tests"
 	@echo "make bench   the benchmarks: a table and JSON"
 	@echo "make fuzz    random models, cut everywhere, for a long time: a table, failures as source"
+	@echo "make chaos   servers, clients and the path between them killed, cut and stopped: a table, what was lost"
 	@echo "make attacks hostile requests against a server, for a long time: a table and JSON"
 	@echo "make siege   one hostile client beside three honest ones, in every way we know: a table"
 	@echo "make soak    100,000 requests and 1,000 reconnects: does anything grow?"
@@ -63,6 +66,9 @@ fuzz: $(DEV)
 
 attacks: $(DEV)
 	$(PY) -m studies.attacks $(ATTACK_FLAGS)
+
+chaos: $(DEV)
+	$(PY) -m studies.chaos $(CHAOS_FLAGS)
 
 siege: $(DEV)
 	$(PY) -m studies.siege $(SIEGE_FLAGS)

@@ -13,7 +13,12 @@ INTERRUPTED = 128 + signal.SIGINT
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command (`cloud_server.cli.main`); returns its exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a port that is in use is our line to write, not gRPC's
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
+        if words[:1] == ["token"]:
+            from cloud_server.access import token_command
+
+            return token_command.main(words[1:])
         from cloud_server import cli  # here, for it loads torch, and Ctrl-C may come meanwhile
 
         return cli.main(argv)

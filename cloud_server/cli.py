@@ -76,7 +76,7 @@ def _serve(config: ServerConfig, words: Sequence[str], page: MetricsPage | None)
             engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
         core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
         stack.enter_context(measured(core, page))
-        server = CloudServer(core, config.listen)
+        server = CloudServer(core, config.listen, config.tls, config.identities, reflection=config.reflection)
         if pool:
             pool.crew.on_warm = server.serving
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.

@@ -5,6 +5,16 @@ device = "auto"                      # auto, cpu, cuda, cuda:N
 threads = 4                          # inside one operation on the CPU; absent = torch's choice
 workers = 1                          # tails computed at a time
 worker_processes = false             # each in a process of its own; absent = if there are several
+reflection = false                   # describe the services to who asks (grpcurl)
+insecure = false                     # true: other machines may connect in the clear
+
+[tls]                                # absent: in the clear, which is for loopback only; docs/access.md
+certificate = "server.pem"           # PEM; read again when the files change
+key = "server.key"
+client_ca = "ca.pem"                 # absent: clients need no certificate
+
+[access]                             # absent: nobody is asked for a token
+identities = "identities.toml"       # who may do what, see access/identities.py; read again when it changes
 
 [models]
 digits = "digits"                    # id = a built-in model, a spec file (relative to this one), or module:callable
@@ -29,11 +39,13 @@ hooks = ["my_hooks:Watchdog"]
 
 from __future__ import annotations
 
+import ipaddress
 import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from cloud_server.access import Register, Tls
 from cloud_server.limits import Limits
 from shared_hooks.config import Table, kind_of
 from shared_hooks.errors import IsthmusError, SpecError
@@ -46,7 +58,7 @@ from shared_hooks.observers import named
 _OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes"}
 """What versions up to 0.1 called them, when recipes were what clients sent."""
 
-DEFAULT_LISTEN = "127.0.0.1:50051"  # there is no authentication yet, so other machines are let in on request only
+DEFAULT_LISTEN = "127.0.0.1:50051"  # nobody is asked who he is by default, so other machines are let in on request only
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,12 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
     observers: tuple[str, ...] = ()
     """Observers that clients may ask for."""
+    tls: Tls | None = None
+    identities: Path | None = None
+    """The file that says who may; None = everybody, or whoever has a certificate of `Tls.client_ca`."""
+    reflection: bool = False
+    insecure: bool = False
+    """Whether other machines may connect in the clear."""
     metrics: str = ""
     """HOST:PORT of the metrics; empty = none."""
     lifecycle: Lifecycle = field(default_factory=lambda: load("cloud", None, Path.cwd()), compare=False)
@@ -93,6 +111,16 @@ class ServerConfig:
         """Whether workers are processes."""
         return self.workers > 1 if self.worker_processes is None else self.worker_processes
 
+    def check_access(self) -> None:
+        """Raises SpecError for files that say who may and cannot be used, and for an address that other machines reach
+        in the clear though nobody said so.
+        """
+        if self.tls is not None:
+            self.tls.read()
+        elif not self.insecure:
+            check_network(self.listen, tokens=self.identities is not None)
+        Register(self.identities)
+
 
 def read_config(path: Path) -> ServerConfig:
     """The configuration of a TOML file. Raises SpecError with the file, the key, what was expected and found."""
@@ -103,11 +131,19 @@ def read_config(path: Path) -> ServerConfig:
         "threads": table.take("threads", int),
         "workers": table.take("workers", int),
         "worker_processes": table.take("worker_processes", bool),
+        "reflection": table.take("reflection", bool),
+        "insecure": table.take("insecure", bool),
     }
     models, limits, observers = table.table("models"), table.table("limits"), table.table("observers")
-    lifecycle, metrics = table.table("lifecycle"), table.table("metrics")
+    lifecycle, tls, access = table.table("lifecycle"), table.table("tls"), table.table("access")
+    metrics = table.table("metrics")
     table.done()
     try:
+        if tls is not None:
+            values["tls"] = _tls(tls, path.resolve().parent)
+        if access is not None:
+            values["identities"] = path.resolve().parent / access.need("identities", str)
+            access.done()
         if models is not None:
             values["models"] = _models(models, path.resolve().parent)
         if limits is not None:
@@ -134,6 +170,32 @@ def check_address(address: str, what: str = "listen") -> None:
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise SpecError(f'{what}: expected HOST:PORT with a port from 0 to 65535, found "{address}"')
+
+
+def check_network(listen: str, *, tokens: bool) -> None:
+    """Raises SpecError for an address that other machines reach, where all is in the clear."""
+    if is_loopback(listen.rpartition(":")[0]):
+        return
+    also = ", tokens included, which whoever reads them can use" if tokens else ", and use the models"
+    raise SpecError(
+        f"listen: {listen} is open to other machines in the clear: whoever is on the way can read and change what "
+        f"crosses{also}. Give a certificate and a key ([tls], or --cert and --key; `make certs` makes some for "
+        "trying), listen on 127.0.0.1 behind a tunnel, or say --insecure if everybody on that network is trusted"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _tls(table: Table, folder: Path) -> Tls:
+    certificate, key, client_ca = table.need("certificate", str), table.need("key", str), table.take("client_ca", str)
+    table.done()
+    return Tls(folder / certificate, folder / key, None if client_ca is None else folder / client_ca)
 
 
 def _models(table: Table, folder: Path) -> tuple[ModelEntry, ...]:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from cloud_server.access import Caller
+from cloud_server.access import Caller, Quotas, granted
 from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
 from cloud_server.streams import CrossingCache, Probe, StreamSession
-from cloud_server.work import Overtime, Payer, QueueClocks, Watchdog, Workers
+from cloud_server.work import Overtime, QueueClocks, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
+from shared_hooks.errors import AccessRefused, IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tail import paid_by
 
@@ -47,12 +47,13 @@ class Core:
                 raise SpecError(f'models: two are called "{engine.identity.model_id}"')
             self.engines[engine.identity.model_id] = engine
         self.crossings = CrossingCache(self.limits)
-        self.requests = RequestTable(self.limits, self.check_open, self.lifecycle)
+        self.requests = RequestTable(self.limits, self.check_open, self.lifecycle, self._check_new)
         self._changed = self.requests.changed  # guards draining and sessions, too: nothing comes in beside a drain
         self._draining = False
         self._drained = False
         self._sessions: set[StreamSession] = set()
         self._workers = Workers(workers)
+        self._quotas = Quotas()
         self._waits = QueueClocks()
         self._overtime = Watchdog(self.limits.max_compute_seconds)
         self._probes = threading.Semaphore(self.limits.max_probes)
@@ -69,7 +70,12 @@ class Core:
 
     @property
     def identities(self) -> list[Identity]:
+        """Of the served models."""
         return [engine.identity for engine in self.engines.values()]
+
+    def engines_for(self, caller: Caller) -> dict[str, Engine]:
+        """The served models by id; to who may not use one, it does not exist."""
+        return {id: self.engines[id] for id in granted(caller.policy.models, self.engines)}
 
     # Streams
 
@@ -103,7 +109,11 @@ class Core:
 
     @contextmanager
     def probing(self, caller: Caller) -> Iterator[Probe]:
-        """A stream of ``caller`` that measures the link. Raises ServerUnavailable when there are enough."""
+        """A stream of ``caller`` that measures the link. Raises AccessRefused, and ServerUnavailable when there are
+        enough.
+        """
+        if not caller.policy.probe:
+            raise AccessRefused(f'identity "{caller.identity}" may not probe the link here')
         if not self._probes.acquire(blocking=False):
             raise ServerUnavailable(f"{self.limits.max_probes} streams probe the link, which is the limit")
         try:
@@ -127,14 +137,37 @@ class Core:
 
     def submit(self, request: Request) -> None:
         """The payload is complete: the request waits for a worker."""
-        payer = Payer(request.caller.account, request.key[1], request.caller.policy.weight)
-        self.requests.complete(request, lambda: self._workers.put(partial(self._work, request), payer))
+        self.requests.complete(request, partial(self._wait, request))
+
+    def _check_new(self, request: Request) -> None:
+        """Raises ServerUnavailable for one that cannot be answered in time, and QuotaExceeded."""
+        self._check_time(request)
+        self._quotas.spend(request.caller, request.payload_bytes)
+
+    def _check_time(self, request: Request) -> None:
+        """Raises ServerUnavailable for a request whose answer would come too late, so that nothing is done in vain."""
+        left = request.deadline_seconds(self.limits.deadline_seconds) - request.age_seconds
+        forecast = self._workers.forecast(request.payer)
+        late = forecast.late(left)
+        if late > 0:
+            error = ServerUnavailable(
+                f"the server has more to do than it can: a request of {request.caller.account} would wait about "
+                f"{forecast.wait:.2f} s for a worker, and this one's time is over in {left:.2f} s; try again in "
+                f"{late:.2f} s"
+            )
+            error.retry_after_seconds = late
+            raise error
+
+    def _wait(self, request: Request) -> Callable[[], None]:
+        """Puts it in the line. Raises ServerUnavailable where it would wait there in vain."""
+        self._check_time(request)
+        return self._workers.put(partial(self._work, request), request.payer)
 
     # Work
 
     def _work(self, request: Request) -> bool:
         """One worker's turn: decide whether the request is still wanted, compute, answer. False without a result."""
-        if not self.requests.start(request):
+        if not self.requests.start(request, self._workers.forecast(request.payer).takes):
             return False
         self._waits.add(request.caller.account, time.perf_counter_ns() - request.complete_ns)
         with self.lifecycle.request(request.about):
@@ -186,13 +219,13 @@ class Core:
 
     def wait_idle(self, timeout: float) -> bool:
         """Waits until every admitted request is answered, at most ``timeout`` seconds; False when some are not."""
-        return self._wait(lambda: self.requests.empty, timeout)
+        return self._wait_for(lambda: self.requests.empty, timeout)
 
     def wait_gone(self, timeout: float) -> bool:
         """Waits until every stream is closed, at most ``timeout`` seconds; False when some are not."""
-        return self._wait(lambda: not self._sessions, timeout)
+        return self._wait_for(lambda: not self._sessions, timeout)
 
-    def _wait(self, condition: Callable[[], bool], timeout: float) -> bool:
+    def _wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
         with self._changed:
             return self._changed.wait_for(condition, timeout)
 

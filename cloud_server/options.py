@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cloud_server.access import Tls
 from cloud_server.config import DEFAULT_LISTEN, ModelEntry, ServerConfig, read_config, with_host
 from cloud_server.limits import Limits
 from shared_hooks.config import looks_like_target
@@ -19,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
         prog="cloud-server",
         description="Serves the tails of models to edge clients; by default of the shipped model `digits`.",
         epilog="Exit status: 0 drained, 1 failed, 2 wrong command line or file, 3 ended before all was answered, "
-        "130 Ctrl-C during start-up.",
+        "130 Ctrl-C during start-up. `cloud-server token NAME` makes a token for a client.",
     )
     made.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="what to serve, and limits")
     for name, metavar, text in (
@@ -39,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--worker-processes", action="store_true", default=None, dest="worker_processes", help=text)
     text = "workers are threads of this process; default with one"
     where.add_argument("--in-process", action="store_false", default=None, dest="worker_processes", help=text)
+    _add_access(made)
     default = f"time to finish after SIGTERM; default {Limits.drain_seconds:g}"
     made.add_argument("--drain-seconds", type=float, metavar="S", help=default)
     text = "Prometheus metrics on this port, of loopback without HOST; default none"
@@ -48,12 +50,27 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _add_access(made: argparse.ArgumentParser) -> None:
+    access = made.add_argument_group("who may", "docs/access.md; a token: cloud-server token NAME")
+    access.add_argument(
+        "--cert", type=Path, metavar="FILE", help="the server's certificate, PEM: clients connect by TLS"
+    )
+    access.add_argument("--key", type=Path, metavar="FILE", help="its private key")
+    access.add_argument("--client-ca", type=Path, metavar="FILE", help="let in only who has a certificate signed by it")
+    access.add_argument("--identities", type=Path, metavar="FILE", help="let in only who is in it, and as it says")
+    access.add_argument("--insecure", action="store_true", help="let other machines connect in the clear")
+    access.add_argument("--reflection", action="store_true", help="describe the services to who asks (grpcurl)")
+
+
 def configure(options: argparse.Namespace) -> ServerConfig:
     """The configuration file, if any, with the command line on top of it. Raises SpecError or UnknownModel."""
     config = read_config(options.config) if options.config else ServerConfig()
-    names = ("listen", "device", "threads", "workers", "worker_processes", "metrics")
+    names = ("listen", "device", "threads", "workers", "worker_processes", "metrics", "identities")
     given = {name: getattr(options, name) for name in names}
+    given |= {name: True for name in ("insecure", "reflection") if getattr(options, name)}
+    given["tls"] = _tls(options)
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
+    config.check_access()
     if options.drain_seconds is not None:
         limits = dataclasses.replace(config.limits, drain_seconds=options.drain_seconds)
         config = dataclasses.replace(config, limits=limits)
@@ -66,6 +83,15 @@ def configure(options: argparse.Namespace) -> ServerConfig:
         for id, reference in zip(ids, references, strict=True)
     ]
     return dataclasses.replace(config, models=(*config.models, *models))
+
+
+def _tls(options: argparse.Namespace) -> Tls | None:
+    """What the command line says instead of the file's [tls]; None where it says nothing."""
+    if options.cert is None and options.key is None and options.client_ca is None:
+        return None
+    if options.cert is None or options.key is None:
+        raise SpecError("--cert, --key: the one needs the other (and --client-ca both)")
+    return Tls(options.cert, options.key, options.client_ca)
 
 
 def _by_model(option: str, texts: Sequence[str], ids: Sequence[str]) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 
 from cloud_server.limits import Limits
@@ -17,6 +18,8 @@ OutFrame = split_pb2.ServerFrame | ChunkFrame
 
 MAX_MESSAGE = 4000
 """Characters of an error's text: it may travel in an HTTP/2 trailer, where 8 KiB are the usual limit."""
+
+MOST_MS = 2**32 - 1
 
 # https://grpc.github.io/grpc/core/md_doc_statuscodes.html, in the order of their numbers
 STATUS_CODES = (
@@ -63,13 +66,17 @@ def draining() -> split_pb2.ServerFrame:
 
 
 def failed(id: int, error: IsthmusError, retry: bool | None = None) -> split_pb2.RequestFailed:
-    """The report of an error; by default only a busy or draining server may answer the same request better later."""
+    """The report of an error; by default only a busy or draining server may answer the same request better later.
+
+    One that says when to ask again means another request: this one's time runs down as fast as the line before it.
+    """
     return split_pb2.RequestFailed(
         id=id,
         code=STATUS_CODES.index(error.status),
         error=type(error).__name__,
         message=message(error),
-        retry=isinstance(error, ServerUnavailable) if retry is None else retry,
+        retry=isinstance(error, ServerUnavailable) and not error.retry_after_seconds if retry is None else retry,
+        retry_after_ms=min(MOST_MS, math.ceil(1e3 * (error.retry_after_seconds or 0))),
     )
 
 

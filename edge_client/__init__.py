@@ -7,6 +7,9 @@ modes       ways to run without a cut
 load        how busy a server says it is
 model_choice  which model, on what device
 dial        the one place that opens a channel
+journal     lines of JSON that outlive their process
+credentials  what this side shows a server
+handshake   why a connection does not come about, where TLS is the reason
 request     one request: head, transport, answer; or everything here
 transport   the standing connection
 witness     answers also computed whole here
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from edge_client.answer import Answer, Failure
     from edge_client.call import Call
     from edge_client.client import CONNECTION_ERRORS, EdgeClient
+    from edge_client.credentials import Credentials
     from edge_client.model_choice import ModelChoice
     from edge_client.transport import ConnectionOptions, KeepAlive, State, Times
     from edge_client.witness import Witness
@@ -39,6 +43,7 @@ _HOME = {
     "CONNECTION_ERRORS": "client",
     "Call": "call",
     "ConnectionOptions": "transport.options",
+    "Credentials": "credentials",
     "EdgeClient": "client",
     "Failure": "answer",
     "KeepAlive": "transport.options",
@@ -54,6 +59,7 @@ __all__ = [
     "AutoClient",
     "Call",
     "ConnectionOptions",
+    "Credentials",
     "EdgeClient",
     "Failure",
     "KeepAlive",

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that goes away is our line to write, not gRPC's
     try:
-        from shared_hooks.errors import Disagreement, IsthmusError, ServerUnavailable
+        from shared_hooks.errors import AccessRefused, Disagreement, IsthmusError, ServerUnavailable
 
         try:
             status: int = import_module(f"edge_client.commands.{options.command}").main(options)
@@ -40,7 +40,7 @@ def _run(options: argparse.Namespace) -> int:
         except IsthmusError as error:
             if options.debug:
                 raise
-            connection = isinstance(error, (ServerUnavailable, Disagreement))
+            connection = isinstance(error, (ServerUnavailable, Disagreement, AccessRefused))
             return _complain(f"{error}", exits.CONNECTION if connection else exits.USAGE)
         except BrokenPipeError:
             # The reader of our output has left (a pager, head): not worth a word, and nothing can be flushed any more.

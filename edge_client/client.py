@@ -34,7 +34,7 @@ from edge_client.transport import Connection, ConnectionOptions, Counters, Stamp
 from edge_client.witness import check_share
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel
-from shared_hooks.errors import Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
+from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.loading import default
 from shared_hooks.models import ModelSpec
@@ -42,7 +42,12 @@ from shared_hooks.models import ModelSpec
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-CONNECTION_ERRORS: Final = (ServerUnavailable, Disagreement, UnknownModel)  # no input's fault: the next would fail, too
+CONNECTION_ERRORS: Final = (
+    ServerUnavailable,
+    Disagreement,
+    UnknownModel,
+    AccessRefused,
+)  # no input's fault: the next would fail, too
 
 
 class EdgeClient:
@@ -57,13 +62,18 @@ class EdgeClient:
     send input files as they are, which the server then reads, or "edge-only": the whole model here, without a server.
     `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
     `deadline`: seconds for a whole request. `connection` has the limits (`ConnectionOptions`): how long to wait for a
-    server, how many requests are between head and answer, and so how many frontiers are in memory.
+    server, how many requests are between head and answer, and so how many frontiers are in memory; and the
+    `Credentials` that prove who is who.
 
     `observers` are the names of those that look at every request, on both sides (`shared_hooks.observers.named`):
     `Answer.observations`. The server must allow them, else the request fails with ObserverRefused.
 
     `witness`, from 0 to 1, is the share of the split requests that are computed whole here, too, and compared with what
     came back (docs/witness.md): `Answer.witness`. A difference takes the cut out of use (`refused`): CutRefused.
+
+    `fallback="edge"`: what the server does not answer (it is gone, serves something else, refuses us) is answered by
+    the whole model here, and the answer says why (`Answer.fallback`). Once nothing was served for
+    `connection.patience`, later requests do not wait for it again; the server is called beside them until it is back.
 
     `lifecycle` has the hooks of this client's stages (docs/lifecycle.md); None = the default one, which logs.
 
@@ -82,11 +92,14 @@ class EdgeClient:
         deadline: float = 60.0,
         observers: Iterable[str] = (),
         witness: float = 0.0,
+        fallback: Literal["edge"] | None = None,
         lifecycle: Lifecycle | None = None,
         connection: ConnectionOptions | None = None,
         **old: Unpack[OldKeywords],
     ) -> None:
         check_share(witness)
+        if fallback not in (None, "edge"):
+            raise SpecError(f'fallback={fallback!r}: must be "edge" or None')
         self.server = None if server is None else check_address(server)
         self.lifecycle = default("edge") if lifecycle is None else lifecycle
         self._split = split
@@ -106,7 +119,9 @@ class EdgeClient:
             max_answer_bytes=self.connection.max_answer_bytes,
             client_id=self._client_id,
             witness=witness,
+            fallback=fallback is not None,
         )
+        self._fallback = fallback
         self._opening = threading.RLock()
         self._greeting = False
         self._ending = threading.Lock()  # taken by the first who closes, and kept
@@ -197,13 +212,17 @@ class EdgeClient:
     def open(self, seconds: float | None = None) -> EdgeClient:
         """Plan, hash, connect and wait for the server's Welcome, ``seconds`` (default: `patience`) at most.
 
-        If the default cut is "edge-only" it plans and does not connect. Raises ServerUnavailable, Disagreement
-        (naming what differs), UnknownModel.
+        If the default cut is "edge-only" it plans and does not connect. Without a `fallback` it raises
+        ServerUnavailable, Disagreement (naming what differs), UnknownModel, NotAuthenticated (saying why).
         """
         if self.split == EDGE_ONLY:
             self._edge_model.plan_example()
             return self
-        self._connect().open(self.connection.patience if seconds is None else seconds)
+        try:
+            self._connect().open(self.connection.patience if seconds is None else seconds)
+        except CONNECTION_ERRORS:
+            if self._fallback is None:
+                raise
         return self
 
     def close(self) -> None:

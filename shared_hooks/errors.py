@@ -37,6 +37,8 @@ class IsthmusError(Exception):
     """Base of all errors raised on purpose; ``status`` names the gRPC status code that reports it."""
 
     status: ClassVar[str] = "INTERNAL"
+    retry_after_seconds: float | None = None
+    """Where it is known when the same may succeed: not sooner than after this."""
 
 
 class UnknownLayer(IsthmusError):

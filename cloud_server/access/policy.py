@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -27,3 +28,8 @@ class Policy:
 
 
 EVERYTHING = Policy()
+
+
+def granted(allowed: tuple[str, ...] | None, there: Iterable[str]) -> list[str]:
+    """Those of ``there`` that a policy's list allows, in order of their names."""
+    return sorted(name for name in there if allowed is None or name in allowed)

@@ -15,12 +15,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 
-from cloud_server.access import Caller
+from cloud_server.access import Caller, granted
 from cloud_server.limits import Limits
 from cloud_server.models.engine import Engine
 from cloud_server.work import Job, Payer
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, ServerUnavailable, SpecError, UnknownModel
+from shared_hooks.errors import (
+    AccessRefused,
+    Cancelled,
+    IsthmusError,
+    ModelFailed,
+    ServerUnavailable,
+    SpecError,
+    UnknownModel,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +67,13 @@ class Profiles:
     def stream(
         self, request: split_pb2.ProfileRequest, caller: Caller, wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[split_pb2.ProfileReply]:
-        """Progress, and at last the profile, for ``caller``, while ``wanted()`` says that somebody listens.
+        """Progress, and at last the profile, for ``caller``, while ``wanted()`` says that somebody listens, or
+        raises.
 
-        Raises UnknownModel, SpecError for settings beyond the limits, CutRefused for a model without an example, what
-        the model raises as ModelFailed, and ServerUnavailable when too many wait already.
+        Raises AccessRefused, UnknownModel, SpecError for settings beyond the limits, CutRefused for a model without an
+        example, what the model raises as ModelFailed, and ServerUnavailable when too many wait already.
         """
-        engine, settings = self._check(request)
+        engine, settings = self._check(request, caller)
         if not self._places.acquire(blocking=False):
             raise ServerUnavailable(f"{self._limits.max_profiles} profiles are being waited for, which is the limit")
         try:
@@ -85,11 +94,14 @@ class Profiles:
             self._places.release()
         yield split_pb2.ProfileReply(profile=data)
 
-    def _check(self, request: split_pb2.ProfileRequest) -> tuple[Engine, _Wanted]:
-        engine = self._engines.get(request.model_id)
-        if engine is None:
-            served = ", ".join(sorted(self._engines))
-            raise UnknownModel(f'no model "{request.model_id[:256]}" is served here; there is: {served}')
+    def _check(self, request: split_pb2.ProfileRequest, caller: Caller) -> tuple[Engine, _Wanted]:
+        if not caller.policy.profile:
+            raise AccessRefused(f'identity "{caller.identity}" may not ask for profiles here')
+        served = granted(caller.policy.models, self._engines)
+        if request.model_id not in served:
+            there = ", ".join(served)
+            raise UnknownModel(f'no model "{request.model_id[:256]}" is served here; there is: {there}')
+        engine = self._engines[request.model_id]
         limits = self._limits
         if not 0 <= request.seconds <= limits.max_profile_seconds:  # rejects NaN, too
             most = limits.max_profile_seconds

@@ -1,7 +1,8 @@
 """Requests, each in whichever worker is idle, and what becomes of those whose worker ends under them.
 
-Such a request runs once more in another worker (and as often as one ends before it has begun with it). If the tail had begun to write to its payload, that one finds a wrong
-checksum; then the client is asked to send it again. Two deaths are enough: it fails with `WorkerLost`.
+Such a request runs once more in another worker, and as often as one ends before it has begun with it. If a tail had
+begun to write to its payload, the next one finds a wrong checksum; then the client is asked to send it again. Two
+deaths are enough: it fails with `WorkerLost`.
 """
 
 from __future__ import annotations

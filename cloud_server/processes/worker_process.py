@@ -209,7 +209,7 @@ class WorkerProcess:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has begun what it was asked last: else that was not what ended it, and its payload is untouched."""
+        """Whether it was at what it was asked last: else that did not end it, and the payload is untouched."""
         return self._begun[0] == self._asked
 
     @property

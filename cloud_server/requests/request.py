@@ -10,6 +10,7 @@ from enum import Enum
 from cloud_server.models import FILE, Computed, Engine
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
+from cloud_server.work import Payer
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
@@ -125,6 +126,11 @@ class Request:
     def split(self) -> str:
         """Where the model is cut."""
         return FILE if self.crossing is None else self.crossing.layer_name
+
+    @property
+    def payer(self) -> Payer:
+        """Who pays for a worker's time."""
+        return Payer(self.key[0], self.key[1], self.caller.policy.weight)
 
     @property
     def age_seconds(self) -> float:

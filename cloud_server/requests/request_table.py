@@ -22,14 +22,21 @@ class RequestTable:
     """Live requests by `Key`, and the answers that clients have not acknowledged. Any thread may call.
 
     `changed` guards all of it, and every request's state; whoever waits for something to change waits on it.
-    ``check_open`` raises when nothing new is taken.
+    ``check_open`` raises when nothing new is taken, ``check_new`` when this request is not, now.
     """
 
-    def __init__(self, limits: Limits, check_open: Callable[[], None], lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        check_open: Callable[[], None],
+        lifecycle: Lifecycle,
+        check_new: Callable[[Request], None] = lambda request: None,
+    ) -> None:
         self.changed = threading.Condition()
         self._limits = limits
         self._check_open = check_open
         self._lifecycle = lifecycle
+        self._check_new = check_new
         self._live: dict[Key, Request] = {}
         self._live_of: Counter[tuple[str, str]] = Counter()
         self._live_bytes = 0
@@ -121,21 +128,27 @@ class RequestTable:
             raise ServerUnavailable(f"the server has {limits.max_pending} requests waiting, which is its limit")
         if self._live_bytes and self._live_bytes + request.held_bytes > limits.max_pending_bytes:
             raise ServerUnavailable(f"the server has no room: it holds {self._live_bytes} bytes of requests")
+        self._check_new(request)
 
     def complete(self, request: Request, wait: Callable[[], Callable[[], None]]) -> None:
         """The payload is there: the request waits for a worker, in the line that ``wait`` puts it in. What that gives
-        takes it out again.
+        takes it out again; what it raises ends the request.
         """
-        with self.changed:
+        with self._locked():
             if request.state is State.RECEIVING:
                 request.state = State.QUEUED
                 request.completed()
-                request.leave_line = wait()
+                try:
+                    request.leave_line = wait()
+                except IsthmusError as error:
+                    self._refuse(request, error)
 
-    def start(self, request: Request) -> bool:
-        """A worker takes a request; False when nobody wants it any more."""
+    def start(self, request: Request, takes: float = 0.0) -> bool:
+        """A worker takes a request, and will need so many seconds; False when nobody wants it any more, or it cannot be
+        done within the time that its client gave it.
+        """
         with self._locked():
-            if request.state is not State.QUEUED or self._expired(request):
+            if request.state is not State.QUEUED or self._expired(request, takes if request.deadline_ms else 0.0):
                 return False
             request.state = State.RUNNING
             return True
@@ -220,18 +233,25 @@ class RequestTable:
             for request in [request for request in self._live.values() if request.state is not State.RUNNING]:
                 self._expired(request)
 
-    def _expired(self, request: Request) -> bool:
-        """Ends a request that is older than its deadline; the caller holds the lock."""
+    def _expired(self, request: Request, takes: float = 0.0) -> bool:
+        """Ends a request that is older than its deadline, or will be after so many seconds more; the caller holds the
+        lock. One whose limit is shorter than what it takes is tried: what others took may not be what it takes.
+        """
         limit = request.deadline_seconds(self._limits.deadline_seconds)
-        if request.age_seconds <= limit:
+        takes = takes if takes < limit else 0.0
+        if request.age_seconds + takes <= limit:
             return False
         text = f"request {request.id} is {request.age_seconds:.3f} s old and still {request.state.value}"
-        error = DeadlineExceeded(f"{text}; its limit is {limit:g} s")
+        text += f", and takes about {takes:.3f} s" if takes else ""
+        self._refuse(request, DeadlineExceeded(f"{text}; its limit is {limit:g} s"))
+        return True
+
+    def _refuse(self, request: Request, error: IsthmusError) -> None:
+        """Ends a request, and says so to who waits for it; the caller holds the lock."""
         outlet = request.outlet
         self._end(request, error)
         if outlet is not None:
             outlet.send(replies.failure(request, error))
-        return True
 
     def _end(self, request: Request, error: IsthmusError | None) -> None:
         """Takes a request out of the table; the caller holds the lock."""

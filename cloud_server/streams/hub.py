@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from cloud_server.access import Caller
 from cloud_server.limits import Limits
 from cloud_server.models import Engine
 from cloud_server.requests import Request, RequestTable
@@ -18,9 +19,8 @@ class Hub(Protocol):
     @property
     def limits(self) -> Limits: ...
 
-    @property
-    def engines(self) -> Mapping[str, Engine]:
-        """The served models by id."""
+    def engines_for(self, caller: Caller) -> Mapping[str, Engine]:
+        """The served models that ``caller`` may use, by id."""
         ...
 
     @property

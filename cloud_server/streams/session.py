@@ -119,7 +119,7 @@ class StreamSession:
     def _on_hello(self, hello: split_pb2.Hello) -> None:
         self._hub.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.caller.peer)
         self._hub.check_open()
-        engine = agree(hello, self._hub.engines)
+        engine = agree(hello, self._hub.engines_for(self.caller))
         self.client_id = hello.client_id
         self._uploads = Uploads(self._hub, self, engine)
         self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from cloud_server import wire
-from cloud_server.models import Engine
+from cloud_server.access import granted
+from cloud_server.models import FILE, Engine
 from cloud_server.requests import Outlet, Request, State
 from cloud_server.streams.hub import Hub
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
+    AccessRefused,
     BadFrame,
     Cancelled,
     Disagreement,
@@ -90,24 +93,40 @@ class Uploads:
         """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet."""
         if frame.session_id or frame.step:
             raise BadFrame("session_id and step are reserved and must be 0")
-        for name in frame.hooks:
-            if name not in self._hub.observers:
-                allowed = ", ".join(sorted(self._hub.observers)) or "none"
-                raise ObserverRefused(f'the observer "{name[:80]}" is not allowed on this server; allowed: {allowed}')
+        self._check_observers(frame.hooks)
         limit = self._hub.limits.max_request_bytes
         if frame.payload_bytes > limit:
             raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; at most {limit} are accepted")
         if frame.HasField("file"):
             file = frame.file
+            self._check_cut(FILE)
             self._engine.admit_file(file.suffix, file.preprocess_digest, frame.header, frame.payload_bytes, limit)
             return Request(self._outlet, self._engine, None, frame)
         crossing = self._hub.crossings.get(frame.cut_digest)
         if crossing is None:
             raise Disagreement(f'no cut "{frame.cut_digest[:80]}" is held here; upload it, then ask again')
+        self._check_cut("input" if crossing.layer_id < 0 else crossing.layer_name)
         if crossing.payload_bytes > limit:
             raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; at most {limit} are accepted")
         self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
         return Request(self._outlet, self._engine, crossing, frame)
+
+    def _check_observers(self, names: Iterable[str]) -> None:
+        allowed = granted(self._outlet.caller.policy.observers, self._hub.observers)
+        for name in names:
+            if name not in allowed:
+                text = ", ".join(allowed) or "none"
+                where = f'to "{self._outlet.caller.identity}"' if name in self._hub.observers else "on this server"
+                raise ObserverRefused(f'the observer "{name[:80]}" is not allowed {where}; allowed: {text}')
+
+    def _check_cut(self, name: str) -> None:
+        """A client that lies about its cut's name is found out by the rehearsal."""
+        allowed = self._outlet.caller.policy.cuts
+        if allowed is not None and name not in allowed:
+            raise AccessRefused(
+                f'identity "{self._outlet.caller.identity}" may not use the cut "{name[:256]}"; it may use: '
+                f"{', '.join(allowed) or 'none'}"
+            )
 
     def chunk(self, chunk: ChunkFrame) -> None:
         """A piece of a payload. Raises BadFrame for one that nobody announced."""

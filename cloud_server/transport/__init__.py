@@ -1,10 +1,11 @@
 """The core behind gRPC.
 
-door       may this call be served? for every RPC
-server     our service, health and reflection, and shutting down
+door       who calls, and may this call be served? for every RPC
+credentials  certificates as gRPC takes them, read again when they change
+server     our service, health, reflection, and shutting down
 servicer   frames between gRPC and sessions
 
-May import core, streams, models, wire, limits.
+May import core, access, streams, models, wire, limits.
 """
 
 from cloud_server.transport.server import CloudServer

@@ -1,16 +1,20 @@
-"""The gRPC server: our service, the standard health and reflection services, and shutting down."""
+"""The gRPC server: our service, the standard health service (and reflection on request), and shutting down."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
+from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
+from cloud_server.access import Register, Tls
 from cloud_server.core import Core
+from cloud_server.transport.credentials import server_credentials
 from cloud_server.transport.door import SERVICE, Door
 from cloud_server.transport.servicer import SplitServicer
 from shared_hooks.errors import SpecError
@@ -40,15 +44,28 @@ def options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 
 class CloudServer:
-    """A core on a port. ``address`` is HOST:PORT; after `start`, ``port`` is the real one."""
+    """A core on a port. ``address`` is HOST:PORT; after `start`, ``port`` is the real one.
 
-    def __init__(self, core: Core, address: str) -> None:
+    ``tls``: None = in the clear; ``identities``: the file that says who may; ``reflection``: whether the server
+    describes its services to who asks. Raises SpecError.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        address: str,
+        tls: Tls | None = None,
+        identities: Path | None = None,
+        *,
+        reflection: bool = False,
+    ) -> None:
         self.core = core
         self._ending = threading.Lock()  # taken by the first who stops it, and kept
         # Every stream holds one thread of the pool for as long as it lives.
         limits = core.limits
         threads = limits.max_clients + limits.max_probes + limits.max_profiles + SPARE_THREADS
-        door = Door(core)
+        register = Register(identities, certificates=tls is not None and tls.client_ca is not None)
+        self._door = door = Door(core, register)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="isthmus-grpc"),
             options=options(core.limits.max_message_bytes),
@@ -60,9 +77,13 @@ class CloudServer:
         )
         SplitServicer(core, door).add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        if reflection:
+            enable_server_reflection((SERVICE, health.SERVICE_NAME, REFLECTION), self._server)
         try:
-            self.port = self._server.add_insecure_port(address)
+            if tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, server_credentials(tls))
         except RuntimeError as error:
             raise SpecError(f"listen: {address} cannot be used: {error}") from error
         if self.port == 0:
@@ -70,6 +91,7 @@ class CloudServer:
 
     def start(self) -> None:
         self._server.start()
+        self._door.open()
         self.serving(True)
 
     def serving(self, able: bool) -> None:
@@ -92,5 +114,6 @@ class CloudServer:
         self.core.dismiss()
         self.core.wait_gone(grace or 0)
         self._server.stop(grace).wait(grace)
+        self._door.close()
         self.core.close()
         self.core.lifecycle.emit(Stage.AFTER_SHUTDOWN)

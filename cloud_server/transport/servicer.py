@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -64,6 +65,7 @@ class SplitServicer:
             session = self._core.open(caller)
         except IsthmusError as error:
             abort(context, error)
+        self._door.when_sent_away(context, session.broke)
         if not context.add_callback(session.gone):
             session.gone()  # the client went away before this line
         threading.Thread(target=_take, args=(session, incoming), name="isthmus-receive", daemon=True).start()
@@ -80,6 +82,7 @@ class SplitServicer:
         """One stream of rounds."""
         try:
             with self._core.probing(self._door.caller(context)) as probe:
+                self._door.when_sent_away(context, probe.end)
                 threading.Thread(target=_take_rounds, args=(probe, incoming), name="isthmus-probe", daemon=True).start()
                 yield from probe.frames()
         except IsthmusError as error:
@@ -90,13 +93,15 @@ class SplitServicer:
     ) -> Iterator[split_pb2.ProfileReply]:
         """Progress, then the profile."""
         try:
-            yield from self._core.profiles.stream(request, self._door.caller(context), context.is_active)
+            wanted = partial(self._door.may_stay, context)
+            yield from self._core.profiles.stream(request, self._door.caller(context), wanted)
         except IsthmusError as error:
             abort(context, error)
 
     def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
-        """What is served."""
-        return wire.model_list(self._core.identities)
+        """What is served to who asks."""
+        served = self._core.engines_for(self._door.caller(context))
+        return wire.model_list(engine.identity for engine in served.values())
 
     def add_to(self, server: grpc.Server) -> None:
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cloud_server.work.costs import Costs
@@ -16,6 +17,23 @@ Job = TypeVar("Job")
 
 EVERYBODY = None
 """Under this name `Costs` knows what all jobs take."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of a job put now: seconds that it would wait for a worker, and then take."""
+
+    wait: float = 0.0
+    takes: float = 0.0
+
+    def late(self, left: float) -> float:
+        """By how much it would miss its end, ``left`` seconds from now; 0 = it would not, or nobody can say.
+
+        Without a wait it is never late, nor for what it takes if that alone is too long: what was measured may have
+        been a bad moment, and only another job shows.
+        """
+        takes = self.takes if self.takes < left else 0.0
+        return max(0.0, self.wait + takes - left) if self.wait > 0 else 0.0
 
 
 class Place(Generic[Job]):
@@ -131,23 +149,26 @@ class Line(Generic[Job]):
                 return guess
         return 0.0
 
-    def known(self, payer: Payer) -> bool:
-        """Whether enough jobs of this client were done to go by them."""
-        return self._costs.knows((payer.account, payer.client))
+    def forecast(self, payer: Payer) -> Forecast:
+        """Of a job put now; nothing of one whose client has had too few."""
+        if not self._costs.knows((payer.account, payer.client)):
+            return Forecast()
+        return Forecast(self.wait(payer), self.cost(payer))
 
     def wait(self, payer: Payer) -> float:
         """Seconds that a job put now may wait, going by what waits already and what such jobs took.
 
-        A client waits for its own jobs, in turn with others of its account, and these in turn with other accounts;
-        never for more than there is.
+        A client's own jobs, this one too, take turns with those of others of its account, and these with other
+        accounts'; but it waits for no more than there is.
         """
         account = self._accounts.get(payer.account)
         own = account.clients.get(payer.client) if account else None
         if account is None or own is None:
             return 0.0
-        of_account = min(account.seconds, own.seconds * account.shares.weight)
-        everybody = min(self._seconds, of_account * self._shares.weight / payer.weight)
-        return everybody / self._workers
+        cost = self.cost(payer)
+        of_account = min(account.seconds + cost, (own.seconds + cost) * account.shares.weight)
+        of_all = min(self._seconds + cost, of_account * self._shares.weight / payer.weight)
+        return (of_all - cost) / self._workers
 
     def ahead(self, payer: Payer) -> bool:
         """Whether somebody who waits is to come before the next job of this account."""

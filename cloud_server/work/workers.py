@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from cloud_server.work.line import Line, Place
+from cloud_server.work.line import Forecast, Line, Place
 from cloud_server.work.payer import Payer
 
 Job = Callable[[], bool]
@@ -47,10 +47,10 @@ class Workers:
 
         return leave
 
-    def forecast(self, payer: Payer) -> tuple[float, float]:
-        """Seconds that a job put now would wait, and then take. (0, 0) where too little is known to say."""
+    def forecast(self, payer: Payer) -> Forecast:
+        """Of a job put now."""
         with self._changed:
-            return (self._line.wait(payer), self._line.cost(payer)) if self._line.known(payer) else (0.0, 0.0)
+            return self._line.forecast(payer)
 
     def others_first(self, payer: Payer) -> bool:
         """Whether somebody who waits is to come before the next job of this one's account."""

@@ -23,12 +23,12 @@ from edge_client.adaptive.hedge import Hedge, expected_ns, is_late
 from edge_client.adaptive.monitor import Connect, ServerMonitor
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
-from edge_client.client import CONNECTION_ERRORS, EdgeClient
+from edge_client.client import EdgeClient
 from edge_client.model_choice import Inputs
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from edge_client.request import Done, Position, Running, in_order
+from edge_client.request import NOT_SERVED, Done, Position, Running, in_order
 from edge_client.transport import Exchange, Stamps, State, now_ns
-from shared_hooks.errors import CutRefused, RemoteError, SpecError
+from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.lifecycle import Stage
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ POLL_SECONDS: Final = 0.02
 HEDGED_SECONDS: Final = 0.005
 WHOLE_THERE: Final = (CLOUD_ONLY, CLOUD_FILE)
 """What the cut "input" is called among the candidates: where its answers are wrong, a file's are, too."""
-FALL_BACK: Final = (*CONNECTION_ERRORS, RemoteError)
+FALL_BACK: Final = NOT_SERVED
 """What is answered here instead: no input's fault."""
 
 
@@ -222,7 +222,7 @@ class AutoClient:
             elif flight.hedged.done():
                 return self._local_answer(flight, running)
         if exchange.settled and isinstance(exchange.error, FALL_BACK) and self._local:
-            self._gone(f"{type(exchange.error).__name__}: {exchange.error}")
+            self._gone(f"{type(exchange.error).__name__}: {exchange.error}", exchange.error.retry_after_seconds or 0.0)
             if flight.hedged is None:
                 self._start_hedge(flight, "the server failed")
             return self._local_answer(flight, running)
@@ -320,8 +320,8 @@ class AutoClient:
                 network = times.send_wait + times.network
                 self.controller.observe_transfer(now, answer.bytes_up, answer.bytes_down, network, flight.bytes_ahead)
 
-    def _gone(self, why: str) -> None:
-        self.monitor.gone(why)
+    def _gone(self, why: str, seconds: float = 0.0) -> None:
+        self.monitor.gone(why, seconds)
 
     # Inputs
 

@@ -14,7 +14,8 @@ from edge_client.adaptive.controller import Choice
 
 log = logging.getLogger("edge_client.adaptive")
 
-KEPT: Final = 100_000
+KEPT: Final = 4096
+"""About 1.4 kB each; `--log-decisions` has all of them."""
 
 
 class Decisions:

@@ -57,7 +57,7 @@ class ServerMonitor:
         self._lock = lock
         self._decisions = decisions
         self._connect = connect
-        self._prober = LinkProber(client.server)
+        self._prober = LinkProber(client.server, credentials=client.connection.credentials)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge-monitor", daemon=True)
         self._called_at = 0.0
@@ -73,12 +73,13 @@ class ServerMonitor:
         if self._thread.is_alive():
             self._thread.join()
 
-    def gone(self, why: str) -> None:
-        """The server does not answer. Any thread may say so."""
+    def gone(self, why: str, seconds: float = 0.0) -> None:
+        """The server does not answer, or does not want to for so many seconds. Any thread may say so."""
         with self._lock:
             if not self.there:
                 return
             self.there = False
+            self._called_at = time.monotonic() + seconds - CALL_EVERY_SECONDS if seconds else self._called_at
             self._controller.server_gone(now_ns())
         self._decisions.event("gone", reason=why)
 

@@ -8,6 +8,7 @@ loading     model, inputs and cut from them
 constraints limits, from them
 units       sizes, rates and durations
 auto        run with --split auto
+run_journal run with --journal
 witnesses   run with --witness
 report, layer_table, hierarchy_tree, heat_maps, output   what is printed and written
 exits       exit statuses

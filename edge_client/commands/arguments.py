@@ -99,6 +99,14 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
         metavar="P",
         help="also compute this share of the split inputs whole on the edge, and compare: 0 to 1 (default: 0)",
     )
+    run.add_argument(
+        "--journal", metavar="FILE", help="keep what became of each input; the same command goes on where it stopped"
+    )
+    run.add_argument(
+        "--fallback",
+        choices=("edge",),
+        help="answer on the edge what the server does not: gone, other weights, refused",
+    )
     run.add_argument("--layers", action="store_true", help="print each layer's time on both sides")
     _add_auto(run)
 

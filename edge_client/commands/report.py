@@ -13,7 +13,7 @@ from edge_client.commands.layer_table import layer_table
 from edge_client.commands.output import table
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.screen.observation_table import tables
-from edge_client.screen.text import milliseconds, printable, size
+from edge_client.screen.text import milliseconds, one_line, printable, size
 from edge_client.transport import Times
 from shared_hooks.models import InputItem, Prediction
 
@@ -96,6 +96,7 @@ class Outcome:
             "observations": dict(self.answer.observations),
             "transforms": list(self.answer.transforms),
             "witness": self.answer.witness.as_dict() if self.answer.witness else None,
+            "fallback": self.answer.fallback or None,
         }
 
 
@@ -113,6 +114,11 @@ class Report:
         self._witness = witness
         self.refused: Mapping[str, str] = {}  # cuts that witnesses took out of use, and why
         self.gave_up = False
+        self._before: list[dict[str, Any]] = []  # outcomes of an earlier run, out of its journal
+
+    def resume(self, outcomes: list[dict[str, Any]]) -> None:
+        """What an earlier run has already told, as `Outcome.as_dict` gave it. Times are of this run alone."""
+        self._before = outcomes
 
     def start(self) -> None:
         """Begin to count the time anew: what was before was preparation."""
@@ -162,9 +168,10 @@ class Report:
             # of all inputs; null where it is not the same for all
             "layer_id": ids.pop() if len(ids) == 1 else None,
             "layer_name": names.pop() if len(names) == 1 else None,
-            "inputs": [outcome.as_dict() for outcome in self._outcomes],
-            "answered": len(answered),
-            "failed": len(self.failed),
+            "inputs": [*self._before, *(outcome.as_dict() for outcome in self._outcomes)],
+            "answered": len(answered) + self._answered_before,
+            "answered_before": self._answered_before,
+            "failed": len(self.failed) + len(self._before) - self._answered_before,
             "with_truth": len(judged),
             "correct": sum(judged),
             "accuracy": sum(judged) / len(judged) if judged else None,
@@ -198,12 +205,22 @@ class Report:
         return "\n" + "\n\n".join(parts)
 
     @property
+    def some_failed(self) -> bool:
+        """Whether an input has no answer, of this run or of those before it."""
+        return bool(self.failed) or self._answered_before < len(self._before)
+
+    @property
+    def _answered_before(self) -> int:
+        return sum(outcome["ok"] for outcome in self._before)
+
+    @property
     def _answers(self) -> list[Answer]:
         return [one.answer for one in self.answered if one.answer]
 
     @property
     def _judged(self) -> list[bool]:
-        return [outcome.correct for outcome in self.answered if outcome.correct is not None]
+        now = [outcome.correct for outcome in self.answered if outcome.correct is not None]
+        return now + [before["correct"] for before in self._before if before["correct"] is not None]
 
     @property
     def _total(self) -> Times:
@@ -215,6 +232,8 @@ class Report:
             f"{len(answered)} of {len(self._outcomes)} inputs answered in {self._seconds:.2f} s"
             f"{f', {len(self.failed)} failed' if self.failed else ''}"
         ]
+        if self._before:
+            lines.append(f"{self._answered_before} of {len(self._before)} more by an earlier run (from its journal)")
         if judged:
             lines.append(f"accuracy {sum(judged) / len(judged):.4f} ({sum(judged)} of {len(judged)} with known truth)")
         if answered:
@@ -223,6 +242,8 @@ class Report:
             up = sum(one.answer.bytes_up for one in answered if one.answer) / len(answered)
             down = sum(one.answer.bytes_down for one in answered if one.answer) / len(answered)
             lines.append(f"cut {where}; per input {size(round(up))} up, {size(round(down))} down")
+        if fallen := [one.answer.fallback for one in answered if one.answer and one.answer.fallback]:
+            lines.append(f"{len(fallen)} answered on the edge, for the server did not: {one_line(fallen[-1])}")
         if self._witness:
             lines += witnesses.summary(self._answers, self.refused)
         changed = dict.fromkeys(name for one in answered if one.answer for name in one.answer.transforms)

@@ -17,6 +17,7 @@ from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.loading import choice_of, cut_for, find
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.report import Outcome, Report
+from edge_client.commands.run_journal import RunJournal
 from edge_client.dial import check_address
 from edge_client.modes import EDGE_ONLY
 from edge_client.screen.progress import progress
@@ -27,6 +28,10 @@ from shared_hooks.lifecycle.listing import is_default, lines
 from shared_hooks.models import InputItem, ModelSpec
 
 AUTO: Final = "auto"
+
+
+class JournalFull(SpecError):
+    """The journal cannot be written any more: what it does not hold is not shown, and is run again another time."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -53,6 +58,7 @@ def main(options: argparse.Namespace) -> int:
         deadline=options.deadline,
         observers=options.observers,
         witness=options.witness,
+        fallback=options.fallback,
         lifecycle=lifecycle,
         connection=ConnectionOptions(
             patience=options.patience,
@@ -61,19 +67,33 @@ def main(options: argparse.Namespace) -> int:
         ),
     )
     decisions: list[dict[str, Any]] | None = None
+    journal: RunJournal | None = None
+    before: list[dict[str, Any]] = []
+    stopped = False
     try:
         client.prepare()
         client.split = "input" if chooses else cut_for(client, options.split, items)
+        if options.journal:
+            journal = RunJournal(options.journal, {"model": spec.model_id, "weights": client.wrapped.weights_hash()})
+            items, before = journal.left(items)
         report = Report(spec.model_id, server, options.split, options.codec, str(client.device), options.witness)
+        if before:
+            report.resume(before)
+            print(f"edge-client: {len(before)} inputs are in {options.journal} already", file=sys.stderr)
         try:
-            if chooses:
+            if not items:
+                report.start()
+            elif chooses:
                 with auto.auto_client(chooses, client, items) as chooser:
                     report.start()
-                    _send(chooser, spec, items, report, maps, show=not options.no_progress)
+                    _send(chooser, spec, items, report, maps, journal, show=not options.no_progress)
                 decisions = chooser.decisions.all  # once nobody decides any more
             else:
                 client.open()
-                _send(client, spec, items, report, maps, show=not options.no_progress)
+                _send(client, spec, items, report, maps, journal, show=not options.no_progress)
+        except JournalFull as error:
+            stopped = True
+            print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
         except CONNECTION_ERRORS as error:
             if options.debug:
                 raise
@@ -82,7 +102,17 @@ def main(options: argparse.Namespace) -> int:
         report.finish(client.refused)
     finally:
         client.close()
-    status = exits.CONNECTION if report.gave_up else exits.SOME_FAILED if report.failed or report.refused else exits.OK
+        if journal is not None:
+            journal.close()
+    status = (
+        exits.USAGE
+        if stopped
+        else exits.CONNECTION
+        if report.gave_up
+        else exits.SOME_FAILED
+        if report.some_failed or report.refused
+        else exits.OK
+    )
     # The text first: a disk that is full by now costs the file, and not this, too.
     if report.answered or not report.gave_up:
         print(report.as_text(layers=options.layers), flush=True)
@@ -102,6 +132,7 @@ def _send(
     items: Sequence[InputItem],
     report: Report,
     maps: HeatMaps | None,
+    journal: RunJournal | None,
     *,
     show: bool,
 ) -> None:
@@ -110,6 +141,11 @@ def _send(
         answers = client.infer_many(items, prepare=spec.preprocess, failures="return")
         for number, (item, answer) in enumerate(zip(items, answers, strict=True), 1):
             outcome = _outcome(spec, item, answer)
+            if journal is not None:
+                try:
+                    journal.add(item, outcome.as_dict(), outcome.error)
+                except SpecError as error:
+                    raise JournalFull(str(error)) from error
             report.add(outcome)
             advance(printable(item.name))
             if outcome.error is None:

@@ -11,9 +11,10 @@ May import answer, witness, transport, call, modes.
 from edge_client.request.edge_model import Cut, EdgeModel
 from edge_client.request.many import Position, in_order
 from edge_client.request.old_keywords import OldKeywords, taken_over
-from edge_client.request.requests import Done, Requests, Running, work_of
+from edge_client.request.requests import NOT_SERVED, Done, Requests, Running, work_of
 
 __all__ = [
+    "NOT_SERVED",
     "Cut",
     "Done",
     "EdgeModel",

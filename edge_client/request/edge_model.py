@@ -22,7 +22,7 @@ from shared_hooks import EarlyOutput, LayerMetrics, WrappedModel, codecs
 from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
-from shared_hooks.models import ModelSpec
+from shared_hooks.models import InputItem, ModelSpec
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix
 from shared_hooks.modules import holder_modules
@@ -184,6 +184,12 @@ class EdgeModel:
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
         return Head(outgoing, CLOUD_FILE, -1)
+
+    def read(self, path: Path) -> Call:
+        """An input file as the spec reads it. Raises SpecError without a spec, and what the spec raises."""
+        if self.spec is None:
+            raise SpecError("a client made with a module has no spec to say how input files are read")
+        return Call(*self.spec.preprocess(InputItem(path)))
 
     def output(self, exchange: Exchange) -> Any:
         """The model's output from an answered exchange, on the CPU."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from edge_client.answer import Answer, Failure
+from shared_hooks.errors import IsthmusError
 from shared_hooks.lifecycle import Lifecycle, Stage
 
 
@@ -43,8 +44,9 @@ def in_order(
 ) -> Iterator[Answer | Failure]:
     """``finish(start(input))`` of each input, in order, with up to ``most`` started and not finished.
 
-    A failure takes its place in the order: raised, or yielded as `Failure` unless it is ``fatal``. Whatever is under
-    way when the iteration ends is cancelled. Hooks hear of the run as a whole here.
+    A failure takes its place in the order: raised, or yielded as `Failure` unless it is ``fatal``. A server that says
+    when to ask again is there: only that request has failed. Whatever is under way when the iteration ends is
+    cancelled. Hooks hear of the run as a whole here.
     """
     window: deque[tuple[int, Any, Request | Exception]] = deque()
     total = _length(inputs)
@@ -55,10 +57,9 @@ def in_order(
             if isinstance(started, Exception):
                 raise started
             return finish(started)
-        except fatal:
-            raise
         except Exception as error:
-            if raise_failures:
+            again = isinstance(error, IsthmusError) and error.retry_after_seconds is not None
+            if raise_failures or (isinstance(error, fatal) and not again):
                 raise
             return Failure(index, item, error)
 

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,16 +18,27 @@ from edge_client.request.many import Position
 from edge_client.transport import Connection, Exchange, ServerTimes, Stamps, State, Times, layer_metrics, now_ns, wire
 from edge_client.witness import INPUT, Kept, Witness, Witnesses
 from shared_hooks.errors import (
+    AccessRefused,
     Cancelled,
     CutRefused,
     DeadlineExceeded,
+    Disagreement,
     IsthmusError,
     PlanMismatch,
+    QuotaExceeded,
+    RemoteError,
     ServerUnavailable,
     SpecError,
+    UnknownModel,
+    WorkerLost,
 )
 from shared_hooks.lifecycle import About, Stage
 
+NOT_SERVED: Final = (
+    *(ServerUnavailable, Disagreement, UnknownModel, AccessRefused, QuotaExceeded),
+    *(RemoteError, WorkerLost),
+)
+"""The server's fault, or its wish: the whole model on this side has an answer, where it may be asked for one."""
 SENDING_SECONDS: Final = 0.001
 """For the connection's threads, which need the interpreter to send a request; then its records are made."""
 
@@ -71,8 +82,11 @@ class Requests:
         max_answer_bytes: int,
         client_id: str = "",
         witness: float = 0.0,
+        fallback: bool = False,
     ) -> None:
+        """``fallback``: what the server does not answer is answered here."""
         self._edge_model = edge_model
+        self._fallback = fallback
         self.witnesses = Witnesses(edge_model.wrapped, witness, edge_model.find)
         self._connect = connect
         self._most = max_in_flight
@@ -98,6 +112,12 @@ class Requests:
         try:
             with self.lifecycle.request(about):
                 self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut)
+                if self._fallback and (connection := self._connect()).gone:
+                    connection.nudge()
+                    answer = self._instead(work, stamps, about, f"no server: {connection.last_reason}")
+                    self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
+                    self._over(about, answer=answer)
+                    return Done(answer)
                 return self._begin(work, cut, stamps, until, about)
         except BaseException as error:
             self._over(about, error)
@@ -157,7 +177,13 @@ class Requests:
         running.over = True
         try:
             with self.lifecycle.request(running.about):
-                answer = self._finish(running)
+                try:
+                    answer = self._finish(running)
+                except NOT_SERVED as error:
+                    if not self._fallback:
+                        raise
+                    why = f"{type(error).__name__}: {error}"
+                    answer = self._instead(running.work, _anew(running.exchange.stamps), running.about, why)
                 self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
         except BaseException as error:
             self._over(running.about, error)
@@ -171,10 +197,8 @@ class Requests:
         except PlanMismatch as error:
             if running.exchange.error is not error or isinstance(running.work, Path):
                 raise
-        old = running.exchange.stamps
         self._edge_model.plan(running.work)
-        stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
-        stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared) - old.aside_ns
+        stamps = _anew(running.exchange.stamps)
         return self._collect(
             self._begin(running.work, running.cut, stamps, running.exchange.until, running.about, before=running)
         )
@@ -185,6 +209,11 @@ class Requests:
             running.over = True
             running.connection.cancel(running.exchange, Cancelled(why))
             self._over(running.about, running.exchange.error or Cancelled(why))
+
+    def _instead(self, work: Call | Path, stamps: Stamps, about: About, why: str) -> Answer:
+        """The whole model here, though the request was to be split: ``why``."""
+        call = work if isinstance(work, Call) else self._edge_model.read(work)
+        return replace(self._local(call, stamps, about), fallback=why)
 
     def local(self, call: Call, stamps: Stamps, position: Position | None = None) -> Answer:
         """The whole model, here."""
@@ -288,6 +317,13 @@ class Requests:
         if not witness.same:
             self.lifecycle.emit(Stage.ON_ERROR, about, where="witness", error=CutRefused(witness.finding))
         return witness, output
+
+
+def _anew(old: Stamps) -> Stamps:
+    """For a request that starts over: what was done until now was in vain, but for what was put aside."""
+    stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
+    stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared) - old.aside_ns
+    return stamps
 
 
 def _too_late(exchange: Exchange, connection: Connection) -> IsthmusError:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import grpc
 
+from edge_client.credentials import Credentials
 from edge_client.dial import check_address, dial
 from edge_client.load import Load
 from edge_client.transport import KeepAlive, verdict, wire
@@ -52,8 +53,11 @@ class LinkProber:
     time (others wait for their turn). Use as a context manager, or call `close`.
     """
 
-    def __init__(self, server: str, chunk_bytes: int = wire.CHUNK_BYTES) -> None:
+    def __init__(
+        self, server: str, chunk_bytes: int = wire.CHUNK_BYTES, credentials: Credentials | None = None
+    ) -> None:
         self.server = check_address(server)
+        self._credentials = credentials or Credentials()
         self._chunk_bytes = chunk_bytes
         self._turn = threading.Lock()
         self._stream: _Stream | None = None
@@ -87,7 +91,7 @@ class LinkProber:
         """
         with self._turn:
             if self._stream is None and not self._closed:
-                self._stream = _Stream(self.server, self._chunk_bytes)
+                self._stream = _Stream(self.server, self._chunk_bytes, self._credentials)
             stream = self._stream
             try:
                 if self._closed or stream is None:  # looked at last: `close` may have come before there was a stream
@@ -103,12 +107,13 @@ class LinkProber:
 class _Stream:
     """One gRPC stream. It lives until its first error."""
 
-    def __init__(self, server: str, chunk_bytes: int) -> None:
+    def __init__(self, server: str, chunk_bytes: int, credentials: Credentials) -> None:
         self._server = server
+        self._credentials = credentials
         self._chunk_bytes = chunk_bytes
         self._outgoing: queue.SimpleQueue[padding.Padding | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[split_pb2.ProbeReply, int, int] | IsthmusError] = queue.SimpleQueue()
-        self._channel = dial(server, KEEP_ALIVE)
+        self._channel = dial(server, KEEP_ALIVE, credentials)
         method = self._channel.stream_stream(
             METHOD, request_serializer=padding.serialize_frame, response_deserializer=padding.parse_reply
         )
@@ -160,7 +165,7 @@ class _Stream:
                     first_ns = None
             self._answers.put(ServerUnavailable(f"{self._server} ended the probe"))
         except grpc.RpcError as error:
-            self._answers.put(verdict.refusal(error, self._server))
+            self._answers.put(verdict.refusal(error, self._server, self._credentials))
         except Exception as error:
             self._answers.put(RemoteError(f"the probe of {self._server} failed: {error!r}"))
 

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import grpc
 
+from edge_client.credentials import Credentials
 from edge_client.dial import check_address, dial
+from edge_client.handshake import why_not
 from edge_client.load import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.survey.prober import LinkProber, Round
@@ -25,6 +27,8 @@ REPETITIONS: Final = 15
 PROFILE_SECONDS: Final = 600.0
 LEAST: Final = 3
 BUSY_SECONDS: Final = 0.003
+SOON_SECONDS: Final = 1.0
+"""After which it is asked why there is no connection yet."""
 Progress = Callable[[int, int, str], None]
 
 
@@ -35,6 +39,7 @@ def probe(
     seconds: float = 3.0,
     on_progress: Progress | None = None,
     patience: float = 15.0,
+    credentials: Credentials | None = None,
 ) -> tuple[Link, Load]:
     """Rounds of all sizes in turns on one stream, about ``seconds`` in all: the middle of each, `LEAST` rounds of it
     unless the link is too slow for that.
@@ -49,7 +54,7 @@ def probe(
     down = [(0, nbytes) for nbytes in sorted({0, *answer_sizes})]
     total = LEAST * (len(up) + len(down) - 1)
     found: dict[tuple[int, int], list[Round]] = {}
-    with LinkProber(server) as prober:
+    with LinkProber(server, credentials=credentials) as prober:
         for _ in range(WARMUP):
             last = prober.round(1 << 10, 0, patience)
         began = time.monotonic()
@@ -85,9 +90,9 @@ def probe(
     return Link(Curve(tuple(ups)), Curve(((0, 0.0), *downs))), last.load
 
 
-def round_trip(server: str, patience: float = 15.0) -> float:
+def round_trip(server: str, patience: float = 15.0, credentials: Credentials | None = None) -> float:
     """Seconds of a round of no bytes, the middle of a few. Raises as `probe` does."""
-    with LinkProber(server) as prober:
+    with LinkProber(server, credentials=credentials) as prober:
         for _ in range(WARMUP):
             prober.round(0, 0, patience)
         return _middle([prober.round(0, 0, patience) for _ in range(WARMUP)]) / 1e9
@@ -103,6 +108,7 @@ def fetch_profile(
     *,
     fresh: bool = False,
     patience: float = 15.0,
+    credentials: Credentials | None = None,
 ) -> dict[str, Any]:
     """The cloud's side of a model's profile, as `shared_hooks.profiling.profile_file.from_json` takes it.
 
@@ -112,11 +118,9 @@ def fetch_profile(
     SpecError for settings beyond the server's limits.
     """
     check_address(server)
-    with dial(server, KeepAlive(every=5.0, timeout=5.0)) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=patience)
-        except grpc.FutureTimeoutError:
-            raise ServerUnavailable(f"no server at {server} for {patience:g} s") from None
+    credentials = credentials or Credentials()
+    with dial(server, KeepAlive(every=5.0, timeout=5.0), credentials) as channel:
+        _wait_for(channel, server, patience, credentials)
         method = channel.unary_stream(
             "/isthmus.v1.Split/Profile",
             request_serializer=split_pb2.ProfileRequest.SerializeToString,
@@ -135,10 +139,23 @@ def fetch_profile(
                 if on_progress:
                     on_progress(reply.progress.done, reply.progress.total, reply.progress.what)
         except grpc.RpcError as error:
-            raise verdict.refusal(error, server) from None
+            raise verdict.refusal(error, server, credentials) from None
         finally:
             call.cancel()
     raise BadFrame(f"{server} ended its answer without a profile")
+
+
+def _wait_for(channel: grpc.Channel, server: str, patience: float, credentials: Credentials) -> None:
+    ready = grpc.channel_ready_future(channel)
+    first = min(SOON_SECONDS, patience)
+    for seconds in (first, patience - first):
+        try:
+            ready.result(timeout=seconds)
+            return
+        except grpc.FutureTimeoutError:
+            if (found := why_not(server, credentials)) is not None:
+                raise found from None
+    raise ServerUnavailable(f"no server at {server} for {patience:g} s")
 
 
 def _parsed(data: bytes, server: str) -> dict[str, Any]:

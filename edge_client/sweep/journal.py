@@ -6,7 +6,6 @@ cut off is dropped when the journal is read again: at most that one input is los
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from edge_client.journal import JournalFile
 from edge_client.sweep.settings import Settings, difference
 from shared_hooks.errors import SpecError
 
@@ -59,15 +59,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / NAME
-        try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise SpecError(f"--out: {self.path} cannot be written: {error.strerror}") from error
-        try:
-            _lock(self._file, self.path)
-        except BaseException:
-            os.close(self._file)
-            raise
+        self._file = JournalFile(self.path, "--out", "sweep")
 
     def __enter__(self) -> Journal:
         return self
@@ -75,19 +67,11 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._file)
+        self._file.close()
 
     def write(self, record: dict[str, Any]) -> None:
         """One line, on the disk when this returns; all of it or nothing. Raises SpecError, for a full disk for one."""
-        data = json.dumps(record, separators=(",", ":"), allow_nan=True).encode() + b"\n"
-        good = os.fstat(self._file).st_size
-        try:
-            while data:
-                data = data[os.write(self._file, data) :]
-            os.fsync(self._file)
-        except OSError as error:
-            os.ftruncate(self._file, good)  # else what is written next would go on in the middle of this line
-            raise SpecError(f"--out: {self.path} cannot be written: {error.strerror}") from error
+        self._file.write(record)
 
     def begin(self, settings: Settings, fresh: bool) -> Contents:
         """Start, or go on; what there is. Raises SpecError naming what is not as it was, unless ``fresh``: then all
@@ -97,7 +81,7 @@ class Journal:
             with self.path.open("rb") as file:
                 if (first := file.readline()) and not first.startswith(_OURS):
                     raise SpecError(f"--out: {self.path} does not belong to a sweep and is left alone")
-            os.ftruncate(self._file, 0)
+            self._file.clear()
             for name in RESULTS:
                 (self.folder / name).unlink(missing_ok=True)
         contents = self.read()
@@ -113,11 +97,11 @@ class Journal:
     def read(self) -> Contents:
         """All but what was measured; an end that was cut off is taken away. Raises SpecError for what is no journal."""
         contents = Contents()
-        for number, line in self._lines():
+        for number, line in self._file.lines():
             if (entry := _ENTRY.match(line)) and contents.settings is not None:
                 contents.done.append(int(entry.group(1)))
                 continue
-            record = self._parsed(number, line)
+            record = self._file.parsed(number, line)
             if number == 1:
                 if record.get("format") != FORMAT or not isinstance(record.get("settings"), dict):
                     raise SpecError(f'{self.path}: not a journal of this version ("{FORMAT}"); give another folder')
@@ -130,28 +114,9 @@ class Journal:
 
     def entries(self) -> Iterator[Entry]:
         """What was measured, one input at a time: a sweep may be larger than memory likes."""
-        for number, line in self._lines():
+        for number, line in self._file.lines():
             if _ENTRY.match(line):
-                yield self._parsed(number, line)
-
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        good = 0
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    os.ftruncate(self._file, good)
-                    return
-                good += len(line)
-                yield number, line
-
-    def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError("no object")
-        except ValueError as error:
-            raise SpecError(f"{self.path}, line {number}: not a sweep's journal: {error}") from error
-        return record
+                yield self._file.parsed(number, line)
 
 
 def open_journal(folder: str | os.PathLike[str]) -> Journal:
@@ -166,14 +131,3 @@ def open_journal(folder: str | os.PathLike[str]) -> Journal:
         shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
         raise SpecError(f"--out: {path} holds something else ({shown}); give an empty or a new folder")
     return Journal(path)
-
-
-def _lock(file: int, path: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # a system without: two sweeps in one folder are the user's to avoid
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise SpecError(f"--out: another sweep is writing to {path}") from error

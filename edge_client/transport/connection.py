@@ -43,6 +43,7 @@ from shared_hooks.errors import (
 )
 from shared_hooks.lifecycle import Lifecycle, Stage
 
+NUDGE_SECONDS: Final = 0.5  # between two calls at a server that is gone, while requests do without it
 POLITE_SECONDS: Final = 0.5  # what a stream gets to end well when the client closes
 CONNECT_SECONDS: Final = (1.5, 1.5, 5.0)
 """For TCP and HTTP/2 to be up, of three attempts in turn. Packets that vanish on a dead path are repeated by TCP after
@@ -66,6 +67,9 @@ class Connection:
         self.lifecycle = lifecycle or Lifecycle("edge")
         self.welcome: split_pb2.Welcome | None = None
         self._options = options or ConnectionOptions()
+        self.gone = False
+        """Whether the last who waited for a stream waited in vain, or were refused."""
+        self._nudged = 0.0
         self._hello = split_pb2.ClientFrame()
         self._hello.CopyFrom(hello)
         self._hello.hello.heartbeat_ms = max(1, round(1000 * self._options.heartbeat))
@@ -105,6 +109,7 @@ class Connection:
         try:
             return opener.result(seconds)
         except FutureTimeout:
+            self.gone = True
             raise self._unavailable(seconds) from None
         finally:
             with self._changed:
@@ -119,6 +124,14 @@ class Connection:
                 self._demand(exchange)
                 if self._outbox is not None and self._state is State.READY:
                     self._outbox.put(exchange)
+
+    def nudge(self) -> None:
+        """Try whether a server that is `gone` is back, without waiting for it; at most twice a second."""
+        with self._changed:
+            if self.gone and not self._closing and time.monotonic() - self._nudged >= NUDGE_SECONDS:
+                self._nudged = time.monotonic()
+                if not self._waiting:
+                    self._demand(Future())
 
     def cancel(self, exchange: Exchange, error: IsthmusError) -> None:
         """Give a request up with ``error``; no effect on one that is settled."""
@@ -218,6 +231,7 @@ class Connection:
             error = self._unavailable(max(patience, time.monotonic() - lost))
             if nobody:
                 self._tries = 0
+            self.gone = self.gone or bool(late)
         if late:
             self.lifecycle.emit(Stage.ON_ERROR, where="connection", error=error)
             settle(late, error)
@@ -234,7 +248,7 @@ class Connection:
         self._broken_off = False
         stream: Stream | None = None
         try:
-            stream = Stream(self.address, outbox, self._keep_alive, connect_within)
+            stream = Stream(self.address, outbox, self._keep_alive, connect_within, self._options.credentials)
             threading.Thread(target=self._watch, args=(stream, outbox), name="edge-watch", daemon=True).start()
             with self._changed:
                 self._stream = stream
@@ -298,7 +312,7 @@ class Connection:
         with self._changed:
             outbox.open(self._waiting.limit(welcome))
             self._state, self.welcome, self._outbox = State.READY, welcome, outbox
-            self._without_stream_since, self._tries = None, 0
+            self._without_stream_since, self._tries, self.gone = None, 0, False
             self.counters.streams += 1
             openers = self._waiting.take_openers()
             again = 0
@@ -321,7 +335,9 @@ class Connection:
             return None, stream.broken_for
         if verdict.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
             self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
-        return verdict.final_error(error, self.address), verdict.reason(error)
+        greeted = stream is not None and self._state is State.READY
+        final = verdict.final_error(error, self.address, None if greeted else self._options.credentials)
+        return final, verdict.reason(error) if final is None else str(final)
 
     def _after_stream(self, error: IsthmusError | None, reason: str) -> None:
         with self._changed:
@@ -336,7 +352,7 @@ class Connection:
             self.lifecycle.emit(Stage.ON_ERROR, where="connection", error=error)
             self._backoff.reset()
             with self._changed:  # before anybody hears of it, and looks
-                self._state, self._tries = State.UNOPENED, 0
+                self._state, self._tries, self.gone = State.UNOPENED, 0, True
             self._waiting.fail(error)
         elif waiting and not self._give_up_late():
             self.lifecycle.emit(Stage.BEFORE_RECONNECT, address=self.address, reason=reason, waiting=waiting)

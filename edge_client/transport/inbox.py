@@ -63,6 +63,7 @@ class Inbox:
             self._outbox.answered(failed.id)
             return
         error = by_name(failed.error)(f"{failed.message} (reported by {self._address})")
+        error.retry_after_seconds = failed.retry_after_ms / 1e3 or None
         if failed.retry:  # until the deadline, which then names this error
             first, longest = PUT_OFF_SECONDS
             delay = min(longest, first * 2**exchange.put_offs)

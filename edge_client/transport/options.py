@@ -1,10 +1,11 @@
-"""The settings of a connection: limits, keep-alive. Checked when they are made."""
+"""The settings of a connection: limits, keep-alive, credentials. Checked when they are made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final
 
+from edge_client.credentials import Credentials
 from edge_client.transport import wire
 from shared_hooks.errors import SpecError
 
@@ -49,6 +50,7 @@ class ConnectionOptions:
     chunk_bytes: int = wire.CHUNK_BYTES
     max_answer_bytes: int = 1 << 30
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
+    credentials: Credentials = field(default_factory=Credentials)
 
     def __post_init__(self) -> None:
         if not wire.MIN_CHUNK_BYTES <= self.chunk_bytes <= wire.MAX_CHUNK_BYTES:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from edge_client.credentials import Credentials
 from edge_client.dial import dial
 from edge_client.transport import wire
 from edge_client.transport.options import KeepAlive
@@ -30,14 +31,22 @@ class _Arguments:
 class Stream:
     """Frames in, frames out. Iterating raises `grpc.RpcError` when the stream breaks."""
 
-    def __init__(self, address: str, outbox: Outbox, keep_alive: KeepAlive, connect_within: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        outbox: Outbox,
+        keep_alive: KeepAlive,
+        connect_within: float,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """Raises SpecError for credentials that cannot be used."""
         self.welcomed = threading.Event()
         """Set when the greeting was answered, and at the end."""
         self.ended = threading.Event()
         self.broken_for = ""
         """Why this side broke it off."""
         self._outbox = outbox
-        self._channel = dial(address, _Arguments(keep_alive, connect_within))
+        self._channel = dial(address, _Arguments(keep_alive, connect_within), credentials)
         session = self._channel.stream_stream(
             METHOD, request_serializer=serialize_client_frame, response_deserializer=parse_server_frame
         )

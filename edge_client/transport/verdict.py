@@ -6,10 +6,14 @@ from typing import Any, Final, cast
 
 import grpc
 
+from edge_client.credentials import Credentials
+from edge_client.handshake import why_not
 from shared_hooks.errors import (
+    AccessRefused,
     BadFrame,
     Disagreement,
     IsthmusError,
+    NotAuthenticated,
     RemoteError,
     ServerUnavailable,
     UnknownModel,
@@ -22,27 +26,37 @@ _FINAL: Final[dict[grpc.StatusCode, type[IsthmusError]]] = {
     grpc.StatusCode.NOT_FOUND: UnknownModel,
     grpc.StatusCode.INVALID_ARGUMENT: BadFrame,
     grpc.StatusCode.UNIMPLEMENTED: Disagreement,
-    grpc.StatusCode.UNAUTHENTICATED: Disagreement,
-    grpc.StatusCode.PERMISSION_DENIED: Disagreement,
+    grpc.StatusCode.UNAUTHENTICATED: NotAuthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: AccessRefused,
 }
 
 
-def final_error(error: grpc.RpcError, address: str) -> IsthmusError | None:
-    """The error to raise for a stream that ended for good; None for one that broke."""
+def final_error(error: grpc.RpcError, address: str, credentials: Credentials | None = None) -> IsthmusError | None:
+    """The error to raise for a stream that ended for good; None for one that broke.
+
+    ``credentials``: with which it was opened, where it is not known yet whether they are any good.
+    """
     call = _call(error)
     made = _FINAL.get(call.code())
-    return made(f"{address} refused: {call.details()}") if made else None
+    if made is not None:
+        return made(f"{address} refused: {call.details()}")
+    if credentials is None or call.code() is not grpc.StatusCode.UNAVAILABLE or _nobody_there(call):
+        return None
+    return why_not(address, credentials)
 
 
-def refusal(error: grpc.RpcError, address: str) -> IsthmusError:
-    """What a call ended with, by the name that an Isthmus server gives it; `ServerUnavailable` for what has none."""
+def refusal(error: grpc.RpcError, address: str, credentials: Credentials | None = None) -> IsthmusError:
+    """What a call ended with, by the name that an Isthmus server gives it; `ServerUnavailable` for what has none.
+
+    ``credentials``: as in `final_error`.
+    """
     call = _call(error)
     if call.code() is grpc.StatusCode.UNIMPLEMENTED:
         return Disagreement(f"{address} cannot be asked for this: an older server, or another one ({call.details()})")
     name, colon, text = (call.details() or "").partition(": ")
     made = by_name(name) if colon else RemoteError
     if made is RemoteError:
-        return final_error(error, address) or ServerUnavailable(f"{address}: {reason(error)}")
+        return final_error(error, address, credentials) or ServerUnavailable(f"{address}: {reason(error)}")
     return made(f"{text} (reported by {address})")
 
 
@@ -55,6 +69,10 @@ def reason(error: grpc.RpcError) -> str:
 def pinged_too_often(error: grpc.RpcError) -> bool:
     """Whether the other side sent us away for our keep-alive pings."""
     return "too_many_pings" in (_call(error).details() or "")
+
+
+def _nobody_there(call: Any) -> bool:
+    return "Connection refused" in (call.details() or "")
 
 
 def _call(error: grpc.RpcError) -> Any:

@@ -1,4 +1,4 @@
-"""A TCP relay that adds one-way latency in both directions and leaves the rate alone; it can also be a broken server.
+"""A TCP relay that adds one-way latency in both directions; it can also be slow, a broken server or a broken path.
 
     python -m studies.experiments.relay HOST:PORT TO_HOST:TO_PORT ONE_WAY_MS
 
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import random
 import socket
 import struct
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 PIECE = 64 << 10
@@ -35,7 +36,14 @@ class Relay:
         self.moving = threading.Event()
         """Cleared: nothing is forwarded."""
         self.moving.set()
+        self.rate = 0.0
+        """Bytes a second, each way of each connection; 0 = as they come."""
+        self.slices = 0
+        """Bytes that are passed on at a time, at most; each is drawn. 0 = as they come."""
+        self.vanishing = False
+        """Connections that are made now carry nothing, and never will."""
         self._target = target
+        self._draw = random.Random(0)
         self._lock = threading.Lock()
         self._links: set[Pair] = set()
         self._listener: socket.socket | None = None
@@ -63,10 +71,39 @@ class Relay:
 
     def reset(self) -> None:
         """Every connection ends with a reset on both sides."""
+        for link in self._forget():
+            link.reset()
+
+    def end(self) -> None:
+        """Every connection ends, in the middle of whatever is under way, as if both sides had wished so."""
+        for link in self._forget():
+            link.end()
+
+    def vanish(self) -> None:
+        """What is sent on the connections of now is lost from here on, and neither side is told."""
+        for link in self._forget():
+            link.dead = True
+
+    def halve(self) -> None:
+        """The server's side of every connection is reset, and the client's side is not told."""
+        for link in self._forget():
+            link.halve()
+
+    def _forget(self) -> set[Pair]:
         with self._lock:
             links, self._links = self._links, set()
-        for link in links:
-            link.reset()
+        return links
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """``data`` as it is passed on now, each piece when it is time for the next."""
+        left = memoryview(data)
+        while left:
+            most = self.slices or (max(1, int(self.rate / 50)) if self.rate else len(left))
+            size = self._draw.randint(1, most) if self.slices else most
+            yield bytes(left[:size])
+            if self.rate:
+                time.sleep(min(size, len(left)) / self.rate)
+            left = left[size:]
 
     close = refuse
 
@@ -91,6 +128,7 @@ class Relay:
                 continue
             far.settimeout(None)
             pair = Pair(self, near, far)
+            pair.dead = self.vanishing
             with self._lock:
                 welcome = self._listener is listener
                 if welcome:
@@ -113,6 +151,8 @@ class Pair:
         self._relay, self._near, self._far = relay, near, far
         self._open = 2
         self._broken = False
+        self.dead = False
+        """What comes is thrown away."""
         self._lock = threading.Lock()
         for end in (near, far):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -128,12 +168,23 @@ class Pair:
         for end in (self._near, self._far):
             _abort(end)
 
+    def end(self) -> None:
+        self._broken = True
+        for end in (self._near, self._far):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def halve(self) -> None:
+        self.dead = True
+        _abort(self._far)
+
     def _read(self, source: socket.socket, line: Line) -> None:
         while True:
             try:
                 data = source.recv(PIECE)
             except OSError:
-                self.reset()
+                if not self.dead:  # else the other side is not to know
+                    self.reset()
                 data = b""
             line.put(time.monotonic() + self._relay.delay, data)
             if not data:
@@ -148,10 +199,15 @@ class Pair:
                 self._relay.moving.wait()
                 if self._broken:
                     break
+                if self.dead:
+                    if data:
+                        continue
+                    break  # the other side is not told of the end either
                 if not data:
                     sink.shutdown(socket.SHUT_WR)
                     break
-                sink.sendall(data)
+                for piece in self._relay.pieces(data):
+                    sink.sendall(piece)
         with self._lock:
             self._open -= 1
             if self._open:

@@ -16,9 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from studies.siege.cases import CASES
 from studies.siege.material import make
-from studies.siege.overload import Crowd, Overload, crowd, overload
+from studies.siege.overload import CROWD, Crowd, Overload, crowd, overload
 from studies.siege.table import table
-from studies.siege.trial import OTHER, SAME, Outcome, Siege, Who
+from studies.siege.trial import OTHER, SAME, Outcome, Siege, Who, with_tokens
 
 WHO = {"other": OTHER, "same": SAME}
 LOADS: dict[str, Callable[[Siege, Who], Overload | Crowd]] = {"overload": overload, "crowd": crowd}
@@ -35,18 +35,20 @@ def main() -> int:
         material = home / "material.json"
         make().write(material)
         with Siege(home, material, options.workers) as siege:
+            known = {**WHO, "identity": with_tokens(home, CROWD)}
             for who in options.who:
                 for name in options.cases:
-                    outcome = siege.run(CASES[name], WHO[who], options.seconds)
+                    outcome = siege.run(CASES[name], known[who], options.seconds)
                     outcomes.append(outcome)
                     verdict = "; ".join(outcome.faults) or "ok"
                     print(f"{name} ({who}, {outcome.seconds:.0f} s): {verdict}"[:400], flush=True)
-                    _write(options.json, "cases", [one.json() for one in outcomes])
+                    mine = [one.json() for one in outcomes if one.who == known[who].name]
+                    _write(options.json, f"cases, {known[who].name}", mine)
                 for name in options.loads:
-                    load = LOADS[name](siege, WHO[who])
+                    load = LOADS[name](siege, known[who])
                     loads.append(load)
                     print(load, flush=True)
-                    _write(options.json, f"{name}, {WHO[who].name}", load.json())
+                    _write(options.json, f"{name}, {known[who].name}", load.json())
     if outcomes:
         print(table(outcomes))
     return 1 if any(one.faults for one in (*outcomes, *loads)) else 0
@@ -66,7 +68,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m studies.siege", description=__doc__)
     parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES), metavar="CASE", help=f"of {[*CASES]}")
     parser.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS), help="floods of many requests")
-    parser.add_argument("--who", nargs="+", choices=WHO, default=["other"], help="whom the hostile client is")
+    parser.add_argument(
+        "--who", nargs="+", choices=[*WHO, "identity"], default=["other", "identity"], help="whom the hostile client is"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="of each phase: without, with, and after")
     parser.add_argument("--workers", type=int, default=1, help="of the server")
     parser.add_argument("--json", type=Path, help="where the results go")

@@ -53,9 +53,8 @@ class Asker:
             address,
             ModelChoice(DIGITS, device="cpu", threads=1),
             "input",
-            connection=ConnectionOptions(patience=PATIENCE, max_in_flight=max(4, threads)),
+            connection=ConnectionOptions(patience=PATIENCE, max_in_flight=max(4, threads), **_shown(token)),
             deadline=deadline,
-            **({"token": token} if token else {}),
         )
         self._over = threading.Event()
         self._seconds: dict[str, list[float]] = defaultdict(list)
@@ -111,6 +110,15 @@ class Asker:
             phase: {"seconds": self._seconds[phase], "errors": self._errors[phase], "wrong": self._wrong[phase]}
             for phase in phases
         }
+
+
+def _shown(token: str) -> dict[str, Any]:
+    """What proves who asks."""
+    if not token:
+        return {}
+    from edge_client.credentials import Credentials
+
+    return {"credentials": Credentials(token=token)}
 
 
 def main() -> int:

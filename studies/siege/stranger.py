@@ -146,12 +146,12 @@ class Stranger:
                 close()
 
     def together(self, count: int, work: Callable[[int], Any]) -> None:
-        """``work`` in so many threads, until the last has ended."""
+        """``work`` in so many threads, until the last has ended; at most until a little after the time is over."""
         threads = [threading.Thread(target=self._quietly, args=(work, k), daemon=True) for k in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(max(1.0, self._until - time.monotonic() + 5))
+            thread.join(max(0.01, self._until - time.monotonic() + 2))
 
     def _quietly(self, work: Callable[[int], Any], number: int) -> None:
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-import statistics
+import secrets
 import threading
 import time
 from collections import Counter
@@ -144,6 +145,20 @@ class Who:
 
 SAME = Who("same address")
 OTHER = Who("other address", source="127.0.0.2")
+
+
+def with_tokens(folder: Path, honest: int) -> Who:
+    """From the same address, everybody with a token and an identity of their own."""
+    tokens = [secrets.token_urlsafe(32) for _ in range(honest + 1)]
+    names = [f"honest-{number}" for number in range(honest)] + ["hostile"]
+    entries = [
+        f'[[tokens]]\nidentity = "{name}"\nsha256 = "{hashlib.sha256(token.encode()).hexdigest()}"\n'
+        for name, token in zip(names, tokens, strict=True)
+    ]
+    file = folder / f"identities-{honest}.toml"
+    file.write_text("\n".join(entries))
+    access = {"access": {"identities": str(file)}}
+    return Who("own identity", token=tokens[-1], tables=access, honest=tuple(tokens[:-1]))
 
 
 class Siege:
@@ -288,8 +303,3 @@ def health(address: str) -> float | None:
         except grpc.RpcError:
             return None
     return round(time.monotonic() - began, 2) if reply.status == health_pb2.HealthCheckResponse.SERVING else None
-
-
-def middle(values: Sequence[float]) -> float:
-    """The median; 0 of none."""
-    return statistics.median(values) if values else 0.0

@@ -63,10 +63,10 @@ def test_file(tmp_path: Path) -> None:
 
 
 def test_command_line_goes_over_the_file(tmp_path: Path) -> None:
-    file = write(tmp_path, 'listen = "0.0.0.0:7"\ndevice = "cuda"\n[models]\ndigits = "digits"\n')
+    file = write(tmp_path, 'listen = "127.0.0.7:7"\ndevice = "cuda"\n[models]\ndigits = "digits"\n')
     config = given(str(file), "--device", "cpu", "--model", f"mine={FACTORY}", "--depth", "1", "--drain-seconds", "2")
     assert [(entry.spec.model_id, entry.depth) for entry in config.models] == [("digits", None), ("mine", 1)]
-    assert (config.listen, config.device, config.limits.drain_seconds) == ("0.0.0.0:7", "cpu", 2.0)
+    assert (config.listen, config.device, config.limits.drain_seconds) == ("127.0.0.7:7", "cpu", 2.0)
 
 
 def test_weights_and_example_of_a_factory(tmp_path: Path) -> None:

@@ -293,18 +293,20 @@ class ReplyHeader(_message.Message):
     def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
-    __slots__ = ("id", "code", "error", "message", "retry")
+    __slots__ = ("id", "code", "error", "message", "retry", "retry_after_ms")
     ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     id: int
     code: int
     error: str
     message: str
     retry: bool
-    def __init__(self, id: _Optional[int] = ..., code: _Optional[int] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., retry: bool = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, id: _Optional[int] = ..., code: _Optional[int] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., retry: bool = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ()

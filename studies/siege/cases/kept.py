@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 from protos.isthmus.v1 import split_pb2
 from studies.siege.cases.registry import case
 from studies.siege.cases.silence import BOUND
-from studies.siege.material import DIGITS, SHAPES, digest_of
+from studies.siege.material import DIGITS, SHAPES, digest_of, header_of
 from studies.siege.models import WIDE
 from studies.siege.stranger import Stranger, varied
 
@@ -30,6 +31,7 @@ def cut_churn(stranger: Stranger) -> None:
 def recipe_churn(stranger: Stranger) -> None:
     """ever new cuts, each asked for: each is rehearsed, and refused"""
     request = stranger.material.requests[f"{DIGITS}/1"]
+    body = json.loads(request.header[8:])
 
     def one(number: int) -> None:
         stream = stranger.stream()
@@ -37,7 +39,7 @@ def recipe_churn(stranger: Stranger) -> None:
             data = varied(request, (number << 40) + k)
             digest = digest_of(data)
             stream.put(split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=digest, data=data)))
-            stream.ask(k, request, cut_digest=digest)
+            stream.ask(k, request, cut_digest=digest, header=header_of({**body, "meta": digest}))
 
     stranger.together(2, one)
 

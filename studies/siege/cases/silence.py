@@ -153,7 +153,7 @@ def list_loop(stranger: Stranger) -> None:
     stranger.together(8, one)
 
 
-@case("slow-uploads", BOUND)
+@case("slow-uploads", BOUND, limits={"deadline_seconds": 3.0})
 def slow_uploads(stranger: Stranger) -> None:
     """four streams with 32 requests each whose payload comes 64 bytes a second"""
     request = stranger.material.requests[f"{DIGITS}/48"]

@@ -55,17 +55,18 @@ def cuts_of_lists(stranger: Stranger) -> None:
     request = stranger.material.requests[f"{DIGITS}/1"]
     told = json.loads(request.crossing)
     stream = stranger.stream()
+    context = {**told["context"], "siege": [[]] * 200_000}
+    text = json.dumps({**told, "context": context, "path": "PATH"}, separators=(",", ":")).encode()
     for number in range(512):
-        context = {**told["context"], "siege": [[]] * 200_000}
-        data = json.dumps({**told, "context": context, "path": f"{number:032x}"}, separators=(",", ":")).encode()
+        data = text.replace(b"PATH", b"%032x" % number)
         stream.put(split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=digest_of(data), data=data)))
     stranger.wait()
 
 
 @case("compressed", BOUND)
 def compressed(stranger: Stranger) -> None:
-    """chunks of a GiB of zeros, as gzip a MiB each, and frames just below the limit"""
-    big = split_pb2.ClientFrame(chunk=split_pb2.Chunk(id=1, data=bytes(256 * MIB))).SerializeToString()
+    """chunks of 64 MiB of zeros, as gzip 64 KiB each, and frames just below the limit"""
+    big = split_pb2.ClientFrame(chunk=split_pb2.Chunk(id=1, data=bytes(64 * MIB))).SerializeToString()
     allowed = split_pb2.ClientFrame(chunk=split_pb2.Chunk(id=1, data=bytes(MIB))).SerializeToString()
 
     def one(number: int) -> None:

@@ -123,13 +123,13 @@ def test_a_worker_that_lies_is_lost(monkeypatch: pytest.MonkeyPatch, says: list[
 
 
 def test_crashes_are_counted_for_a_minute_and_by_account() -> None:
-    now = 0.0
-    crashes = Crashes(2, lambda: now)
-    for now in (0.0, 10.0):
+    now = [0.0]
+    crashes = Crashes(2, lambda: now[0])
+    for now[0] in (0.0, 10.0):
         crashes.check("a")
         crashes.add("a")
     with pytest.raises(QuotaExceeded, match=r"ended 2 workers .* may go on in 50 s"):
         crashes.check("a")
     crashes.check("b")
-    now = 60.5
+    now[0] = 60.5
     crashes.check("a")

@@ -28,7 +28,7 @@ def check(door: Door, caller: Caller) -> None:
 @pytest.fixture
 def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[grpc.Channel]:
     monkeypatch.setattr(Door, "check", check)
-    server = CloudServer(Core([FakeEngine()]), "127.0.0.1:0")
+    server = CloudServer(Core([FakeEngine()]), "127.0.0.1:0", reflection=True)
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
         yield channel

@@ -234,7 +234,20 @@ class TestStandardServices:
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         watch.cancel()
 
-    def test_reflection(self, channel: grpc.Channel) -> None:
+    def test_reflection_is_off_until_it_is_asked_for(self, channel: grpc.Channel) -> None:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")])))
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    def test_reflection(self) -> None:
+        server = CloudServer(Core([FakeEngine()]), "127.0.0.1:0", reflection=True)
+        server.start()
+        with connect(server.port) as channel:
+            self.reflects(channel)
+        server.stop(grace=1)
+
+    def reflects(self, channel: grpc.Channel) -> None:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         requests = [
             reflection_pb2.ServerReflectionRequest(list_services=""),

@@ -51,6 +51,10 @@ class Simulation:
             self.put(payer, next(lengths))
         self._refill[payer] = lengths
 
+    def wanted(self, task: Task) -> bool:
+        """Whether a job whose turn it is is done."""
+        return True
+
     def run(self, until: float) -> None:
         while self._events and self._events[0][0] <= until:
             self.now, _, what = heapq.heappop(self._events)
@@ -63,8 +67,11 @@ class Simulation:
 
     def _begin(self) -> None:
         while self._idle and (place := self.line.take()) is not None:
-            self._idle -= 1
             task = place.job
+            if not self.wanted(task):
+                self.line.done(place, 0.0, counts=False)
+                continue
+            self._idle -= 1
             self.waits[task.payer].append(self.now - task.put_at)
             self.order.append(task)
             self.at(self.now + task.seconds, lambda place=place: self._end(place))  # type: ignore[misc]

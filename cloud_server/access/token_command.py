@@ -1,0 +1,56 @@
+"""``cloud-server token NAME``: a new token in a file for the edge, and its hash for the server's file of identities."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cloud_server.access.identities import NAME
+from cloud_server.access.tokens import hash_of, new_token
+
+DAY = 86400.0
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints what belongs into the file of identities; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="cloud-server token",
+        description="Makes a token for an identity. It goes into a file of its own, which only you can read, for the "
+        "edge (edge-client --token-file); its entry for the server's file of identities goes to standard output: "
+        "cloud-server token edge-1 >> identities.toml",
+    )
+    parser.add_argument("identity", metavar="NAME", help="whom it proves, such as edge-1")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="for the token (default: NAME.token); not overwritten")
+    parser.add_argument("--days", type=float, metavar="N", help="until it expires (default: never)")
+    options = parser.parse_args(argv)
+    if not NAME.fullmatch(options.identity):
+        parser.error(f"an identity's name has 1 to 128 letters, digits and ._:/@+*-, found {options.identity!r}")
+    if options.days is not None and not 0 < options.days <= 36500:
+        parser.error(f"--days {options.days:g}: expected more than 0, and at most 36500")
+    out: Path = options.out or Path(f"{options.identity.replace('/', '_')}.token")
+    token = new_token()
+    try:
+        descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        print(f"cloud-server token: {out}: {error.strerror}", file=sys.stderr)
+        return FAILED
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(f"{token}\n")
+    print(entry(options.identity, hash_of(token), options.days))
+    print(f"cloud-server token: the token of {options.identity} is in {out}", file=sys.stderr)
+    return OK
+
+
+def entry(identity: str, sha256: bytes, days: float | None) -> str:
+    """The lines for the file of identities."""
+    lines = ["", "[[tokens]]", f'identity = "{identity}"', f'sha256 = "{sha256.hex()}"']
+    if days is not None:
+        when = datetime.fromtimestamp(time.time() + days * DAY, timezone.utc)
+        lines.append(f"expires = {when.strftime('%Y-%m-%dT%H:%M:%SZ')}")
+    return "\n".join(lines)

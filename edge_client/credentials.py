@@ -1,0 +1,87 @@
+"""What this side shows a server, and what it wants to be shown: certificates and a token.
+
+Loads no torch (see `dial`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from shared_hooks.errors import SpecError
+
+TOKEN: Final = "ISTHMUS_TOKEN"
+"""The environment variable that holds a token where nothing else does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Files are PEM, and read again for every connection. Raises SpecError for what does not go together.
+
+    The connection is encrypted with ``tls``, or with any of the four after it.
+    """
+
+    tls: bool = False
+    """Encrypted, and the server's certificate signed by an authority that gRPC knows, unless ``ca`` says otherwise."""
+    ca: str | Path | None = None
+    """Certificates of the authorities that may have signed the server's."""
+    certificate: str | Path | None = None
+    """This side's, for a server that wants one; with ``key``."""
+    key: str | Path | None = None
+    server_name: str | None = None
+    """The name that the server's certificate must have; None = the host that is connected to."""
+    token: str | None = field(default=None, repr=False)
+    token_file: str | Path | None = None
+    """What holds the token; without both, the environment variable ISTHMUS_TOKEN."""
+    insecure: bool = False
+    """Whether the token may travel in the clear to another machine, where whoever reads it can use it."""
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise _wrong("credentials: a certificate needs its key, and a key its certificate (--cert, --key)")
+        if self.token is not None and self.token_file is not None:
+            raise _wrong("credentials: a token and a file of one; one of them is enough")
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections go by TLS."""
+        return self.tls or any(one is not None for one in (self.ca, self.certificate, self.server_name))
+
+    def read_token(self) -> str | None:
+        """The token as it is now, None without one. Raises SpecError, which never shows it."""
+        if self.token_file is not None:
+            token, where = read(self.token_file).decode("utf-8", "replace").strip(), f"{self.token_file}"
+        elif self.token is not None:
+            token, where = self.token.strip(), "credentials: token"
+        else:
+            token, where = os.environ.get(TOKEN, "").strip(), TOKEN
+            if not token:
+                return None
+        if not token or not (token.isascii() and token.isprintable()) or " " in token:
+            raise _wrong(f"{where}: one word of ASCII characters is expected, as cloud-server token makes it")
+        return token
+
+    def check_clear(self, server: str) -> None:
+        """Raises SpecError where a token would go to another machine in the clear."""
+        if not self.insecure and self.read_token() is not None:
+            raise _wrong(
+                f"the token would travel to {server} in the clear, where whoever reads it can use it: connect by TLS "
+                "(--tls, or --ca FILE), or say --insecure if everybody on that network is trusted"
+            )
+
+
+def read(path: str | Path) -> bytes:
+    """A file's content. Raises SpecError."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise _wrong(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _wrong(text: str) -> SpecError:
+    from shared_hooks.errors import SpecError  # loads torch
+
+    return SpecError(text)
