@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from shared_hooks.lifecycle import Event
-from tests.zoo import CASES
 
 EXIT, SEGV, KILL, NAP, SYSTEM_EXIT, RAISE, KEEP, FORGET = range(21, 29)
 NAP_SECONDS = 600.0
@@ -64,7 +63,3 @@ class Keeper:
                 self.kept.append(event.value)
             elif FORGET in first:
                 self.kept.clear()
-
-
-def of_zoo(name: str) -> nn.Module:
-    return next(case for case in CASES if case.name == name).build()

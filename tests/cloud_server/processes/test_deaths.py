@@ -12,7 +12,6 @@ import torch
 
 from cloud_server.processes import Pool
 from shared_hooks import EarlyOutput, Parcel, WrappedModel
-from shared_hooks.errors import QuotaExceeded
 from tests.cloud_server.fakes import CoreClient, Result
 from tests.cloud_server.processes import deadly
 from tests.cloud_server.processes.conftest import STARTS
@@ -44,21 +43,18 @@ def exact(client: CoreClient, edge: WrappedModel, id: int) -> None:
     assert torch.equal(found["logits"], edge.forward(x)["logits"])
 
 
-def test_a_request_that_ends_two_workers(pool: Pool, client: CoreClient, edge: WrappedModel) -> None:
+def test_a_request_that_ends_two_workers_and_who_sent_it(
+    pool: Pool, client: CoreClient, edge: WrappedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = pool.crew.deaths
     failed = answered(client, 1, edge.forward(told(deadly.EXIT), end="second")).failed
     assert failed is not None and failed.error == "WorkerLost", failed
     assert "2 workers" in failed.message and "ended with status 3" in failed.message
     exact(client, edge, 2)
     eventually(lambda: pool.crew.deaths == before + 2)
-
-
-def test_who_ends_too_many_is_refused(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test before has ended two."""
     monkeypatch.setattr(pool._crashes, "_most", 2)
-    with pytest.raises(QuotaExceeded, match="ended 2 workers"):
-        pool._crashes.check("address test")
-    pool._crashes.check("address other")
+    failed = answered(client, 3, edge.forward(told(0), end="second")).failed
+    assert failed is not None and failed.error == "QuotaExceeded" and "ended 2 workers" in failed.message
 
 
 def test_all_idle_workers_are_killed(pool: Pool, client: CoreClient, edge: WrappedModel) -> None:

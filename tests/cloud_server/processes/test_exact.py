@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cloud_server.access import Caller
-from cloud_server.models import Profiles
+from cloud_server.core import Core
 from cloud_server.processes import Pool
 from protos.chunks import cut
 from protos.isthmus.v1 import split_pb2
@@ -19,8 +19,8 @@ from shared_hooks import Parcel, WrappedModel
 from shared_hooks.lifecycle.log import Log
 from tests.cloud_server.fakes import CoreClient
 from tests.cloud_server.processes import deadly
-from tests.cloud_server.processes.conftest import SAMPLE, Connect, core_on
-from tests.cloud_server.real import ask, value
+from tests.cloud_server.processes.conftest import SAMPLE, core_on
+from tests.cloud_server.real import ask, greet, value
 from tests.waiting import eventually
 from tests.zoo import Case
 from tests.zoo.compare import differences
@@ -38,11 +38,12 @@ def test_every_cut_and_size(client: CoreClient, edge: WrappedModel, where: str) 
 
 
 @pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.name)
-def test_the_zoo(connect: Connect, case: Case) -> None:
+def test_the_zoo(zoo_pool: Pool, case: Case) -> None:
     args, kwargs = case.inputs()
-    with WrappedModel(case.build()) as edge:
+    with WrappedModel(case.build()) as edge, core_on(zoo_pool) as core:
         plan = edge.plan(*args, **kwargs)
-        client = connect(edge, case.name)
+        client = CoreClient(core, greet=False)
+        client.send(greet(edge, case.name))
         cuts = [layer.layer_id for layer in plan.layers if layer.can_split]
         for where in cuts[:: max(1, len(cuts) // 2)]:
             args, kwargs = case.inputs()
@@ -53,12 +54,12 @@ def test_the_zoo(connect: Connect, case: Case) -> None:
             assert not list(differences(value(client, where), expected)), where
 
 
-def test_a_file(client: CoreClient, edge: WrappedModel) -> None:
+def test_a_file(core: Core, client: CoreClient, edge: WrappedModel) -> None:
     x = torch.randn(3, 8)
     file = io.BytesIO()
     np.save(file, x.numpy())
     parcel = Parcel.of_tensors(None, [torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)])
-    digest = client.session._hub.engines["deadly"].identity.preprocess_digest
+    digest = core.engines["deadly"].identity.preprocess_digest
     what = split_pb2.FileInput(suffix=".npy", preprocess_digest=digest)
     header = split_pb2.RequestHeader(id=1, header=parcel.header, payload_bytes=parcel.nbytes, file=what)
     client.send(split_pb2.ClientFrame(request=header), *cut(1, parcel.buffers, 1000))
@@ -77,9 +78,9 @@ def test_what_a_model_raises(client: CoreClient, edge: WrappedModel, mood: int, 
 
 
 def test_the_log_has_the_traceback_of_the_worker(
-    client: CoreClient, edge: WrappedModel, caplog: pytest.LogCaptureFixture
+    core: Core, client: CoreClient, edge: WrappedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client.session._hub.lifecycle.register(Log("cloud_server"))
+    core.lifecycle.register(Log("cloud_server"))
     with caplog.at_level("INFO", "cloud_server"):
         ask(client, 1, edge.forward(torch.full((2, 8), float(deadly.RAISE)), end="second"))
         client.answer(1)
@@ -107,16 +108,14 @@ def test_observers_look_in_the_worker(client: CoreClient, edge: WrappedModel) ->
 
 
 def test_a_profile_with_progress_and_one_that_nobody_waits_for(
-    pool: Pool, client: CoreClient, edge: WrappedModel
+    core: Core, client: CoreClient, edge: WrappedModel
 ) -> None:
-    with core_on(pool) as core:
-        asked = split_pb2.ProfileRequest(model_id="deadly", warmup=1, repetitions=2, seconds=5)
-        profiles: Profiles = core.profiles
-        *news, last = profiles.stream(asked, Caller("test"))
-        assert any(one.progress.total for one in news) and json.loads(last.profile)["model_id"] == "deadly"
-        asked.fresh = True
-        left = profiles.stream(asked, Caller("test"))
-        next(left)
-        left.close()
+    asked = split_pb2.ProfileRequest(model_id="deadly", warmup=1, repetitions=2, seconds=5)
+    *news, last = core.profiles.stream(asked, Caller("test"))
+    assert any(one.progress.total for one in news) and json.loads(last.profile)["model_id"] == "deadly"
+    asked.fresh = True
+    left = core.profiles.stream(asked, Caller("test"))
+    next(left)
+    left.close()
     ask(client, 1, edge.forward(torch.ones(2, 8), end="second"))
     value(client, 1)
