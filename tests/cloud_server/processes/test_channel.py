@@ -95,7 +95,7 @@ REPLY = split_pb2.ReplyHeader(payload_bytes=100).SerializeToString()
         [({"is": "reply", "number": 1, "kept": [], "places": [[50, 100]]}, REPLY)],
         [({"is": "reply", "number": 1, "kept": [], "places": [[-5, 100]]}, REPLY)],
         [({"is": "reply", "number": 1, "kept": [], "places": [[0, 200], [0, -100]]}, REPLY)],
-        [({"is": "reply", "number": 1, "kept": [], "places": [[4096, 100]]}, REPLY)],
+        [({"is": "reply", "number": 1, "kept": [], "places": [[8192, 100]]}, REPLY)],
         [({"is": "reply", "number": 1, "kept": [], "places": 7}, REPLY)],
         [({"is": "reply", "number": 1, "kept": []},)],
         [({"is": "reply", "number": 1, "kept": None, "places": []}, REPLY, bytes(100))],

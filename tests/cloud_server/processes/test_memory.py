@@ -82,7 +82,7 @@ def test_no_room_is_told(memory: SharedMemory) -> None:
 
 def test_blocks_in_cycles_come_back_in_the_middle_of_an_allocation(memory: SharedMemory) -> None:
     """The collector runs wherever it likes, also while the lock is held."""
-    for _ in range(100):
+    for _ in range(4):
         with memory._lock:
             circle: list[object] = [memory.mapping]
             circle.append(circle)
