@@ -10,6 +10,7 @@ wire        frames that answer no request
 transport   gRPC, with health and reflection
 access      who calls, and what one may
 telemetry   the server seen from outside
+doctor      would it serve, and be safe?
 limits      every bound in one place
 config, options, cli   what is served and how: TOML file and command line
 """

@@ -19,6 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from cloud_server.access import token_command
 
             return token_command.main(words[1:])
+        if words[:1] == ["doctor"]:
+            from cloud_server.doctor import command
+
+            return command.main(words[1:])
         from cloud_server import cli  # here, for it loads torch, and Ctrl-C may come meanwhile
 
         return cli.main(argv)

@@ -21,12 +21,13 @@ from cloud_server.core import Core
 from cloud_server.models import Engine, ServedModel
 from cloud_server.options import configure, parser
 from cloud_server.processes import Pool, PooledModel
-from cloud_server.telemetry import MetricsPage, measured
+from cloud_server.telemetry import MetricsPage, measured, traced
 from cloud_server.transport import CloudServer
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
 from shared_hooks.lifecycle.listing import is_default, lines
 from shared_hooks.lifecycle.log import show
+from shared_hooks.lifecycle.log_bounds import LogBounds
 from shared_hooks.models import pick_device, set_threads
 
 log = logging.getLogger("cloud_server")
@@ -41,14 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
     options = parser().parse_args(words)
-    bounds = show(options.log_level)
+    bounds = show(options.log_level, options.log_format)
     try:
         config = configure(options)
         bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
         if options.hooks:
             print("\n".join(lines(config.lifecycle)))
             return OK
-        return serve(config, words)
+        return serve(config, words, bounds)
     except (SpecError, UnknownModel) as error:
         print(f"cloud-server: {error}", file=sys.stderr)
         return USAGE
@@ -57,13 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def serve(config: ServerConfig, words: Sequence[str]) -> int:
-    """Serves until a signal comes; returns the exit status. ``words``: the command line, for worker processes."""
-    with MetricsPage(config.metrics) if config.metrics else nullcontext() as page:
-        return _serve(config, words, page)
+def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
+    """Serves until a signal comes; returns the exit status. ``words``: the command line, for worker processes.
+    ``bounds``: of the log.
+    """
+    page = MetricsPage(config.metrics) if config.metrics else nullcontext()
+    with page as taken, traced(config.lifecycle, config.tracing):
+        return _serve(config, words, bounds, taken)
 
 
-def _serve(config: ServerConfig, words: Sequence[str], page: MetricsPage | None) -> int:
+def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: MetricsPage | None) -> int:
     device = pick_device(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:
@@ -75,7 +79,11 @@ def _serve(config: ServerConfig, words: Sequence[str], page: MetricsPage | None)
         for entry in () if pool else config.models:
             engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
         core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
-        stack.enter_context(measured(core, page))
+        totals = {
+            "worker_restarts": lambda: pool.crew.deaths if pool else 0,
+            "log_lines_left_out": lambda: bounds.left_out,
+        }
+        stack.enter_context(measured(core, page, totals))
         server = CloudServer(core, config.listen, config.tls, config.identities, reflection=config.reflection)
         if pool:
             pool.crew.on_warm = server.serving
@@ -98,13 +106,15 @@ def _serve(config: ServerConfig, words: Sequence[str], page: MetricsPage | None)
         lifecycle.emit(Stage.AFTER_RUN, address=config.listen)
     if not is_default(lifecycle):
         print("hooks:", *lines(lifecycle), sep="\n", file=sys.stderr, flush=True)
-    if not drained:
-        # A tail still runs; neither it nor the interpreter's wait for its threads can be interrupted. Worker processes
-        # have been ended.
+    abandoned = core.requests.running
+    status = OK if drained else CUT_SHORT
+    if abandoned or not drained:
+        # A tail still runs, maybe for a client that has left; neither it nor the interpreter's wait for its threads can
+        # be interrupted. Worker processes have been ended.
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(CUT_SHORT)
-    return OK
+        os._exit(status)
+    return status
 
 
 def _wait(core: Core, signals: queue.SimpleQueue[int], seconds: float) -> bool:

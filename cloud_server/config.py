@@ -33,6 +33,9 @@ allow = ["activation", "debug"]      # observers that clients may ask for in the
 [metrics]                            # for Prometheus, see docs/telemetry.md; absent = none
 listen = "127.0.0.1:9464"            # HOST:PORT, or a port of loopback
 
+[tracing]                            # OpenTelemetry, see docs/telemetry.md; absent = as the environment says
+endpoint = "http://127.0.0.1:4317"
+
 [lifecycle]                          # the server's own hooks, see shared_hooks/lifecycle/loading.py
 hooks = ["my_hooks:Watchdog"]
 """
@@ -54,6 +57,7 @@ from shared_hooks.lifecycle.loading import load
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.spec import spec_from_table
 from shared_hooks.observers import named
+from shared_hooks.tracing import endpoint_of
 
 _OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes"}
 """What versions up to 0.1 called them, when recipes were what clients sent."""
@@ -95,6 +99,8 @@ class ServerConfig:
     """Whether other machines may connect in the clear."""
     metrics: str = ""
     """HOST:PORT of the metrics; empty = none."""
+    tracing: str = ""
+    """Where traces go; empty = where the environment says."""
     lifecycle: Lifecycle = field(default_factory=lambda: load("cloud", None, Path.cwd()), compare=False)
 
     def __post_init__(self) -> None:
@@ -136,7 +142,7 @@ def read_config(path: Path) -> ServerConfig:
     }
     models, limits, observers = table.table("models"), table.table("limits"), table.table("observers")
     lifecycle, tls, access = table.table("lifecycle"), table.table("tls"), table.table("access")
-    metrics = table.table("metrics")
+    metrics, tracing = table.table("metrics"), table.table("tracing")
     table.done()
     try:
         if tls is not None:
@@ -153,6 +159,8 @@ def read_config(path: Path) -> ServerConfig:
         if metrics is not None:
             values["metrics"] = with_host(metrics.need("listen", str))
             metrics.done()
+        if tracing is not None:
+            values["tracing"] = endpoint_of(tracing)
         if lifecycle is not None:
             values["lifecycle"] = load("cloud", lifecycle, path.resolve().parent)
         return ServerConfig(**{key: value for key, value in values.items() if value is not None})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +25,10 @@ from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tail import paid_by
 
 SWEEP_SECONDS = 1.0
+PROBE_BYTES_PER_SECOND = 100e6
+"""Of one probe, while requests wait for a worker: copying bytes holds up everybody."""
+BURST_SECONDS = 60.0
+"""Of a minute's probes, so much may be used at once."""
 
 
 class Core:
@@ -56,8 +61,8 @@ class Core:
         self._quotas = Quotas()
         self._waits = QueueClocks()
         self._overtime = Watchdog(self.limits.max_compute_seconds)
-        self._probes = threading.Semaphore(self.limits.max_probes)
-        self.profiles = Profiles(self.engines, self.limits, self._workers.put)
+        self._probes: Counter[str] = Counter()
+        self.profiles = Profiles(self.engines, self.limits, self._workers, self._quotas)
         self._closed = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name="isthmus-sweeper", daemon=True)
         self._sweeper.start()
@@ -114,12 +119,26 @@ class Core:
         """
         if not caller.policy.probe:
             raise AccessRefused(f'identity "{caller.identity}" may not probe the link here')
-        if not self._probes.acquire(blocking=False):
-            raise ServerUnavailable(f"{self.limits.max_probes} streams probe the link, which is the limit")
+        limits, account = self.limits, caller.account
+        with self._changed:
+            if self._probes[account] >= limits.max_probes_per_account:
+                most = limits.max_probes_per_account
+                raise ServerUnavailable(f"{account} has {most} streams that probe the link, the limit of one account")
+            if sum(self._probes.values()) >= limits.max_probes:
+                raise ServerUnavailable(f"{limits.max_probes} streams probe the link, which is the limit")
+            self._probes[account] += 1
         try:
-            yield Probe(self.limits, partial(self.load, caller))
+            yield Probe(limits, partial(self.load, caller), partial(self._pay_probe, caller))
         finally:
-            self._probes.release()
+            with self._changed:
+                self._probes[account] -= 1
+                self._probes += Counter()  # those at 0 are forgotten
+
+    def _pay_probe(self, caller: Caller, nbytes: int) -> None:
+        """So many bytes of a probe come or go; while requests wait, slowly. Raises QuotaExceeded."""
+        self._quotas.take(caller, [("bytes of probes", self.limits.probe_bytes_per_minute, nbytes)], BURST_SECONDS)
+        if self._workers.waited_for:
+            time.sleep(nbytes / PROBE_BYTES_PER_SECOND)
 
     def load(self, caller: Caller | None = None, but: Request | None = None) -> split_pb2.Load:
         """How busy the server is, not counting the request ``but``, and how long ``caller`` (None = everybody on the
@@ -178,7 +197,7 @@ class Core:
     def _compute(self, request: Request) -> tuple[Answer, IsthmusError | None]:
         started_ns = time.perf_counter_ns()
         try:
-            with self._overtime.limited(), paid_by(request.caller.account):
+            with self._overtime.limited(), paid_by(*request.key[:2]):
                 computed = request.compute(self.limits.max_request_bytes)
             answer = replies.answer(request, computed, started_ns, self.load(request.caller, but=request))
         except IsthmusError as error:
@@ -218,7 +237,9 @@ class Core:
         self.lifecycle.emit(Stage.AFTER_DRAIN, answered=answered)
 
     def wait_idle(self, timeout: float) -> bool:
-        """Waits until every admitted request is answered, at most ``timeout`` seconds; False when some are not."""
+        """Waits until every request that somebody waits for is answered, at most ``timeout`` seconds; False when some
+        are not.
+        """
         return self._wait_for(lambda: self.requests.empty, timeout)
 
     def wait_gone(self, timeout: float) -> bool:

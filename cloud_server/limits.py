@@ -40,12 +40,12 @@ class Limits:
     """Description of one cut."""
     max_cuts: int = 1024
     """Descriptions kept, of all clients together."""
-    max_cuts_bytes: int = 16 * MIB
-    """Size of these descriptions together."""
+    max_cuts_bytes: int = 256 * MIB
+    """Memory that these take once they are read, some 10 to 40 times their size."""
     max_recipes: int = 1024
     """Recipes (what the tail does at one cut) that a model's engine works out and keeps."""
-    max_recipe_steps: int = 4_000_000
-    """Steps of these recipes together."""
+    max_recipe_steps: int = 1_000_000
+    """Steps of these recipes together; one takes half a KiB of memory, and so does half a KiB of a cut that is read."""
     max_rehearsal_seconds: float = 20.0
     """Time to work out one of them; meanwhile a worker answers nobody else."""
     rehearsal_seconds_per_minute: float = 30.0
@@ -88,12 +88,20 @@ class Limits:
     """Time that running requests have to finish after SIGTERM."""
     max_probes: int = 16
     """Streams that measure the link at a time."""
+    max_probes_per_account: int = 4
+    """Those of one account."""
+    probe_bytes_per_minute: int = 2 * GIB
+    """What one account's probes may send and fetch in a minute."""
     max_probe_rounds: int = 10_000
     """Rounds on one of them; a round's payload and its answer are bounded as a request's payload is."""
     probe_idle_seconds: float = 60.0
     """Time between two rounds."""
     max_profiles: int = 4
     """Profiles that are measured (one) or waited for at a time."""
+    max_profiles_per_account: int = 2
+    """Those of one account."""
+    profiles_per_minute: int = 6
+    """Profiles that are measured for one account in a minute; those at hand cost nothing."""
     max_profile_repetitions: int = 1000
     """Repetitions of every measurement, and of its warm-up."""
     max_profile_seconds: float = 60.0

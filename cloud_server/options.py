@@ -12,6 +12,7 @@ from cloud_server.config import DEFAULT_LISTEN, ModelEntry, ServerConfig, read_c
 from cloud_server.limits import Limits
 from shared_hooks.config import looks_like_target
 from shared_hooks.errors import SpecError
+from shared_hooks.lifecycle.log_format import FORMATS
 from shared_hooks.models import ModelSpec, Table, load_spec, spec_from_table
 
 
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     text = "Prometheus metrics on this port, of loopback without HOST; default none"
     made.add_argument("--metrics", type=with_host, metavar="[HOST:]PORT", help=text)
     made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage by stage, and exit")
+    made.add_argument("--log-format", default="console", choices=FORMATS, help="default console")
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
     return made
 
@@ -64,13 +66,19 @@ def _add_access(made: argparse.ArgumentParser) -> None:
 
 def configure(options: argparse.Namespace) -> ServerConfig:
     """The configuration file, if any, with the command line on top of it. Raises SpecError or UnknownModel."""
+    config = composed(options)
+    config.check_access()
+    return config
+
+
+def composed(options: argparse.Namespace) -> ServerConfig:
+    """As `configure`, and nobody has looked at certificates and identities yet."""
     config = read_config(options.config) if options.config else ServerConfig()
     names = ("listen", "device", "threads", "workers", "worker_processes", "metrics", "identities")
     given = {name: getattr(options, name) for name in names}
     given |= {name: True for name in ("insecure", "reflection") if getattr(options, name)}
     given["tls"] = _tls(options)
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
-    config.check_access()
     if options.drain_seconds is not None:
         limits = dataclasses.replace(config.limits, drain_seconds=options.drain_seconds)
         config = dataclasses.replace(config, limits=limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterable
 
 from cloud_server.limits import Limits
@@ -100,5 +101,6 @@ def model_list(identities: Iterable[Identity]) -> split_pb2.ListModelsReply:
                 machine=json.dumps(dict(identity.machine)),
             )
             for identity in identities
-        ]
+        ],
+        unix_seconds=int(time.time()),
     )

@@ -4,6 +4,7 @@ client      `EdgeClient`: infer, infer_many
 answer      `Answer`, `Failure`
 call        what a model is called with
 modes       ways to run without a cut
+tracing     a trace for every request, for OpenTelemetry
 load        how busy a server says it is
 model_choice  which model, on what device
 dial        the one place that opens a channel
@@ -20,6 +21,7 @@ sweep       every cut measured: tables and a report
 pruning     channel selection, tested
 process     a server that the client starts on loopback
 screen      text, progress, tables
+doctor      the way to a server, and whether both sides agree
 commands    the command line
 """
 

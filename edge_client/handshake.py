@@ -80,7 +80,7 @@ def _clear(connection: socket.socket, server: str) -> IsthmusError | None:
 
 def _encrypted(connection: socket.socket, server: str, name: str, credentials: Credentials) -> IsthmusError | None:
     try:
-        context = _context(credentials)
+        context = context_of(credentials)
     except (ssl.SSLError, OSError) as error:
         files = [str(one) for one in (credentials.ca, credentials.certificate, credentials.key) if one is not None]
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
@@ -105,7 +105,7 @@ def _encrypted(connection: socket.socket, server: str, name: str, credentials: C
             return _closed(server, credentials)
 
 
-def _context(credentials: Credentials) -> ssl.SSLContext:
+def context_of(credentials: Credentials) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=None if credentials.ca is None else str(credentials.ca))
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # which gRPC does not ask for either
     context.set_alpn_protocols(["h2"])

@@ -11,6 +11,7 @@ print(wrapped.explain("layer3.0.conv1", x))  # what crosses and why, and what th
 This folder holds what a `WrappedModel` does. Each package may import those above it in this list:
 
 errors      every error raised on purpose
+sharing     who of many gives way at a bound
 tensors     values and memory
 config      what users write
 modules     the model as it stands
@@ -18,7 +19,9 @@ codecs      how a tensor's bytes travel
 crossing    what crosses a cut, as both sides see it
 state       Python state, compared and put back
 metrics     what a forward took
+tracing     OpenTelemetry spans, and where they go
 lifecycle   stages, and hooks at them
+doctor      findings, and how to mend them
 selection   channels scored, masked, cut out
 models      specs, weights, inputs; the shipped model
 forward     one forward: layers, operations, settings

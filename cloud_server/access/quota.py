@@ -1,4 +1,5 @@
-"""What an identity may use in a minute (`Policy.requests_per_minute`, `bytes_per_minute`), and what it has used.
+"""What one may use in a minute, and what it has used: an identity's requests and bytes (`Policy.requests_per_minute`,
+`bytes_per_minute`), and of everybody what is bounded for each account.
 
 A quota fills up evenly (a token bucket): what is saved up is at most `BURST_SECONDS` of it, so in no minute does an
 identity get more than that beyond its quota.
@@ -58,15 +59,15 @@ class Quotas:
         ]
         self.take(caller, [(what, quota, count) for what, quota, count in wanted if quota])
 
-    def take(self, caller: Caller, wanted: list[tuple[str, int, int]]) -> None:
+    def take(self, caller: Caller, wanted: list[tuple[str, int, int]], burst_seconds: float = BURST_SECONDS) -> None:
         """(what, how many a minute, how many of it now), all or nothing. Raises QuotaExceeded, which says when there is
-        more.
+        more. ``burst_seconds``: how much is saved up; always the same for one thing.
         """
         if not wanted:
             return
         with self._lock:
             now = self._clock()
-            buckets = [self._bucket(caller.account, what, quota, now) for what, quota, _ in wanted]
+            buckets = [self._bucket(caller.account, what, quota, burst_seconds, now) for what, quota, _ in wanted]
             for bucket, (what, quota, count) in zip(buckets, wanted, strict=True):
                 wait = bucket.wait(count, now)
                 if wait > 0:
@@ -78,13 +79,13 @@ class Quotas:
             for bucket, (_, _, count) in zip(buckets, wanted, strict=True):
                 bucket.take(count)
 
-    def _bucket(self, account: str, what: str, quota: int, now: float) -> Bucket:
+    def _bucket(self, account: str, what: str, quota: int, burst_seconds: float, now: float) -> Bucket:
         """A changed quota begins with a bucket of its own."""
         key = account, what, quota
         found = self._used.get(key)
         if found is None:
             rate = quota / 60
-            found = self._used[key] = Bucket(rate, max(1.0, rate * BURST_SECONDS), now)
+            found = self._used[key] = Bucket(rate, max(1.0, rate * burst_seconds), now)
             if len(self._used) > KEPT:
                 self._used.popitem(last=False)
         self._used.move_to_end(key)

@@ -42,9 +42,11 @@ def check_file(
     Disagreement.
     """
     check_suffix(suffix)
+    if len(header) > MAX_SECTION_BYTES:
+        raise TooLarge(f"a header of {len(header)} bytes for a file; at most {MAX_SECTION_BYTES} are taken")
     if preprocess_digest != identity.preprocess_digest:
         raise Disagreement(
-            f'preprocessing of model "{identity.model_id}": client "{preprocess_digest[:80]}", server '
+            f'preprocessing of model "{identity.model_id}": client {preprocess_digest[:80]!r}, server '
             f'"{identity.preprocess_digest}" (settings, code, or libraries; the server has {_decoders()})'
         )
     _check_size(header, payload_bytes, max_bytes)

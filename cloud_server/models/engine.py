@@ -114,6 +114,11 @@ class Engine(Protocol):
     def observing(self, observers: tuple[str, ...]) -> AbstractContextManager[Callable[[], bytes]]:
         """Observes what this thread computes in the block; what is entered gives what was found so far, as bytes."""
 
+    @property
+    def profile_gives_way(self) -> bool:
+        """Whether this thread may compute other requests inside ``on_progress`` of `profile`."""
+        ...
+
     def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
         """This side's profile (`shared_hooks.profiling.profile_file`), measured now. What ``on_progress`` raises ends
         it. Raises CutRefused for a model without an example.

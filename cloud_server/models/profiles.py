@@ -1,7 +1,8 @@
 """Profiles on request: the tail of every cut, measured by a worker, one at a time, and kept.
 
-A measurement takes a worker's turn, so that no tail runs on that worker meanwhile. Afterwards profiles rest for as
-long as it took, so that clients who ask for one after the other leave requests half of the time at least.
+A measurement takes a worker's turn, and is charged to who asks. Between two repetitions it gives way to requests of
+those who have had less since (not in a worker process: there other workers go on). Afterwards profiles rest for as long
+as it took, so that who asks for one after the other leaves requests half of the time at least.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import logging
 import queue
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cloud_server.access import Caller, granted
+from cloud_server.access import Caller, Quotas, granted
 from cloud_server.limits import Limits
 from cloud_server.models.engine import Engine
-from cloud_server.work import Job, Payer
+from cloud_server.work import Payer, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     AccessRefused,
@@ -36,6 +38,8 @@ WAIT_SECONDS = 0.2
 KEPT = 64
 CLIENT = "profile"
 """Profiles take turns with an account's clients as one of them."""
+BURST_SECONDS = 60.0
+"""A minute's profiles may be asked for one after the other."""
 DEFAULT_WARMUP, DEFAULT_REPETITIONS = 3, 20
 """For what a request leaves at 0."""
 
@@ -51,14 +55,16 @@ class _Wanted:
 
 
 class Profiles:
-    """Profiles by model and settings. ``put`` gives a job to the workers."""
+    """Profiles by model and settings."""
 
-    def __init__(self, engines: Mapping[str, Engine], limits: Limits, put: Callable[[Job, Payer], object]) -> None:
+    def __init__(self, engines: Mapping[str, Engine], limits: Limits, workers: Workers, quotas: Quotas) -> None:
         self._engines = engines
         self._limits = limits
-        self._put = put
-        self._one = threading.Lock()  # held by who measures, and while the kept ones are looked at
-        self._places = threading.Semaphore(limits.max_profiles)
+        self._workers = workers
+        self._quotas = quotas
+        self._one = threading.Lock()  # held by who measures
+        self._lock = threading.Lock()  # while places or the kept ones are looked at
+        self._waiting: Counter[str] = Counter()
         self._kept: OrderedDict[_Wanted, bytes] = OrderedDict()
         self._over = threading.Event()  # whether no worker measures: one whose client has left may be at it still
         self._over.set()
@@ -71,28 +77,53 @@ class Profiles:
         raises.
 
         Raises AccessRefused, UnknownModel, SpecError for settings beyond the limits, CutRefused for a model without an
-        example, what the model raises as ModelFailed, and ServerUnavailable when too many wait already.
+        example, what the model raises as ModelFailed, ServerUnavailable when too many wait already, and QuotaExceeded.
         """
         engine, settings = self._check(request, caller)
-        if not self._places.acquire(blocking=False):
-            raise ServerUnavailable(f"{self._limits.max_profiles} profiles are being waited for, which is the limit")
-        try:
-            while not self._one.acquire(timeout=WAIT_SECONDS):
-                if not wanted():
-                    return
-                yield _progress(0, 0, "waiting for another profile")
-            try:
-                data = None if request.fresh else self._kept.get(settings)
-                if data is None:
-                    data = yield from self._measure(engine, settings, caller, wanted)
-                    self._kept[settings] = data
-                    while len(self._kept) > KEPT:
-                        self._kept.popitem(last=False)
-            finally:
-                self._one.release()
-        finally:
-            self._places.release()
+        data = None if request.fresh else self._at_hand(settings)
+        if data is None:
+            with self._place(caller):
+                while not self._one.acquire(timeout=WAIT_SECONDS):
+                    if not wanted():
+                        return
+                    yield _progress(0, 0, "waiting for another profile")
+                try:
+                    data = None if request.fresh else self._at_hand(settings)  # it may be what was waited for
+                    if data is None:
+                        data = yield from self._measure(engine, settings, caller, wanted)
+                        self._keep(settings, data)
+                finally:
+                    self._one.release()
         yield split_pb2.ProfileReply(profile=data)
+
+    def _at_hand(self, settings: _Wanted) -> bytes | None:
+        with self._lock:
+            return self._kept.get(settings)
+
+    def _keep(self, settings: _Wanted, data: bytes) -> None:
+        with self._lock:
+            self._kept[settings] = data
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
+    @contextmanager
+    def _place(self, caller: Caller) -> Iterator[None]:
+        """Among those who wait for a profile. Raises ServerUnavailable where all are taken, and QuotaExceeded."""
+        limits, account = self._limits, caller.account
+        with self._lock:
+            if self._waiting[account] >= limits.max_profiles_per_account:
+                most = limits.max_profiles_per_account
+                raise ServerUnavailable(f"{account} waits for {most} profiles, which is the limit of one account")
+            if sum(self._waiting.values()) >= limits.max_profiles:
+                raise ServerUnavailable(f"{limits.max_profiles} profiles are being waited for, which is the limit")
+            self._quotas.take(caller, [("measured profiles", limits.profiles_per_minute, 1)], BURST_SECONDS)
+            self._waiting[account] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[account] -= 1
+                self._waiting += Counter()  # those at 0 are forgotten
 
     def _check(self, request: split_pb2.ProfileRequest, caller: Caller) -> tuple[Engine, _Wanted]:
         if not caller.policy.profile:
@@ -100,7 +131,7 @@ class Profiles:
         served = granted(caller.policy.models, self._engines)
         if request.model_id not in served:
             there = ", ".join(served)
-            raise UnknownModel(f'no model "{request.model_id[:256]}" is served here; there is: {there}')
+            raise UnknownModel(f"no model {request.model_id[:256]!r} is served here; there is: {there}")
         engine = self._engines[request.model_id]
         limits = self._limits
         if not 0 <= request.seconds <= limits.max_profile_seconds:  # rejects NaN, too
@@ -135,10 +166,18 @@ class Profiles:
             yield _progress(0, 0, "waiting: requests have their turn after a profile")
             time.sleep(max(0.0, min(WAIT_SECONDS, self._rests_until - time.monotonic())))
 
+        payer = Payer(caller.account, CLIENT, caller.policy.weight)
+        said: tuple[int, int, str] | None = None
+
         def on_progress(done: int, total: int, what: str) -> None:
+            nonlocal said
+            if engine.profile_gives_way:
+                self._workers.give_way(payer)
             if left.is_set():
                 raise Cancelled("nobody waits for this profile any more")
-            news.put(_progress(done, total, what))
+            if (done, total, what) != said:
+                said = done, total, what
+                news.put(_progress(done, total, what))
 
         def measure() -> bool:
             began = time.monotonic()
@@ -158,7 +197,7 @@ class Profiles:
             return False
 
         self._over.clear()
-        self._put(measure, Payer(caller.account, CLIENT, caller.policy.weight))
+        self._workers.put(measure, payer)
         try:
             while True:
                 try:

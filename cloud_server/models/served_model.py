@@ -224,6 +224,9 @@ class ServedModel:
         with named.observing(self._wrapped, named.check(observers)) as found:
             yield lambda: named.to_bytes(found())
 
+    profile_gives_way = True
+    """Between two repetitions, nothing is under way in this thread."""
+
     def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
         """The tails of the spec's example, measured now (`shared_hooks.profiling`)."""
         example = self._spec.example(self._device)

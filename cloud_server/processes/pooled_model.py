@@ -56,7 +56,7 @@ class PooledModel:
     ) -> Computed:
         model_id, about = self.identity.model_id, self._lifecycle.current or About(0, -1)
         observers = getattr(self._thread, "observers", ())
-        task = Task(model_id, about, payer.get(), crossing, suffix, header, payload, want_metrics, observers)
+        task = Task(model_id, about, payer.get().account, crossing, suffix, header, payload, want_metrics, observers)
         return self._pool.run(task)
 
     @contextmanager
@@ -67,6 +67,9 @@ class PooledModel:
             yield bytes
         finally:
             self._thread.observers = ()
+
+    profile_gives_way = False
+    """Its worker waits meanwhile; others compute."""
 
     def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
         """In a worker, whose turn it takes."""

@@ -61,7 +61,7 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
     mapping = Mapping(memory_fd, memory_bytes)
     os.close(memory_fd)
     options = parser().parse_args(words)
-    bounds = show(options.log_level)
+    bounds = show(options.log_level, options.log_format)
     try:
         config = configure(options)
         bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
@@ -147,7 +147,7 @@ class Worker:
             with ExitStack() as stack:
                 stack.enter_context(self._lifecycle.request(About(*head["about"])))
                 stack.enter_context(self._overtime.limited())
-                stack.enter_context(paid_by(head["account"]))
+                stack.enter_context(paid_by(head["account"], About(*head["about"]).client))
                 found = stack.enter_context(model.observing(observers)) if observers else bytes
                 if head["do"] == "file":
                     most = self._limits.max_request_bytes

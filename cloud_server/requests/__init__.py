@@ -11,7 +11,7 @@ May import models, wire, limits.
 
 from cloud_server.requests.answers import Answer
 from cloud_server.requests.outlet import Outlet
-from cloud_server.requests.request import Request, State
+from cloud_server.requests.request import Request, State, about
 from cloud_server.requests.request_table import RequestTable
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "Request",
     "RequestTable",
     "State",
+    "about",
 ]

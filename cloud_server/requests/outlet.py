@@ -7,6 +7,7 @@ from typing import Protocol
 from cloud_server.access import Caller
 from cloud_server.requests.answers import Answer
 from protos.isthmus.v1 import split_pb2
+from shared_hooks.sharing import Party
 
 
 class Outlet(Protocol):
@@ -18,6 +19,16 @@ class Outlet(Protocol):
     @property
     def caller(self) -> Caller:
         """Whose stream it is."""
+        ...
+
+    @property
+    def party(self) -> Party:
+        """On whom it counts what is held for it."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is taken from it or sent on it any more."""
         ...
 
     @property

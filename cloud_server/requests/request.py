@@ -17,6 +17,9 @@ from shared_hooks import Crossing
 from shared_hooks.errors import BadFrame, IsthmusError
 from shared_hooks.lifecycle import About
 
+TRACEPARENT = 55
+"""Characters of W3C's traceparent."""
+
 
 class State(Enum):
     RECEIVING = "receiving"  # announced; its payload is still arriving
@@ -32,15 +35,15 @@ class Request:
         self, outlet: Outlet, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader
     ) -> None:
         """``crossing``: None for a request that brings an input file."""
-        self.key: Key = (outlet.caller.account, outlet.client_id, frame.id)
+        self.party = outlet.party
+        self.key: Key = (*self.party, frame.id)
         self.id = frame.id
         self.outlet: Outlet | None = outlet
         """The stream to answer on; None once it is gone, another one after a reconnect."""
         self.caller = outlet.caller
         self.engine = engine
         self.crossing = crossing
-        model_id, caller = engine.identity.model_id, outlet.caller
-        self.about = About(frame.id, 0, None, model_id, outlet.client_id, caller.identity, caller.account)
+        self.about = about(frame, 0, engine, outlet)
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header
@@ -144,6 +147,13 @@ class Request:
 
 def _nothing() -> None:
     """It waits in no line."""
+
+
+def about(frame: split_pb2.RequestHeader, index: int, engine: Engine, outlet: Outlet) -> About:
+    """For hooks. What a client says of its trace is kept where it has the size of one."""
+    carrier = {"traceparent": frame.traceparent} if len(frame.traceparent) == TRACEPARENT else {}
+    model_id, caller = engine.identity.model_id, outlet.caller
+    return About(frame.id, index, None, model_id, outlet.client_id, caller.identity, caller.account, carrier)
 
 
 def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:

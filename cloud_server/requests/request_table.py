@@ -63,8 +63,8 @@ class RequestTable:
         """Hooks hear how a request ended."""
         if error is not None and not isinstance(error, Cancelled):
             self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
-        facts = {"nbytes": request.received_bytes, "reply": request.reply, "began_ns": request.began_ns}
-        self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error, **facts)
+        facts = {"split": request.split, "nbytes": request.received_bytes, "reply": request.reply}
+        self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error, began_ns=request.began_ns, **facts)
         with self.changed:
             self._ends_unheard -= 1
             self.changed.notify_all()
@@ -82,8 +82,16 @@ class RequestTable:
 
     @property
     def empty(self) -> bool:
-        """Whether no request is on its way, and hooks have heard of the last; the caller holds `changed`."""
-        return not self._live and not self._ends_unheard
+        """Whether no request is on its way that somebody waits for, and hooks have heard of the last; the caller holds
+        `changed`. One that runs for a client that has left is waited for by whoever comes back, while anybody may come.
+        """
+        return all(request.outlet is None for request in self._live.values()) and not self._ends_unheard
+
+    @property
+    def running(self) -> bool:
+        """Whether a worker computes."""
+        with self.changed:
+            return any(request.state is State.RUNNING for request in self._live.values())
 
     def admit(self, request: Request) -> Answer | None:
         """Takes a new request in, or recognises one that is known already.
@@ -95,6 +103,8 @@ class RequestTable:
         outlet = request.outlet
         assert outlet is not None
         with self._locked():
+            if outlet.is_over:  # it left while its frames were taken, and `left` may have been here already
+                raise Cancelled("its stream ended")
             known = self._live.get(request.key)
             answer = self._answers.get(request.key)
             earlier = known.fingerprint if known else answer.fingerprint if answer else request.fingerprint

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 
 from cloud_server.limits import Limits
 from shared_hooks import Crossing
-from shared_hooks.crossing import decode, digest_of
+from shared_hooks.crossing import decode, decoded_bytes, digest_of
 from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.sharing import Party, SharedCache
 
 
 class CrossingCache:
-    """The descriptions used last, bounded in number and in bytes; safe to call from several threads."""
+    """The descriptions used last, bounded in number and in the memory they take; safe to call from several threads.
+
+    Each counts for the clients that used it last (`sharing`): one who brings ever new cuts pushes out its own.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[Crossing, int]] = OrderedDict()
-        self._bytes = 0
+        self._kept: SharedCache[str, Crossing] = SharedCache(limits.max_cuts, limits.max_cuts_bytes)
 
-    def add(self, digest: str, data: bytes) -> Crossing:
+    def add(self, digest: str, data: bytes, party: Party) -> Crossing:
         """What these bytes say. Raises BadFrame when they are malformed or ``digest`` is not theirs, and TooLarge.
 
         Clients share what is kept here, so it is the digest of the bytes that counts, not the one the client claims.
@@ -30,29 +32,31 @@ class CrossingCache:
                 f"a cut's description of {len(data)} bytes; at most {self._limits.max_cut_bytes} are accepted"
             )
         if (real := digest_of(data)) != digest:
-            raise BadFrame(f'cut: the digest "{digest[:80]}" is not that of its bytes, "{real}"')
-        known = self.get(digest)
+            raise BadFrame(f'cut: the digest {digest[:80]!r} is not that of its bytes, "{real}"')
+        known = self.get(digest, party)
         if known is not None:
             return known
         crossing = decode(data, self._limits.max_request_bytes, remember=False)
         with self._lock:
-            if digest not in self._kept:
-                self._kept[digest] = (crossing, len(data))
-                self._bytes += len(data)
-            self._kept.move_to_end(digest)
-            while len(self._kept) > self._limits.max_cuts or self._bytes > self._limits.max_cuts_bytes:
-                _, (_, nbytes) = self._kept.popitem(last=False)
-                self._bytes -= nbytes
-            return self._kept[digest][0]
+            known = self._kept.get(digest, party)  # of another stream, meanwhile
+            if known is None:
+                self._kept.put(digest, crossing, decoded_bytes(data), party)
+            return known or crossing
 
-    def get(self, digest: str) -> Crossing | None:
-        """The description with this digest, None when it never came or was dropped for newer ones."""
+    def get(self, digest: str, party: Party) -> Crossing | None:
+        """The description with this digest, None when it never came or was dropped for others. It counts for
+        ``party`` from now on.
+        """
         with self._lock:
-            found = self._kept.get(digest)
-            if found is None:
-                return None
-            self._kept.move_to_end(digest)
-            return found[0]
+            return self._kept.get(digest, party)
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._kept
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    @property
+    def nbytes(self) -> int:
+        """What they take, as `decoded_bytes` has it."""
+        return self._kept.nbytes

@@ -8,15 +8,38 @@ from itertools import islice
 from cloud_server.models import Engine, Identity
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import BadFrame, Disagreement, UnknownModel
+from shared_hooks.errors import BadFrame, Disagreement, TooLarge, UnknownModel
 
 MAX_NAME = 256
 MAX_DIFFERENCES = 16
-"""Named in one refusal: a greeting may bring hundreds of thousands."""
+"""Named in one refusal."""
+MAX_HELLO_BYTES = 64 << 10
+MAX_ENTRIES = 64
+"""Settings, and lines about the client: there are some ten of each."""
+
+
+def check_form(hello: split_pb2.Hello) -> None:
+    """What everybody relies on who copies, compares or logs a hello. Raises BadFrame and TooLarge."""
+    nbytes = hello.ByteSize()
+    if nbytes > MAX_HELLO_BYTES:
+        raise TooLarge(f"hello: {nbytes} bytes; at most {MAX_HELLO_BYTES} are taken")
+    for name, entries in (("settings", hello.environment), ("lines about the client", hello.about)):
+        if len(entries) > MAX_ENTRIES:
+            raise TooLarge(f"hello: {len(entries)} {name}; at most {MAX_ENTRIES} are taken")
+    for key, value in hello.environment.items():
+        _check_printable("a setting", f"{key}{value}")
+    for name in ("client_id", "model_id", "weights_hash", "structure_digest", "plan_digest"):
+        _check_printable(name, getattr(hello, name))
+
+
+def _check_printable(name: str, text: str) -> None:
+    """What a client says of itself stands in logs: it may not begin a line there."""
+    if not text.isprintable():
+        raise BadFrame(f"hello: {name} has control characters: {text[:80]!r}")
 
 
 def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Engine:
-    """The engine that this client and this server agree on.
+    """The engine that this client and this server agree on. ``hello`` has passed `check_form`.
 
     Raises UnknownModel, Disagreement naming everything that differs with both sides' values, and BadFrame for a client
     id that is missing or too long. Model ids are looked up among the served ones, and in no other way.
@@ -65,4 +88,4 @@ def _shown(value: str | None) -> str:
 
 def _listed(about: Mapping[str, str]) -> str:
     entries = [f"{key[:MAX_NAME]} {value[:MAX_NAME]}" for key, value in sorted(about.items())[:16]]
-    return ", ".join(entries) or "says nothing"
+    return "".join(sign if sign.isprintable() else " " for sign in ", ".join(entries)) or "says nothing"

@@ -31,8 +31,12 @@ class _Round:
 class Probe:
     """One stream of rounds. One thread calls `receive`, another iterates `frames`."""
 
-    def __init__(self, limits: Limits, load: Callable[[], split_pb2.Load]) -> None:
+    def __init__(
+        self, limits: Limits, load: Callable[[], split_pb2.Load], pay: Callable[[int], None] = lambda nbytes: None
+    ) -> None:
+        """``pay`` is told of every byte before it is worked on; it may wait, and raise what ends the stream."""
         self._limits = limits
+        self._pay = pay
         self._load = load
         self._rounds: queue.SimpleQueue[_Round | IsthmusError | None] = queue.SimpleQueue()
         self._began_ns: int | None = None
@@ -48,6 +52,11 @@ class Probe:
         most = self._limits.max_request_bytes
         if max(self._received, frame.answer_bytes) > most:
             self.end(TooLarge(f"probe: a round of more than {most} bytes, which is the limit"))
+            return False
+        try:
+            self._pay(frame.nbytes)
+        except IsthmusError as error:
+            self.end(error)
             return False
         bytearray(frame.data)  # as a request's chunk is copied into its payload
         if frame.last:
@@ -84,6 +93,7 @@ class Probe:
                 raise item
             server_ns = time.perf_counter_ns() - item.complete_ns
             for data in pieces(item.answer_bytes, self._limits.chunk_bytes):
+                self._pay(len(data))
                 yield Padding(data)
             yield split_pb2.ProbeReply(
                 last=True,

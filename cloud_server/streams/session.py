@@ -11,7 +11,7 @@ from enum import Enum
 from cloud_server import wire
 from cloud_server.access import Caller
 from cloud_server.requests import Answer, replies
-from cloud_server.streams.handshake import agree
+from cloud_server.streams.handshake import agree, check_form
 from cloud_server.streams.hub import Hub
 from cloud_server.streams.uploads import Uploads
 from protos.chunks import ChunkFrame
@@ -22,6 +22,7 @@ from shared_hooks.errors import (
     IsthmusError,
 )
 from shared_hooks.lifecycle import Stage
+from shared_hooks.sharing import Party
 
 InFrame = split_pb2.ClientFrame | ChunkFrame
 
@@ -61,6 +62,16 @@ class StreamSession:
         self._beat: float | None = None  # seconds of silence after which the client hears that we live; None: never
         self._room = 2 * hub.limits.max_in_flight + 64
 
+    @property
+    def party(self) -> Party:
+        """On whom it counts what is held for this stream."""
+        return Party(self.caller.account, self.client_id)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is taken or sent any more."""
+        return self._phase is Phase.OVER
+
     # From the client
 
     def receive(self, frame: InFrame) -> bool:
@@ -93,12 +104,13 @@ class StreamSession:
         kind = "chunk" if isinstance(frame, ChunkFrame) else frame.WhichOneof("frame")
         if isinstance(frame, ChunkFrame) or kind != "hello":
             raise BadFrame(f"the stream's first frame must be hello: found {kind or 'an unknown frame'}")
+        check_form(frame.hello)
         self._on_hello(frame.hello)
 
     def _on_frame(self, frame: split_pb2.ClientFrame, uploads: Uploads) -> None:
         kind = frame.WhichOneof("frame")
         if kind == "cut":
-            self._hub.crossings.add(frame.cut.digest, frame.cut.data)
+            self._hub.crossings.add(frame.cut.digest, frame.cut.data, self.party)
         elif kind == "request":
             uploads.announce(frame.request)
         elif kind == "acknowledge":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cloud_server import wire
 from cloud_server.access import granted
 from cloud_server.models import FILE, Engine
-from cloud_server.requests import Outlet, Request, State
+from cloud_server.requests import Outlet, Request, State, about
 from cloud_server.streams.hub import Hub
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
@@ -21,9 +21,11 @@ from shared_hooks.errors import (
     ObserverRefused,
     TooLarge,
 )
-from shared_hooks.lifecycle import About, Stage
+from shared_hooks.lifecycle import Stage
 
 _SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
+MAX_OBSERVERS = 64
+"""Of one request; there are fewer kinds."""
 
 
 class Uploads:
@@ -45,13 +47,13 @@ class Uploads:
         except IsthmusError as error:
             unfinished = self._receiving.pop(frame.id, None)
             if unfinished is None or unfinished.state is State.OVER:
-                self._tell(frame.id, error)
+                self._tell(frame, error)
             else:
                 self._hub.requests.abandon(unfinished, error)
             missing = (
                 isinstance(error, Disagreement)
                 and not frame.HasField("file")
-                and self._hub.crossings.get(frame.cut_digest) is None
+                and frame.cut_digest not in self._hub.crossings
             )
             self._fail(frame.id, error, retry=True if missing else None)
             return
@@ -102,22 +104,24 @@ class Uploads:
             self._check_cut(FILE)
             self._engine.admit_file(file.suffix, file.preprocess_digest, frame.header, frame.payload_bytes, limit)
             return Request(self._outlet, self._engine, None, frame)
-        crossing = self._hub.crossings.get(frame.cut_digest)
+        crossing = self._hub.crossings.get(frame.cut_digest, self._outlet.party)
         if crossing is None:
-            raise Disagreement(f'no cut "{frame.cut_digest[:80]}" is held here; upload it, then ask again')
+            raise Disagreement(f"no cut {frame.cut_digest[:80]!r} is held here; upload it, then ask again")
         self._check_cut("input" if crossing.layer_id < 0 else crossing.layer_name)
         if crossing.payload_bytes > limit:
             raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; at most {limit} are accepted")
         self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
         return Request(self._outlet, self._engine, crossing, frame)
 
-    def _check_observers(self, names: Iterable[str]) -> None:
+    def _check_observers(self, names: Sequence[str]) -> None:
+        if len(names) > MAX_OBSERVERS:
+            raise TooLarge(f"{len(names)} observers are asked for; at most {MAX_OBSERVERS} are taken")
         allowed = granted(self._outlet.caller.policy.observers, self._hub.observers)
         for name in names:
             if name not in allowed:
                 text = ", ".join(allowed) or "none"
                 where = f'to "{self._outlet.caller.identity}"' if name in self._hub.observers else "on this server"
-                raise ObserverRefused(f'the observer "{name[:80]}" is not allowed {where}; allowed: {text}')
+                raise ObserverRefused(f"the observer {name[:80]!r} is not allowed {where}; allowed: {text}")
 
     def _check_cut(self, name: str) -> None:
         """A client that lies about its cut's name is found out by the rehearsal."""
@@ -161,11 +165,11 @@ class Uploads:
         self._skip(id)
         self._outlet.send(split_pb2.ServerFrame(failed=wire.failed(id, error, retry)))
 
-    def _tell(self, id: int, error: IsthmusError) -> None:
+    def _tell(self, frame: split_pb2.RequestHeader, error: IsthmusError) -> None:
         """Hooks hear of a request that was not taken in."""
-        outlet, model_id, caller = self._outlet, self._engine.identity.model_id, self._outlet.caller
-        about = About(id, -1, None, model_id, outlet.client_id, caller.identity, caller.account)
-        self._hub.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
+        self._hub.lifecycle.emit(
+            Stage.ON_ERROR, about(frame, -1, self._engine, self._outlet), where="request", error=error
+        )
 
     def _skip(self, id: int) -> None:
         self._skipped[id] = None

@@ -4,15 +4,17 @@ counts      what requests did and took, counted as they end
 histogram   ... their durations
 state       how the server stands, read when somebody asks
 page        both as Prometheus metrics, on a port of their own
+traces      a trace for every request, for OpenTelemetry
 served      switched on and off with the server
 
 May import core, access, limits. Nothing of it runs unless it is asked for.
 """
 
 from cloud_server.telemetry.page import MetricsPage
-from cloud_server.telemetry.served import measured
+from cloud_server.telemetry.served import measured, traced
 
 __all__ = [
     "MetricsPage",
     "measured",
+    "traced",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry
@@ -12,18 +12,37 @@ from cloud_server.core import Core
 from cloud_server.telemetry.counts import RequestCounts
 from cloud_server.telemetry.page import MetricsPage
 from cloud_server.telemetry.state import ServerState
+from cloud_server.telemetry.traces import Traces
+from shared_hooks.lifecycle import Lifecycle
+from shared_hooks.tracing import exporting
 
 
 @contextmanager
-def measured(core: Core, page: MetricsPage | None) -> Iterator[None]:
-    """The core's metrics on ``page`` during the block; nothing for None."""
+def traced(lifecycle: Lifecycle, endpoint: str) -> Iterator[None]:
+    """Requests' traces to a collector during the block, if there is one (`exporting`)."""
+    export = exporting("isthmus-cloud", endpoint)
+    if export is None:
+        yield
+        return
+    traces = Traces(export.provider)
+    lifecycle.register(traces)
+    try:
+        yield
+    finally:
+        lifecycle.remove(traces)
+        export.close()
+
+
+@contextmanager
+def measured(core: Core, page: MetricsPage | None, totals: Mapping[str, Callable[[], int]]) -> Iterator[None]:
+    """The core's metrics on ``page`` during the block, and of what is beside it (`state.TOTALS`); nothing for None."""
     if page is None:
         yield
         return
     registry = CollectorRegistry()  # of its own: what else the process counts is nobody's business here
     counts = RequestCounts(core.engines)
     registry.register(counts)
-    registry.register(ServerState(core))
+    registry.register(ServerState(core, totals))
     ProcessCollector(registry=registry)
     core.lifecycle.register(counts)
     page.serve(registry)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
 from cloud_server.core import Core
@@ -15,13 +15,19 @@ from cloud_server.requests import State
 from protos import PROTOCOL_VERSION
 
 LIVE = (State.RECEIVING, State.QUEUED, State.RUNNING)
+TOTALS = {
+    "worker_restarts": "Worker processes that ended without being told to, and were replaced.",
+    "log_lines_left_out": "Lines that clients would have caused in the log, beyond what they may.",
+}
 
 
 class ServerState(Collector):
     """Of one core."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, totals: Mapping[str, Callable[[], int]] | None = None) -> None:
+        """``totals``: counts that others keep, some of `TOTALS`."""
         self._core = core
+        self._totals = totals or {}
 
     def describe(self) -> list[Metric]:
         """None: what is collected depends on nothing but the core, and the registry needs no names before."""
@@ -45,6 +51,8 @@ class ServerState(Collector):
             ("draining", "1 while the server takes nothing new.", core.draining),
         ):
             yield GaugeMetricFamily(f"isthmus_{name}", text, value=float(value))
+        for name, total in self._totals.items():
+            yield CounterMetricFamily(f"isthmus_{name}", TOTALS[name], value=total())
         models = GaugeMetricFamily("isthmus_model_info", "The served models.", labels=["model", "weights_hash"])
         for one in core.identities:
             models.add_metric([one.model_id, one.weights_hash], 1)

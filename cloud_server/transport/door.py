@@ -19,7 +19,8 @@ from cloud_server import wire
 from cloud_server.access import Caller, Credentials, Register, names_in, token_in
 from cloud_server.core import Core
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import AccessRefused, IsthmusError, ServerUnavailable
+from shared_hooks.errors import IsthmusError, ServerUnavailable
+from shared_hooks.lifecycle import Stage, on_behalf_of
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
             try:
                 self._admit(context)
             except IsthmusError as error:
-                self._refuse(method, context, error)
+                self.refuse(method, context, error)
             return behaviour(request, context, *more)
 
         make = getattr(grpc, f"{kind}_rpc_method_handler")
@@ -105,11 +106,12 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
 
     def _refusing(self, method: str, error: IsthmusError) -> Any:
         """A handler that only refuses. To the wire every call is one of streams, so nothing is waited for or read."""
-        return grpc.stream_stream_rpc_method_handler(lambda _, context: self._refuse(method, context, error))
+        return grpc.stream_stream_rpc_method_handler(lambda _, context: self.refuse(method, context, error))
 
-    def _refuse(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
-        if isinstance(error, AccessRefused):
-            log.info("%s of %s is refused: %s", method, context.peer(), error)
+    def refuse(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
+        """Ends a call that is not served; hooks hear of it, and so does the log, within what the caller may write."""
+        with on_behalf_of(self.caller(context).account):
+            self._core.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
         abort(context, error)
 
     def _admit(self, context: grpc.ServicerContext) -> None:

@@ -64,7 +64,7 @@ class SplitServicer:
         try:
             session = self._core.open(caller)
         except IsthmusError as error:
-            abort(context, error)
+            self._door.refuse(f"/{SERVICE}/Session", context, error)
         self._door.when_sent_away(context, session.broke)
         if not context.add_callback(session.gone):
             session.gone()  # the client went away before this line
@@ -86,7 +86,7 @@ class SplitServicer:
                 threading.Thread(target=_take_rounds, args=(probe, incoming), name="isthmus-probe", daemon=True).start()
                 yield from probe.frames()
         except IsthmusError as error:
-            abort(context, error)
+            self._door.refuse(f"/{SERVICE}/Probe", context, error)
 
     def profile(
         self, request: split_pb2.ProfileRequest, context: grpc.ServicerContext
@@ -96,7 +96,7 @@ class SplitServicer:
             wanted = partial(self._door.may_stay, context)
             yield from self._core.profiles.stream(request, self._door.caller(context), wanted)
         except IsthmusError as error:
-            abort(context, error)
+            self._door.refuse(f"/{SERVICE}/Profile", context, error)
 
     def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
         """What is served to who asks."""

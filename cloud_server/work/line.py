@@ -129,6 +129,11 @@ class Line(Generic[Job]):
         self._left(account, waiting, place)
         return place
 
+    def charge(self, payer: Payer, seconds: float) -> None:
+        """A job of this client runs, and has taken so long so far, or since the last time."""
+        self._accounts[payer.account].shares.charge(payer.client, seconds)
+        self._shares.charge(payer.account, seconds)
+
     def done(self, place: Place[Job], seconds: float, counts: bool = True) -> None:
         """A worker is through with it, after so many seconds. ``counts``: it is like the next one of its client."""
         payer = place.payer
@@ -171,9 +176,12 @@ class Line(Generic[Job]):
         return (of_all - cost) / self._workers
 
     def ahead(self, payer: Payer) -> bool:
-        """Whether somebody who waits is to come before the next job of this account."""
-        first = self._shares.first()
-        return first is not None and first != payer.account
+        """Whether somebody who waits has had less than this client, of whom a job runs: another account, or another
+        client of its own.
+        """
+        if self._shares.first() != payer.account:
+            return self._shares.precedes(payer.account)
+        return self._accounts[payer.account].shares.precedes(payer.client)
 
     def _left(self, account: _Account[Job], waiting: _Waiting[Job], place: Place[Job]) -> None:
         """One job fewer waits; it was taken out of its client's already."""

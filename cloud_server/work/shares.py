@@ -95,12 +95,21 @@ class Shares(Generic[Name]):
             heapq.heappop(self._line)
         return None
 
+    def precedes(self, name: Name) -> bool:
+        """Whether another one that waits has had no more than this one, which runs."""
+        first = self.first()
+        return first is not None and first != name and self._flows[first].tag <= self._flows[name].tag
+
     def start(self, name: Name, seconds: float) -> None:
         """A job of it starts, and will take about so long."""
         flow = self._flows[name]
         self._clock = max(self._clock, flow.tag)
         flow.running += 1
         self._charge(name, flow, seconds)
+
+    def charge(self, name: Name, seconds: float) -> None:
+        """A job of it that runs has taken so long beyond what was said."""
+        self._charge(name, self._flows[name], seconds)
 
     def end(self, name: Name, guessed: float, seconds: float) -> None:
         """A job of it is over; ``guessed`` is what `start` was told."""

@@ -13,6 +13,13 @@ Job = Callable[[], bool]
 """Raises nothing; False when nothing was computed, or nothing from which a guess may be made for the next one."""
 
 
+class _Doing:
+    """A job that a thread does; ``resumed``: since when, or since it last gave way."""
+
+    def __init__(self, resumed: float) -> None:
+        self.resumed = resumed
+
+
 class Workers:
     """``count`` threads that run one job after the other.
 
@@ -27,6 +34,7 @@ class Workers:
         self._line: Line[Job] = Line(count)
         self._changed = threading.Condition()
         self._stopped = False
+        self._thread = threading.local()
         self._threads = [
             # Daemons: nothing can interrupt a tail, and a process that must end now does not wait for one.
             threading.Thread(target=self._run, name=f"isthmus-worker-{number}", daemon=True)
@@ -52,10 +60,26 @@ class Workers:
         with self._changed:
             return self._line.forecast(payer)
 
-    def others_first(self, payer: Payer) -> bool:
-        """Whether somebody who waits is to come before the next job of this one's account."""
+    @property
+    def waited_for(self) -> bool:
+        """Whether a job waits."""
+        return len(self._line) > 0
+
+    def give_way(self, payer: Payer) -> None:
+        """Called by a job of ``payer`` that takes long, in its thread, where it may be put aside: it is charged for
+        what it has taken, and those who have had less than its account since are served first, here.
+        """
+        doing = self._doing
+        since = self._clock() - doing.resumed
         with self._changed:
-            return self._line.ahead(payer)
+            self._line.charge(payer, since)
+        while True:
+            with self._changed:
+                place = self._line.take() if self._line.ahead(payer) else None
+            if place is None:
+                break
+            self._do(place)
+        doing.resumed = self._clock()
 
     def stop(self, timeout: float = 1.0) -> None:
         """Lets the threads end after what they have; waits at most ``timeout`` seconds for each."""
@@ -72,9 +96,21 @@ class Workers:
 
     def _run(self) -> None:
         while (place := self._next()) is not None:
-            began = self._clock()
-            counts = place.job()
-            seconds = self._clock() - began
-            with self._changed:
-                self._line.done(place, seconds, counts)
+            self._do(place)
             del place  # a request's payload would live until the next one comes
+
+    def _do(self, place: Place[Job]) -> None:
+        before = getattr(self._thread, "doing", None)
+        doing = self._thread.doing = _Doing(self._clock())
+        try:
+            counts = place.job()
+        finally:
+            self._thread.doing = before
+        with self._changed:
+            self._line.done(place, self._clock() - doing.resumed, counts)
+
+    @property
+    def _doing(self) -> _Doing:
+        """What this worker's thread does."""
+        doing: _Doing = self._thread.doing
+        return doing

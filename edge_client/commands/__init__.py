@@ -4,6 +4,7 @@ The commands are those that `arguments` lists: each has a file of its name with 
 file, and its name and options in `arguments`.
 
 arguments   the commands and their options; loads nothing, so that ``--help`` is quick
+credentials options by which a command proves who it is
 loading     model, inputs and cut from them
 constraints limits, from them
 units       sizes, rates and durations

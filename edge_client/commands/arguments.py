@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from edge_client.commands.credentials import add_credentials
+
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -47,6 +49,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     layers.add_argument("--all", action="store_true", help="with --explain: do not shorten long lists")
     commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
+    doctor = commands.add_parser("doctor", parents=[model], help="what stands between this machine and a server")
+    doctor.add_argument("server", metavar="HOST:PORT")
+    add_credentials(doctor)
     _add_run(commands, model)
     _add_lifecycle(commands, model)
     _add_hierarchy(commands, [model, planned])
@@ -166,8 +171,11 @@ def _add_lifecycle(commands: Commands, model: argparse.ArgumentParser) -> None:
 
 
 def _add_config(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config", metavar="FILE.toml", help="this side's [lifecycle]: hooks of your own")
+    command.add_argument(
+        "--config", metavar="FILE.toml", help="this side's [lifecycle], hooks of your own, and [tracing]"
+    )
     command.add_argument("--log-level", choices=("debug", "info", "warning"), help="log connections, moves, errors")
+    command.add_argument("--log-format", choices=("console", "json"), default="console", help="of these lines")
 
 
 def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:

@@ -18,11 +18,14 @@ from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import EDGE_ONLY
 from edge_client.screen.text import one_line, printable
+from edge_client.tracing import Traces
+from shared_hooks.config import Table
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.listing import lines
 from shared_hooks.lifecycle.loading import read
 from shared_hooks.lifecycle.log import show
+from shared_hooks.tracing import endpoint_of, exporting
 
 
 def main(options: argparse.Namespace) -> int:
@@ -33,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
         return exits.OK
     if options.split is not None and not options.input:
         raise SpecError(f"--split {options.split}: nothing is run without --input")
-    lifecycle = configured(options.config, options.log_level)
+    lifecycle = configured(options.config, options.log_level, options.log_format)
     status = exits.OK
     if options.input:
         status = _run(choice_of(options), options.input, options.server, options.split, lifecycle)
@@ -47,11 +50,19 @@ def main(options: argparse.Namespace) -> int:
     return status
 
 
-def configured(config: str | None, log_level: str | None) -> Lifecycle:
-    """The hooks of ``--config``, of installed packages, and the default one, which logs as ``--log-level`` says."""
+def configured(config: str | None, log_level: str | None, log_format: str) -> Lifecycle:
+    """The hooks of ``--config``, of installed packages, and the default one, which logs as ``--log-level`` says; and
+    traces, where ``--config`` or the environment names a collector.
+    """
     if log_level:
-        show(log_level)
-    return read("edge", Path(config) if config else None)
+        show(log_level, log_format)
+    file = Path(config) if config else None
+    lifecycle = read("edge", file, beside=["tracing"])
+    tracing = Table.read(file).table("tracing") if file else None
+    export = exporting("isthmus-edge", "" if tracing is None else endpoint_of(tracing))
+    if export is not None:  # it sends what is left when the process ends
+        lifecycle.register(Traces(export.provider))
+    return lifecycle
 
 
 def as_dicts(lifecycle: Lifecycle) -> list[dict[str, Any]]:

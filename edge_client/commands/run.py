@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
     items = find(options.input)
     choice = choice_of(options)
     spec = choice.spec()
-    lifecycle = configured(options.config, options.log_level)
+    lifecycle = configured(options.config, options.log_level, options.log_format)
     maps = None if options.heat_maps is None else _heat_maps(options.heat_maps, options.observers)
     client = EdgeClient(
         server,

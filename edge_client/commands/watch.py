@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
         choice.with_spec(spec),
         metrics=False,
         observers=observers,
-        lifecycle=configured(options.config, options.log_level),
+        lifecycle=configured(options.config, options.log_level, options.log_format),
     )
     try:
         client.prepare()

@@ -111,7 +111,7 @@ class Requests:
         about = self._about(position)
         try:
             with self.lifecycle.request(about):
-                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut)
+                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut, began_ns=stamps.called)
                 if self._fallback and (connection := self._connect()).gone:
                     connection.nudge()
                     answer = self._instead(work, stamps, about, f"no server: {connection.last_reason}")
@@ -220,7 +220,7 @@ class Requests:
         about = self._about(position)
         try:
             with self.lifecycle.request(about):
-                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=call, split=EDGE_ONLY)
+                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=call, split=EDGE_ONLY, began_ns=stamps.called)
                 answer = self._local(call, stamps, about)
                 self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
         except BaseException as error:

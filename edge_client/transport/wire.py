@@ -69,6 +69,7 @@ def request_frame(exchange: Exchange, outgoing: Outgoing) -> split_pb2.ClientFra
             want_metrics=exchange.want_metrics,
             file=outgoing.file,
             hooks=exchange.observers,
+            traceparent=exchange.about.carrier.get("traceparent"),
         )
     )
 

@@ -25,7 +25,7 @@ from shared_hooks.crossing.description import (
     mixes_truth,
 )
 from shared_hooks.crossing.early import EarlyOutput
-from shared_hooks.crossing.format import decode
+from shared_hooks.crossing.format import decode, decoded_bytes
 from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Parcel, read_header
 from shared_hooks.crossing.path_digest import CALL, PathDigest
 
@@ -47,6 +47,7 @@ __all__ = [
     "Slot",
     "TensorForm",
     "decode",
+    "decoded_bytes",
     "digest_of",
     "mixes_truth",
     "read_header",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shared_hooks.lifecycle.stages import Stage
@@ -19,6 +19,8 @@ class About:
     the server once more under another (`Answer.request_id`).
     On the cloud, ``identity`` is the name that the client's credentials prove, empty without; ``account``: on whom
     the request is charged.
+    ``carrier`` goes to the other side with the request: a hook at ``before_request`` on the edge may set its
+    "traceparent".
     """
 
     id: int
@@ -28,6 +30,7 @@ class About:
     client: str = ""
     identity: str = ""
     account: str = ""
+    carrier: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Event:

@@ -14,6 +14,7 @@ Only what the local user wrote is looked up here: no name that came over the net
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -61,12 +62,14 @@ def load(side: str, table: Table | None, folder: Path) -> Lifecycle:
     return made
 
 
-def read(side: str, path: Path | None) -> Lifecycle:
-    """Of a file whose only table is ``[lifecycle]``."""
+def read(side: str, path: Path | None, beside: Iterable[str] = ()) -> Lifecycle:
+    """Of a file whose only tables are ``[lifecycle]`` and those ``beside`` it, which are the caller's."""
     if path is None:
         return load(side, None, Path.cwd())
     file = Table.read(path)
     table = file.table("lifecycle")
+    for name in beside:
+        file.table(name)
     file.done()
     return load(side, table, path.resolve().parent)
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed
 from shared_hooks.lifecycle.events import Event
 from shared_hooks.lifecycle.log_bounds import LogBounds
+from shared_hooks.lifecycle.log_format import formatter
 
 OURS = ("edge_client", "cloud_server", "shared_hooks")
 
 
-def show(level: str) -> LogBounds:
-    """Log lines to standard error, from ``level`` ("debug" ... "error") up; below INFO only ours. Returns what bounds
-    the lines that clients cause.
+def show(level: str, format: str = "console") -> LogBounds:
+    """Log lines to standard error, from ``level`` ("debug" ... "error") up; below INFO only ours. ``format``: of
+    `log_format.FORMATS`. Returns what bounds the lines that clients cause.
 
     Other libraries' DEBUG lines, some for every image that is read, would bury what was asked for.
     """
@@ -22,19 +23,19 @@ def show(level: str) -> LogBounds:
     handler = logging.StreamHandler()
     bounds = LogBounds(handler)
     handler.addFilter(bounds)
-    logging.basicConfig(
-        level=max(number, logging.INFO),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        handlers=[handler],
-    )
+    handler.setFormatter(formatter(format))
+    logging.basicConfig(level=max(number, logging.INFO), handlers=[handler])
     for name in OURS:
         logging.getLogger(name).setLevel(number)
     return bounds
 
 
-def _caused_by(event: Event) -> Mapping[str, str]:
-    """For ``extra=``: whose request it is; else it is said on behalf of whom the thread works for."""
-    return {"account": event.request.account} if event.request is not None and event.request.account else {}
+def _caused_by(event: Event) -> Mapping[str, object]:
+    """For ``extra=``: which request it is, and whose; else it is said on behalf of whom the thread works for."""
+    about = event.request
+    if about is None:
+        return {"client": event.facts.get("client"), "model": event.facts.get("model_id")}
+    return {"about": about, "account": about.account} if about.account else {"about": about}
 
 
 class Log:
@@ -57,7 +58,8 @@ class Log:
 
     def after_handshake(self, event: Event) -> None:
         if event.side == "cloud":
-            self._log.info("client %s at %s uses model %s", event.client, event.peer, event.model_id)
+            text = "client %s at %s uses model %s"
+            self._log.info(text, event.client, event.peer, event.model_id, extra=_caused_by(event))
 
     def after_connect(self, event: Event) -> None:
         if event.side == "edge":
@@ -71,7 +73,7 @@ class Log:
 
     def on_disconnect(self, event: Event) -> None:
         who = event.address if event.side == "edge" else f"client {event.client} at {event.peer}"
-        self._log.info("stream of %s ended: %s", who, event.reason or "the other side left")
+        self._log.info("stream of %s ended: %s", who, event.reason or "the other side left", extra=_caused_by(event))
 
     def on_error(self, event: Event) -> None:
         error, request = event.error, event.request

@@ -80,13 +80,15 @@ class LogBounds(logging.Filter):
         super().__init__()
         self.each, self.together = each, together
         self._handler, self._clock = handler, clock
+        self.left_out = 0
+        """Lines of all accounts, since the beginning."""
         self._lock = threading.Lock()
         self._minutes: dict[tuple[str, bool], Minute] = {}
         self._all = {grave: Minute(clock()) for grave in (False, True)}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written; rewrites its text."""
-        account = getattr(record, "account", _on_behalf.account)
+        account = record.account = getattr(record, "account", _on_behalf.account)
         if account is None and record.name.partition(".")[0] == "grpc":
             account = UNKNOWN
         self.tell(MINUTE)
@@ -124,6 +126,7 @@ class LogBounds(logging.Filter):
             # A traceback is longer than what is left: the last record of a minute may exceed the bound, none follows.
             if own.lines >= self.each or every.lines >= self.together:
                 own.left_out += 1
+                self.left_out += 1
                 return False
             own.lines += lines
             every.lines += lines

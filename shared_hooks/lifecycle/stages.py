@@ -48,7 +48,7 @@ class Stage(Enum):
         "before_request",
         "an input is about to be run; HookRefused refuses it",
         "a request is announced and has a place; HookRefused refuses it",
-        "inputs split client nbytes",
+        "inputs split client nbytes began_ns",
     )
     BEFORE_HEAD = "before_head", "the model runs up to the cut, or (edge-only) to its end", "", "split"
     BEFORE_BANK = "before_bank", "the cut is reached; what crosses is taken", "", "split"
@@ -67,12 +67,12 @@ class Stage(Enum):
     BEFORE_TAIL = "before_tail", "", "the rest of the model runs, or (a file) all of it", "split"
     AFTER_TAIL = "after_tail", "", "the output is there", "split output"
     ON_RESULT = "on_result", "the caller gets the answer", "the answer is ready to be sent", "answer computed"
-    ON_ERROR = "on_error", "a request or the connection failed", "a request or a stream failed", "where error"
+    ON_ERROR = "on_error", "a request or the connection failed", "a request, a stream or a call failed", "where error"
     AFTER_REQUEST = (
         "after_request",
         "it is answered, failed or cancelled",
         "the same",
-        ("error answer nbytes reply began_ns"),
+        ("error answer split nbytes reply began_ns"),
     )
     ON_SPLIT_CHANGE = "on_split_change", "requests are cut elsewhere from now on", "", "old new reason"
     ON_DISCONNECT = (

@@ -55,7 +55,8 @@ class Cuts:
         """
         chosen = pick(self.allowed, self._room(first)) if self.allowed else []
         for number in range(-1, self._options.repetitions):  # the round before the first is to warm up
-            step(self._options.warmup + number + 1, f"round {number + 1}" if number >= 0 else "every cut once")
+            told = f"round {number + 1}" if number >= 0 else "every cut once"
+            step(self._options.warmup + number + 1, told)
             if number >= 0:
                 self._begin()
                 forwards.run_bare()
@@ -64,6 +65,8 @@ class Cuts:
             for layer_id in chosen:
                 if layer_id in self.refused:
                     continue
+                if not self._is_edge:
+                    step(self._options.warmup + number + 1, told)  # a server does others' work here
                 self._begin()
                 try:
                     run = self._timer.run(layer_id)

@@ -7,7 +7,7 @@ import copy
 import math
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.crossing import EarlyOutput, generators
+from shared_hooks.crossing import EarlyOutput, decoded_bytes, generators
 from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlanMismatch, ServerUnavailable
 from shared_hooks.forward import context
 from shared_hooks.modules import ModuleInfo, fast_path_off
 from shared_hooks.purity import Turns
+from shared_hooks.sharing import Party, SharedCache
 from shared_hooks.state import Settings
 from shared_hooks.tail.ghosts import Budget
 from shared_hooks.tail.placing import Placing
@@ -35,8 +36,9 @@ from shared_hooks.tensors import ClassFinder
 class RehearsalLimits:
     """What rehearsals may use: each one (`ghosts.Budget`), and all together.
 
-    ``recipes`` and ``steps`` that are kept; ``seconds_a_minute``: of rehearsing in any minute, for all and for one
-    `payer`; beyond it new cuts are put off. ``refusal_seconds``: how long a refusal is believed without looking again.
+    ``recipes`` and ``steps`` (some 500 bytes each) that are kept; ``seconds_a_minute``: of rehearsing in any minute,
+    for all and for one `payer`; beyond it new cuts are put off. ``refusal_seconds``: how long a refusal is believed
+    without looking again.
     """
 
     operations: int = 400_000
@@ -44,21 +46,21 @@ class RehearsalLimits:
     elements: int = 1 << 36
     seconds: float = 60.0
     recipes: int = 1024
-    steps: int = 4_000_000
+    steps: int = 1_000_000
     seconds_a_minute: float = 60.0
     seconds_a_minute_each: float = 60.0
     held_bytes: int = 1 << 34
     refusal_seconds: float = 60.0
 
 
-payer: ContextVar[str] = ContextVar("payer", default="")
+payer: ContextVar[Party] = ContextVar("payer", default=Party())  # noqa: B039  # immutable
 """On whose behalf this thread works: one who has new cuts rehearsed all the time takes nobody else's share."""
 
 
 @contextmanager
-def paid_by(who: str) -> Iterator[None]:
+def paid_by(account: str, client: str = "") -> Iterator[None]:
     """What is rehearsed in the block is on this one's account."""
-    token = payer.set(who)
+    token = payer.set(Party(account, client))
     try:
         yield
     finally:
@@ -90,8 +92,7 @@ class RecipeBook:
         self._find = find
         self._limits = limits
         self._turns = turns
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._steps = 0
+        self._kept: SharedCache[str, _Kept] = SharedCache(limits.recipes, limits.steps)
         self._spent: deque[tuple[float, float, str]] = deque()
         self._facts: Facts | None = None
         self._lock = threading.Lock()
@@ -120,10 +121,9 @@ class RecipeBook:
         """Nobody who brings a known cut waits for a rehearsal of another."""
         digest = early.crossing.digest
         with self._lock:
-            kept = self._kept.get(digest)
+            kept = self._kept.get(digest, payer.get())
             if kept is None or kept.until < time.monotonic() or _largest(early.values) > kept.largest:
                 return None
-            self._kept.move_to_end(digest)
             return kept.found
 
     def _made(self, early: EarlyOutput, device: torch.device) -> Recipe | IsthmusError:
@@ -137,7 +137,7 @@ class RecipeBook:
                 raise  # with other values it may be another path
             found = copy.copy(error)
         finally:
-            self._spent.append((time.monotonic(), time.monotonic() - started, payer.get()))
+            self._spent.append((time.monotonic(), time.monotonic() - started, payer.get().account))
         self._keep(early, found)
         return found
 
@@ -169,7 +169,7 @@ class RecipeBook:
         now = time.monotonic()
         while self._spent and self._spent[0][0] < now - 60:
             self._spent.popleft()
-        own = sum(seconds for _, seconds, who in self._spent if who == payer.get())
+        own = sum(seconds for _, seconds, who in self._spent if who == payer.get().account)
         if own > self._limits.seconds_a_minute_each:
             raise ServerUnavailable("this client brought too many new cuts or input forms in the last minute")
         if sum(seconds for _, seconds, _ in self._spent) > self._limits.seconds_a_minute:
@@ -179,25 +179,20 @@ class RecipeBook:
         digest = early.crossing.digest
         # a refusal may come of the moment: no memory, another thread at the model's state
         until = math.inf if isinstance(found, Recipe) else time.monotonic() + self._limits.refusal_seconds
+        kept = _Kept(found, until, _bound(_largest(early.values)))
         with self._lock:
-            old = self._kept.pop(digest, None)
-            self._steps -= _size(old)
-            self._kept[digest] = kept = _Kept(found, until, _bound(_largest(early.values)))
-            self._steps += _size(kept)
-            while len(self._kept) > self._limits.recipes or (self._steps > self._limits.steps and len(self._kept) > 1):
-                self._steps -= _size(self._kept.popitem(last=False)[1])
+            self._kept.put(digest, kept, _size(found), payer.get())
 
 
-def _size(kept: _Kept | None) -> int:
-    if kept is None:
-        return 0
-    if not isinstance(kept.found, Recipe):
+def _size(found: Recipe | IsthmusError) -> int:
+    """In steps."""
+    if not isinstance(found, Recipe):
         return 1
-    return len(kept.found.steps) + len(kept.found.crossing.to_bytes()) // STEP_BYTES
+    return len(found.steps) + decoded_bytes(found.crossing.to_bytes()) // STEP_BYTES
 
 
-STEP_BYTES = 16
-"""Bytes of the cut's description, which a recipe holds on to, that count as one step."""
+STEP_BYTES = 512
+"""Of memory that a step takes; the cut's description, which a recipe holds on to, counts in steps, too."""
 _SMALL = 1024.0
 
 

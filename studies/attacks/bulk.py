@@ -172,10 +172,8 @@ class Target:
             return request is not None and request.state is State.RECEIVING
         kind = frame.WhichOneof("frame")
         if kind == "cut":
-            return self.core.crossings.get(frame.cut.digest) is None
-        return kind == "request" and (
-            frame.request.HasField("file") or self.core.crossings.get(frame.request.cut_digest) is not None
-        )
+            return frame.cut.digest not in self.core.crossings
+        return kind == "request" and (frame.request.HasField("file") or frame.request.cut_digest in self.core.crossings)
 
     def honest(self, recording: Recording, id: int) -> str:
         """ "" when the answer is the whole model's, bit for bit; else what was wrong."""

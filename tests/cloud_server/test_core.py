@@ -14,6 +14,7 @@ from cloud_server.core import Core
 from cloud_server.limits import Limits
 from shared_hooks import errors
 from shared_hooks.lifecycle import Event, Stage
+from shared_hooks.sharing import Party
 from tests.cloud_server.fakes import (
     CoreClient,
     FakeEngine,
@@ -324,7 +325,7 @@ class TestBrokenStreams:
         frame.cut.digest = make_crossing(4).digest
         client.send(frame)
         assert "digest" in str(client.ended())
-        assert core.crossings.get(make_crossing(4).digest) is None
+        assert make_crossing(4).digest not in core.crossings
 
     @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": 1}', b"\xff\xfe", b"[" * 100_000])
     def test_crossing_that_is_none(self, core: Core, data: bytes) -> None:
@@ -479,9 +480,9 @@ class TestBounds:
         crossings = [make_crossing(1, f"layer{number}") for number in range(10)]
         for crossing in crossings:
             client.send(upload(crossing))
-            core.crossings.get(crossings[0].digest)
-        assert len(core.crossings) == 8 and core.crossings.get(crossings[0].digest)
-        assert core.crossings.get(crossings[1].digest) is None
+            core.crossings.get(crossings[0].digest, Party("address test", "alice"))
+        assert len(core.crossings) == 8 and crossings[0].digest in core.crossings
+        assert crossings[1].digest not in core.crossings
 
     def test_a_client_that_does_not_fetch_is_not_listened_to(self, core: Core) -> None:
         session = core.open(Caller("test"))

@@ -19,8 +19,9 @@ from cloud_server.models.engine import Progress
 from cloud_server.transport.server import CloudServer
 from cloud_server.work.load import QueueClock
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
-from shared_hooks.errors import CutRefused
-from tests.cloud_server.fakes import FakeEngine, GrpcClient, hello
+from protos.padding import Padding
+from shared_hooks.errors import CutRefused, QuotaExceeded, ServerUnavailable
+from tests.cloud_server.fakes import CoreClient, FakeEngine, GrpcClient, hello
 from tests.waiting import PATIENCE, eventually
 
 LIMITS = Limits(
@@ -35,6 +36,8 @@ LIMITS = Limits(
 
 class ProfiledEngine(FakeEngine):
     """Its profile is what it was asked for; ``hold`` makes it wait in the middle."""
+
+    profile_gives_way = False
 
     def __init__(self, *, model_id: str = "fake", example: bool = True) -> None:
         super().__init__(model_id=model_id)
@@ -136,6 +139,19 @@ class TestProbe:
         for stream in streams:
             stream.end()
         assert len(probe(channel, frame())) == 1
+
+    def test_one_account_has_its_part_of_streams_and_of_bytes(self) -> None:
+        limits = dataclasses.replace(LIMITS, max_probes_per_account=1, probe_bytes_per_minute=3_000)
+        hostile, honest = Caller("a", "hostile"), Caller("b", "honest")
+        with Core([ProfiledEngine()], limits) as core, core.probing(hostile) as one, core.probing(honest):
+            with pytest.raises(ServerUnavailable, match="identity hostile has 1 streams"), core.probing(hostile):
+                pass
+            for answer_bytes in (1_000, 2_000):
+                assert one.receive(Padding(memoryview(bytes(500)), True, answer_bytes))
+            replies = one.frames()
+            assert isinstance(next(replies), Padding) and next(replies).last
+            with pytest.raises(QuotaExceeded, match="hostile has used up its 3000 bytes of probes a minute"):
+                list(replies)
 
     def test_a_message_that_is_no_frame_is_named(self, channel: grpc.Channel) -> None:
         call = channel.stream_stream("/isthmus.v1.Split/Probe")(iter([b"\xff\xff\xff"]))
@@ -253,6 +269,51 @@ class TestProfile:
         engine.hold.set()
         assert bytes(client.answer(1).data) == b"doog"
         assert [reply for reply in call if reply.WhichOneof("reply") == "profile"]
+
+    @pytest.mark.parametrize("who", [Caller("test"), Caller("other", "honest")])
+    def test_between_repetitions_it_gives_way(self, engine: ProfiledEngine, who: Caller) -> None:
+        engine.hold, engine.profile_gives_way = threading.Event(), True
+        with Core([engine], LIMITS) as core:
+            replies = core.profiles.stream(split_pb2.ProfileRequest(model_id="fake"), Caller("test"))
+            assert next(replies) and engine.entered.wait(PATIENCE)
+            client = CoreClient(core, caller=who)
+            client.ask(1, b"good")
+            assert bytes(client.answer(1).data) == b"doog"
+            engine.hold.set()
+            assert list(replies)[-1].profile
+
+    def test_one_at_hand_is_answered_beside_one_that_is_measured(self, engine: ProfiledEngine) -> None:
+        with Core([engine], LIMITS) as core:
+            kept = list(core.profiles.stream(split_pb2.ProfileRequest(model_id="fake"), Caller("test")))[-1].profile
+            core.profiles._rests_until = 0.0
+            engine.hold = threading.Event()
+            measured = core.profiles.stream(split_pb2.ProfileRequest(model_id="fake", fresh=True), Caller("a"))
+            assert next(measured).progress.what == "starting"
+            (at_once,) = core.profiles.stream(split_pb2.ProfileRequest(model_id="fake"), Caller("b"))
+            assert at_once.profile == kept
+            engine.hold.set()
+            list(measured)
+
+    def test_one_account_has_its_part_of_places_and_of_a_minute(self, engine: ProfiledEngine) -> None:
+        engine.hold = threading.Event()
+        limits = dataclasses.replace(LIMITS, max_profiles=4, max_profiles_per_account=1, profiles_per_minute=2)
+        hostile, honest = Caller("a", "hostile"), Caller("b", "honest")
+        asked = split_pb2.ProfileRequest(model_id="fake", fresh=True)
+        with Core([engine], limits) as core:
+            first = core.profiles.stream(asked, hostile)
+            next(first)
+            with pytest.raises(ServerUnavailable, match="identity hostile waits for 1 profiles"):
+                next(core.profiles.stream(asked, hostile))
+            other = core.profiles.stream(asked, honest)
+            assert "waiting" in next(other).progress.what
+            engine.hold.set()
+            for stream in (first, other):
+                core.profiles._rests_until = 0.0
+                assert list(stream)[-1].profile
+            core.profiles._rests_until = 0.0
+            assert list(core.profiles.stream(asked, hostile))[-1].profile
+            with pytest.raises(QuotaExceeded, match="identity hostile has used up its 2 measured profiles a minute"):
+                next(core.profiles.stream(asked, hostile))
 
     def test_a_model_that_raises_is_quoted(self, channel: grpc.Channel, engine: ProfiledEngine) -> None:
         def broken(*_: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +17,9 @@ from cloud_server.transport import CloudServer
 from cloud_server.transport.door import Caller, Door
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks.errors import HookRefused
+from shared_hooks.lifecycle import Stage
+from shared_hooks.lifecycle.loading import default
+from shared_hooks.lifecycle.log_bounds import LogBounds
 from tests.cloud_server.fakes import FakeEngine
 
 PASS = (("authorization", "Bearer pass"),)
@@ -73,3 +78,23 @@ def test_with_a_pass_the_call_is_answered_or_refused_for_what_it_says(channel: g
         call(channel, PASS)
     except grpc.RpcError as error:
         assert error.code() is not grpc.StatusCode.PERMISSION_DENIED, error
+
+
+def test_refused_calls_are_heard_by_hooks_and_bounded_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Door, "check", check)
+    written, heard, lifecycle = io.StringIO(), [], default("cloud")
+    handler = logging.StreamHandler(written)
+    handler.addFilter(LogBounds(handler, each=3))
+    logger = logging.getLogger("cloud_server")
+    monkeypatch.setattr(logger, "handlers", [handler])
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    lifecycle.on(Stage.ON_ERROR)(lambda event: heard.append((event.where.partition(" ")[0], type(event.error))))
+    server = CloudServer(Core([FakeEngine()], lifecycle=lifecycle), "127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        for _ in range(10):
+            with pytest.raises(grpc.RpcError):
+                CALLS["ListModels"](channel, ())
+    server.stop(grace=1)
+    assert heard == [("/isthmus.v1.Split/ListModels", HookRefused)] * 10
+    assert sum("HookRefused: no pass" in line for line in written.getvalue().splitlines()) == 3

@@ -131,7 +131,8 @@ class TestHandshake:
             ({"model_id": "ungew\u00f6hnlich" * 90, "weights_hash": "\U0001f642"}, "NOT_FOUND", "ungew\u00f6hnlich"),
             ({"weights_hash": "\U0001f642" * 900}, "FAILED_PRECONDITION", "weights"),
             ({"client_id": ""}, "INVALID_ARGUMENT", "client_id"),
-            ({"environment": {str(n): "x" * 9999 for n in range(100)}}, "FAILED_PRECONDITION", "differ"),
+            ({"environment": {str(n): "x" * 999 for n in range(50)}}, "FAILED_PRECONDITION", "differ"),
+            ({"environment": {str(n): "x" * 9999 for n in range(100)}}, "RESOURCE_EXHAUSTED", "hello: 10"),
         ],
     )
     def test_refused_by_name(self, channel: grpc.Channel, changes: dict[str, object], status: str, says: str) -> None:

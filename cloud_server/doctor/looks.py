@@ -1,0 +1,143 @@
+"""What a server would find: its file, who may, its ports, its models, the machine."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import stat
+import time
+import urllib.parse
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+
+from cloud_server.access.identities import read_identities
+from cloud_server.config import ModelEntry, ServerConfig, is_loopback
+from cloud_server.models import ServedModel
+from cloud_server.options import composed
+from protos import PROTOCOL_VERSION
+from shared_hooks.doctor import Finding, certificates, contained, machine, ok, warning, wrong
+from shared_hooks.errors import IsthmusError
+from shared_hooks.lifecycle import Lifecycle
+from shared_hooks.models import pick_device, set_threads
+from shared_hooks.profiling.machine import describe
+
+SOON_SECONDS: Final = 14 * 86400.0
+
+
+def all_of(options: argparse.Namespace) -> Iterator[Finding]:
+    """In the order in which a server would meet them."""
+    yield machine.versions(PROTOCOL_VERSION)
+    try:
+        config = composed(options)
+    except IsthmusError as error:
+        yield wrong("config", f"{error}", "nothing further is looked at before")
+        return
+    where = options.config or "no file, the defaults"
+    yield ok("config", f"{where}: {len(config.models)} model{'s' if len(config.models) > 1 else ''}")
+    yield from contained("tls", _tls(config))
+    yield from contained("identities", _identities(config))
+    yield from contained("listen", _port("listen", config.listen))
+    if config.metrics:
+        yield from contained("metrics", _port("metrics", config.metrics))
+    yield from contained("tracing", _collector(config.tracing))
+    yield from contained("device", _machine(config))
+    for entry in config.models:
+        yield from contained("model", _model(entry, config))
+    yield from contained("energy", machine.sensors())
+    yield from contained("clock", machine.clock())
+
+
+def _tls(config: ServerConfig) -> Iterator[Finding]:
+    if config.tls is not None:
+        yield from certificates.pair("tls", config.tls.certificate, config.tls.key, server=True)
+        if config.tls.client_ca is not None:
+            yield from certificates.authorities("client ca", config.tls.client_ca)
+        config.tls.read()  # as the server does: what OpenSSL takes, and nothing else, counts
+        return
+    if is_loopback(config.listen.rpartition(":")[0]):
+        yield ok("tls", "none: in the clear, for this machine only")
+    elif config.insecure:
+        yield warning("tls", f"none: whoever is on the way to {config.listen} reads all (--insecure)", "--cert, --key")
+    else:
+        yield wrong("tls", f"none, and {config.listen} is open to other machines", "--cert and --key (make certs)")
+
+
+def _identities(config: ServerConfig) -> Iterator[Finding]:
+    path = config.identities
+    if path is None:
+        certified = config.tls is not None and config.tls.client_ca is not None
+        if certified or is_loopback(config.listen.rpartition(":")[0]):
+            who = "whoever has a certificate of the client ca" if certified else "everybody on this machine"
+            yield ok("identities", f"no file: {who} may do everything")
+        else:
+            yield warning("identities", "no file: everybody who reaches the port may do everything", "--identities")
+        return
+    found, now = read_identities(path), time.time()
+    if path.stat().st_mode & stat.S_IWOTH:
+        yield wrong("identities", f"{path}: every user may write to it", f"chmod 600 {path}")
+    for token in found.tokens:
+        left = None if token.expires is None or token.revoked else token.expires - now
+        if left is not None and left < SOON_SECONDS:
+            when = "expired" if left < 0 else f"expires in {left / 86400:.1f} days:"
+            yield warning("identities", f"a token of {token.identity} {when}", "a new one: cloud-server token NAME")
+    usable = sum(not one.revoked and (one.expires is None or one.expires > now) for one in found.tokens)
+    says = f"{path}: {len(found.policies)} identities, {usable} of {len(found.tokens)} tokens hold"
+    if not found.policies:
+        yield wrong("identities", f"{says}: nobody is let in", f"cloud-server token NAME >> {path}")
+    else:
+        yield ok("identities", says)
+
+
+def _port(about: str, address: str) -> Iterator[Finding]:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, int(port)), family=family):
+            yield ok(about, f"{address} is free")
+    except OSError as error:
+        if error.errno is not None and "in use" in (error.strerror or ""):
+            yield warning(about, f"{address} is in use", "fine if this server runs; else stop who has it (ss -ltnp)")
+        else:
+            mend = "an address of this machine, and a port above 1023"
+            yield wrong(about, f"{address} cannot be used: {error.strerror or error}", mend)
+
+
+def _collector(endpoint: str) -> Iterator[Finding]:
+    if not endpoint:
+        return
+    parts = urllib.parse.urlsplit(endpoint)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 4317), timeout=3):
+            yield ok("tracing", f"{endpoint} takes connections")
+    except OSError as error:
+        yield warning("tracing", f"{endpoint}: {error.strerror or error}", "start the collector; spans are dropped")
+
+
+def _machine(config: ServerConfig) -> Iterator[Finding]:
+    device, limits = pick_device(config.device), config.limits
+    yield ok("device", f"{device}" + (f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""))
+    threads = set_threads(config.threads)
+    yield from machine.processor(describe(device), threads * config.workers)
+    needed = limits.max_pending_bytes + limits.max_answer_bytes + config.workers * limits.max_tail_bytes
+    what = "the limits' requests (max_pending_bytes), answers (max_answer_bytes) and tails (max_tail_bytes)"
+    yield from machine.memory(needed, what)
+
+
+def _model(entry: ModelEntry, config: ServerConfig) -> Iterator[Finding]:
+    """Loaded as the server loads it."""
+    spec = entry.spec
+    try:
+        model = ServedModel(entry, pick_device(config.device), Lifecycle("cloud"), config.limits.rehearsals())
+    except Exception as error:  # a model's own code may raise anything
+        yield wrong("model", f"{spec.model_id}: {type(error).__name__}: {error}", "mend its spec, code or weights")
+        return
+    who = model.identity
+    says = f"{who.model_id}: {who.layers} layers, weights {who.weights_hash}"
+    if who.plan_digest:
+        yield ok("model", says)
+    else:
+        mend = "give its spec an example, or --example: then both sides compare plans before the first request"
+        yield warning("model", f"{says}; no example input", mend)

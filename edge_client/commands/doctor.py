@@ -1,0 +1,55 @@
+"""``edge-client doctor HOST:PORT``: what stands between this machine and a server's answers, and how to mend it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from edge_client.commands import exits
+from edge_client.commands.credentials import credentials_of
+from edge_client.commands.loading import choice_of
+from edge_client.commands.output import check_json_target, write_json
+from edge_client.credentials import Credentials
+from edge_client.dial import check_address
+from edge_client.doctor import agree, reach
+from edge_client.model_choice import ModelChoice
+from protos import PROTOCOL_VERSION
+from shared_hooks.doctor import Finding, Level, as_json, contained, counts, machine, report
+from shared_hooks.profiling.machine import describe
+
+
+def main(options: argparse.Namespace) -> int:
+    """Look, and print; exit status 1 if anything is wrong."""
+    check_address(options.server)
+    check_json_target(options.json)
+    found = report(looks(options.server, credentials_of(options), choice_of(options)), sys.stdout)
+    if options.json:
+        write_json(as_json(found), options.json, options.stdout)
+    return exits.SOME_FAILED if counts(found)["wrong"] else exits.OK
+
+
+def looks(server: str, credentials: Credentials, choice: ModelChoice) -> Iterator[Finding]:
+    """This machine first; then the server, as far as it can be reached."""
+    yield machine.versions(PROTOCOL_VERSION)
+    yield from contained("machine", _machine(choice))
+    yield from contained("energy", machine.sensors())
+    yield from contained("clock", machine.clock())
+    further = True
+    yield from contained("credentials", reach.own(credentials))
+    for finding in contained("reach", reach.way(server, credentials)):
+        further = further and finding.level is not Level.WRONG
+        yield finding
+    for finding in contained("models", agree.served(server, credentials)) if further else ():
+        further = further and finding.level is not Level.WRONG
+        yield finding
+    if further:
+        yield from contained("greeting", agree.greeted(server, credentials, choice))
+
+
+def _machine(choice: ModelChoice) -> Iterator[Finding]:
+    device = choice.set_up()
+    yield from machine.processor(describe(device), torch.get_num_threads())
+    yield from machine.memory(0, "")

@@ -1,0 +1,244 @@
+"""One bounded thing, used by many: who gives way when there is no more of it.
+
+While there is room, everybody takes what they ask for. At the bound it is max-min fairness that decides: who holds the
+most gives way to who would hold less, even with what it asks for. That is asked twice: between *accounts*, then between
+the *clients* of one account, which say themselves who they are. Nothing here locks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+MAX_USERS = 8
+"""Clients that one kept thing counts for; who used it longer ago loses it sooner, and uses it none the less."""
+
+
+class Party(NamedTuple):
+    """Who holds something. ``client`` is what it calls itself, and costs nothing; ``account`` is who it is known as."""
+
+    account: str = ""
+    client: str = ""
+
+
+class Shares:
+    """What each party holds of one bound."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.total = 0
+        self._of: dict[str, Counter[str]] = {}
+        self._sums: Counter[str] = Counter()
+
+    def add(self, party: Party, amount: int) -> None:
+        """The party holds so much more. A bound is not looked at here: ask `has_room` before."""
+        if amount:
+            self._of.setdefault(party.account, Counter())[party.client] += amount
+            self._sums[party.account] += amount
+            self.total += amount
+
+    def remove(self, party: Party, amount: int) -> None:
+        """The party holds so much less; nothing is remembered of one who holds nothing. Raises ValueError below 0."""
+        if not amount:
+            return
+        clients = self._of.get(party.account, Counter())
+        if clients[party.client] < amount:
+            raise ValueError(f"{party} gives back {amount} and holds {clients[party.client]}")
+        clients[party.client] -= amount
+        self._sums[party.account] -= amount
+        self.total -= amount
+        if not clients[party.client]:
+            del clients[party.client]
+        if not clients:
+            del self._of[party.account], self._sums[party.account]
+
+    def has_room(self, amount: float = 0) -> bool:
+        return self.total + amount <= self.limit
+
+    def account(self, account: str) -> int:
+        """What all clients of an account hold together."""
+        return self._sums.get(account, 0)
+
+    def client(self, party: Party) -> int:
+        return self._of.get(party.account, Counter())[party.client]
+
+    def fullest(self) -> Party | None:
+        """The client that holds the most, of the account that holds the most; None where nobody holds anything."""
+        if not self._sums:
+            return None
+        account = max(self._sums, key=self._sums.__getitem__)
+        clients = self._of[account]
+        return Party(account, max(clients, key=clients.__getitem__))
+
+    def parties(self) -> Iterator[tuple[Party, int]]:
+        for account, clients in self._of.items():
+            for client, amount in clients.items():
+                yield Party(account, client), amount
+
+
+class Holding(Protocol):
+    """Something held, as far as it may have to be given up."""
+
+    @property
+    def party(self) -> Party: ...
+
+    @property
+    def usefulness(self) -> tuple[float, ...] | None:
+        """Of all that a party holds the least goes first; None: it cannot be given up."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """It waits for its client, who does nothing: within an account it gives way to whoever does something."""
+        ...
+
+
+H = TypeVar("H", bound=Holding)
+
+
+def giving_way(shares: Shares, newcomer: Party, amount: int, things: Iterable[tuple[H, int]]) -> list[H] | None:
+    """What has to go so that ``newcomer`` can have ``amount``; None when it has to do without.
+
+    ``things`` are all that could go, each with what it holds of this bound. First goes what is idle in the newcomer's
+    own account; then what the account with the most has, while the newcomer's has less with what it asks for; then the
+    same between the clients of the newcomer's own account.
+    """
+    left = [(thing, held, thing.usefulness) for thing, held in things]
+    able = sorted(((use, thing, held) for thing, held, use in left if use is not None), key=lambda one: one[0])
+    gone: list[H] = []
+    freed: Counter[str] = Counter()
+    freed_by: Counter[Party] = Counter()
+    short = shares.total + amount - shares.limit
+
+    def take(thing: H, held: int) -> None:
+        nonlocal short
+        gone.append(thing)
+        freed[thing.party.account] += held
+        freed_by[thing.party] += held
+        short -= held
+
+    for _, thing, held in able:
+        if short > 0 and held and thing.party.account == newcomer.account and thing.is_idle:
+            take(thing, held)
+    able = [one for one in able if not any(one[1] is other for other in gone)]
+    while short > 0:
+        own = shares.account(newcomer.account) - freed[newcomer.account] + amount
+        alone = shares.client(newcomer) - freed_by[newcomer] + amount
+
+        def weight(thing: H, own: int = own, alone: int = alone) -> tuple[int, int, int] | None:
+            """How much there is on the side of who holds this one; None when it need not go."""
+            party = thing.party
+            of_account = shares.account(party.account) - freed[party.account]
+            of_client = shares.client(party) - freed_by[party]
+            if party.account != newcomer.account:
+                return (1, of_account, of_client) if of_account > own else None
+            return (0, 0, of_client) if of_client > alone else None
+
+        best: tuple[tuple[int, int, int], int] | None = None
+        for at, (_, thing, held) in enumerate(able):
+            if held and (heavy := weight(thing)) is not None and (best is None or heavy > best[0]):
+                best = heavy, at
+        if best is None:
+            return None
+        _, thing, held = able.pop(best[1])
+        take(thing, held)
+    return gone
+
+
+class SharedCache(Generic[K, V]):
+    """Things kept while they are used, within bounds on their number and their size together.
+
+    Each counts for those who used it last. Beyond a bound, who holds the most loses what it has not used for longest;
+    what nobody holds any more is gone. So one who brings ever new things pushes out its own.
+    """
+
+    def __init__(self, most: int, most_bytes: float) -> None:
+        """``most_bytes``: of the sizes given to `put`, in whatever unit they are."""
+        self._kept: dict[K, tuple[V, int]] = {}
+        self._users: dict[K, list[Party]] = {}
+        self._used: dict[Party, OrderedDict[K, None]] = {}
+        self._most, self._most_bytes = most, most_bytes
+        self._numbers, self._sizes = Shares(most), Shares(most_bytes)
+        self.nbytes = 0
+        """Sizes of all that is kept, each counted once."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._kept
+
+    def get(self, key: K, party: Party) -> V | None:
+        """What is kept under this key; from now on it counts for ``party``, too."""
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._claim(key, party)
+        return found[0]
+
+    def put(self, key: K, value: V, size: int, party: Party) -> None:
+        """Keeps it, in place of what was under this key; at least until the next call."""
+        self.drop(key)
+        self._kept[key] = value, size
+        self._users[key] = []
+        self.nbytes += size
+        self._claim(key, party)
+        while len(self._kept) > 1 and (len(self._kept) > self._most or self.nbytes > self._most_bytes):
+            shares = self._numbers if len(self._kept) > self._most else self._sizes
+            fullest = shares.fullest()
+            if fullest is None or self._oldest(fullest) == key:  # the newest is not given up for older ones
+                others = (party for party in self._used if self._oldest(party) != key)
+                fullest = max(others, key=lambda party: (shares.account(party.account), shares.client(party)))
+            self._disclaim(self._oldest(fullest), fullest)
+
+    def drop(self, key: K) -> None:
+        """Forgets it; an unknown key is ignored."""
+        for party in list(self._users.get(key, ())):
+            self._disclaim(key, party)
+
+    def keys(self) -> list[K]:
+        return list(self._kept)
+
+    def values(self) -> list[V]:
+        return [value for value, _ in self._kept.values()]
+
+    def clear(self) -> None:
+        for key in self.keys():
+            self.drop(key)
+
+    def _oldest(self, party: Party) -> K:
+        return next(iter(self._used[party]))
+
+    def _claim(self, key: K, party: Party) -> None:
+        users = self._users[key]
+        mine = self._used.setdefault(party, OrderedDict())
+        if key not in mine:
+            mine[key] = None
+            users.append(party)
+            self._count(key, party, add=True)
+            if len(users) > MAX_USERS:
+                self._disclaim(key, users[0])
+        elif users[-1] != party:
+            users.remove(party)
+            users.append(party)
+        mine.move_to_end(key)
+
+    def _disclaim(self, key: K, party: Party) -> None:
+        self._count(key, party, add=False)
+        mine = self._used[party]
+        del mine[key]
+        if not mine:
+            del self._used[party]
+        self._users[key].remove(party)
+        if not self._users[key]:
+            del self._users[key]
+            self.nbytes -= self._kept.pop(key)[1]
+
+    def _count(self, key: K, party: Party, add: bool) -> None:
+        size = self._kept[key][1]
+        for shares, amount in ((self._numbers, 1), (self._sizes, size)):
+            (shares.add if add else shares.remove)(party, amount)

@@ -1,0 +1,173 @@
+"""Who gives way at a bound: sums that always agree with what is held, and nobody pushed out by who holds more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from shared_hooks.sharing import MAX_USERS, Party, SharedCache, Shares, giving_way
+
+PARTIES = st.builds(Party, st.sampled_from("abc"), st.sampled_from("xyz"))
+
+
+@dataclass(eq=False)
+class Thing:
+    party: Party
+    held: int
+    usefulness: tuple[float, ...] | None
+    is_idle: bool = False
+
+
+THINGS = st.builds(
+    Thing, PARTIES, st.integers(0, 9), st.none() | st.tuples(st.integers(0, 3), st.integers(0, 3)), st.booleans()
+)
+
+
+def shares_of(things: list[Thing], limit: int) -> Shares:
+    shares = Shares(limit)
+    for thing in things:
+        shares.add(thing.party, thing.held)
+    return shares
+
+
+@given(st.lists(THINGS, max_size=12), PARTIES, st.integers(0, 12), st.integers(0, 40))
+@settings(max_examples=100, deadline=None)
+def test_who_gives_way(things: list[Thing], newcomer: Party, amount: int, limit: int) -> None:
+    shares = shares_of(things, limit)
+    gone = giving_way(shares, newcomer, amount, [(thing, thing.held) for thing in things])
+    if gone is None:
+        return  # nothing was touched
+    assert len({id(thing) for thing in gone}) == len(gone) and all(thing.usefulness is not None for thing in gone)
+    for thing in gone:  # each for a reason, as it was when it was chosen
+        own, alone = shares.account(newcomer.account) + amount, shares.client(newcomer) + amount
+        if thing.party.account != newcomer.account:
+            assert shares.account(thing.party.account) > own
+        else:
+            assert thing.is_idle or shares.client(thing.party) > alone
+        assert not shares.has_room(amount)
+        shares.remove(thing.party, thing.held)
+    assert shares.has_room(amount)
+
+
+def test_two_that_hold_as_much_do_not_take_from_each_other() -> None:
+    ann, bob = Party("a"), Party("b")
+    things = [Thing(ann, 1, (0.0,)), Thing(bob, 1, (0.0,))]
+    assert giving_way(shares_of(things, 2), bob, 1, [(one, 1) for one in things]) is None
+    more = [Thing(ann, 1, (float(number),)) for number in range(3)]
+    assert giving_way(shares_of(more, 3), bob, 1, [(one, 1) for one in more]) == more[:1]  # the least useful
+
+
+def test_what_is_idle_gives_way_to_who_does_something() -> None:
+    ann = Party("a", "1")
+    idle, busy = Thing(ann, 4, (0.0,), is_idle=True), Thing(ann, 4, (1.0,))
+    assert giving_way(shares_of([idle, busy], 8), ann, 4, [(busy, 4), (idle, 4)]) == [idle]
+    assert giving_way(shares_of([busy], 4), ann, 4, [(busy, 4)]) is None
+
+
+class Books(RuleBasedStateMachine):
+    """Against a list of all that is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares = Shares(100)
+        self.held: Counter[Party] = Counter()
+
+    @rule(party=PARTIES, amount=st.integers(0, 30))
+    def add(self, party: Party, amount: int) -> None:
+        self.shares.add(party, amount)
+        self.held[party] += amount
+
+    @rule(party=PARTIES, amount=st.integers(0, 30))
+    def remove(self, party: Party, amount: int) -> None:
+        if amount > self.held[party]:
+            with pytest.raises(ValueError, match="gives back"):
+                self.shares.remove(party, amount)
+        else:
+            self.shares.remove(party, amount)
+            self.held[party] -= amount
+
+    @invariant()
+    def agrees(self) -> None:
+        assert self.shares.total == sum(self.held.values())
+        assert dict(self.shares.parties()) == {party: held for party, held in self.held.items() if held}
+        for account in "abc":
+            assert self.shares.account(account) == sum(n for party, n in self.held.items() if party.account == account)
+        fullest = self.shares.fullest()
+        assert (fullest is None) == (self.shares.total == 0)
+        if fullest is not None:
+            assert all(self.shares.account(fullest.account) >= self.shares.account(account) for account in "abc")
+
+    def teardown(self) -> None:
+        for party, amount in list(self.held.items()):
+            self.shares.remove(party, amount)
+        assert self.shares.total == 0 and not self.shares._of and not self.shares._sums  # nothing is remembered
+
+
+Books.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestBooks = Books.TestCase
+
+
+class Caches(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: SharedCache[int, str] = SharedCache(4, 20)
+
+    @rule(key=st.integers(0, 9), size=st.integers(0, 25), party=PARTIES)
+    def put(self, key: int, size: int, party: Party) -> None:
+        self.cache.put(key, str(key), size, party)
+        assert key in self.cache
+
+    @rule(key=st.integers(0, 9), party=PARTIES)
+    def get(self, key: int, party: Party) -> None:
+        assert self.cache.get(key, party) == (str(key) if key in self.cache else None)
+
+    @rule(key=st.integers(0, 9))
+    def drop(self, key: int) -> None:
+        self.cache.drop(key)
+        assert key not in self.cache
+
+    @invariant()
+    def is_within_its_bounds(self) -> None:
+        cache = self.cache
+        assert len(cache) <= 4 and (cache.nbytes <= 20 or len(cache) == 1)
+        assert cache.nbytes == sum(size for _, size in cache._kept.values())
+        claims = {(key, party) for party, keys in cache._used.items() for key in keys}
+        assert claims == {(key, party) for key, parties in cache._users.items() for party in parties}
+        assert cache._numbers.total == len(claims) and cache._users.keys() == cache._kept.keys()
+        assert cache._sizes.total == sum(cache._kept[key][1] for key, _ in claims)
+        assert all(0 < len(parties) <= MAX_USERS for parties in cache._users.values())
+
+    def teardown(self) -> None:
+        self.cache.clear()
+        assert not self.cache._used and self.cache.nbytes == self.cache._sizes.total == self.cache._numbers.total == 0
+
+
+Caches.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestCaches = Caches.TestCase
+
+
+def test_who_brings_ever_new_things_pushes_out_its_own() -> None:
+    cache: SharedCache[int, int] = SharedCache(10, 1000)
+    honest, churner, other = Party("a", "honest"), Party("a", "churner"), Party("b")
+    cache.put(0, 0, 1, honest)
+    cache.put(1, 1, 1, other)
+    for number in range(2, 500):
+        cache.put(number, number, 1, churner)
+    assert cache.get(0, honest) == 0 and cache.get(1, other) == 1 and len(cache) == 10
+
+
+def test_a_thing_used_by_many_outlives_the_one_who_brought_it() -> None:
+    cache: SharedCache[int, int] = SharedCache(10, 1000)
+    honest, churner = Party("a"), Party("b")
+    cache.put(0, 0, 1, churner)
+    cache.get(0, honest)
+    for number in range(1, 500):
+        cache.put(number, number, 1, churner)
+        for name in range(20):  # nor do names push it out, which cost nothing
+            cache.get(number, Party("b", str(name)))
+    assert cache.get(0, honest) == 0
