@@ -8,6 +8,7 @@
 #   ATTACK_FLAGS=   for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
 #   SIEGE_FLAGS=    for the siege, e.g. "--cases tiny-flood --who same --json siege.json"
 #   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
+#   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
 
 VENV := .venv
@@ -17,6 +18,7 @@ DEV := $(VENV)/.installed-dev
 PIP_FLAGS ?=
 PYTEST_FLAGS ?= -n auto
 DEMO_FLAGS ?=
+CERT_FLAGS ?=
 BENCH_FLAGS ?=
 EXPERIMENT_FLAGS ?=
 LIBRARY_FLAGS ?=
@@ -28,10 +30,11 @@ SOAK_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench fuzz attacks chaos siege soak experiments library protos clean
+.PHONY: help demo certs test lint bench fuzz attacks chaos siege soak experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
+	@echo "make certs   an authority, a server's and a client's certificate, for trying TLS: certs/"
 	@echo "make test    lint, types, import rules, generated code, tests"
 	@echo "make lint    test without the tests"
 	@echo "make bench   the benchmarks: a table and JSON"
@@ -47,6 +50,9 @@ help:
 
 demo: $(RUNTIME)
 	$(PY) -m deploy.demo $(DEMO_FLAGS)
+
+certs: $(RUNTIME)
+	$(PY) -m deploy.certs $(CERT_FLAGS)
 
 test: lint
 	$(PY) -m pytest $(PYTEST_FLAGS)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -14,21 +15,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command (`cloud_server.cli.main`); returns its exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a port that is in use is our line to write, not gRPC's
     words = sys.argv[1:] if argv is None else list(argv)
-    try:
-        if words[:1] == ["token"]:
-            from cloud_server.access import token_command
+    if words[:1] == ["token"]:
+        from cloud_server.access import token_command
 
-            return token_command.main(words[1:])
+        return token_command.main(words[1:])
+    # Until the server is up, and drains on Ctrl-C, there is nothing to end well. An exception might be caught or
+    # dropped where it is raised: in the import of a library, in a destructor, in a callback from C++.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+    try:
         if words[:1] == ["doctor"]:
             from cloud_server.doctor import command
 
             return command.main(words[1:])
         from cloud_server import cli  # here, for it loads torch, and Ctrl-C may come meanwhile
 
-        return cli.main(argv)
-    except KeyboardInterrupt:  # before the server was up; later ones drain
-        print("cloud-server: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return cli.main(words)
+    finally:
+        if signal.getsignal(signal.SIGINT) is _end:  # for who calls this as a function
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"cloud-server: interrupted\n")
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

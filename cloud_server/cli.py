@@ -7,6 +7,7 @@ was up.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -22,7 +23,7 @@ from cloud_server.models import Engine, ServedModel
 from cloud_server.options import configure, parser
 from cloud_server.processes import Pool, PooledModel
 from cloud_server.telemetry import MetricsPage, measured, traced
-from cloud_server.transport import CloudServer
+from cloud_server.transport import CloudServer, check_free
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
 from shared_hooks.lifecycle.listing import is_default, lines
@@ -68,6 +69,7 @@ def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
 
 
 def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: MetricsPage | None) -> int:
+    check_free(config.listen)
     device = pick_device(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:
@@ -91,6 +93,8 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: signals.put(received))
+        gc.collect()
+        gc.freeze()  # what is loaded stays: a client's lists would else have every collection look at all of it
         lifecycle.emit(Stage.BEFORE_RUN, address=config.listen)
         server.start()
         if pool and not pool.crew.warm:  # they have all ended meanwhile

@@ -17,7 +17,7 @@ from cloud_server.access import Caller, Quotas, granted
 from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
-from cloud_server.streams import CrossingCache, Probe, StreamSession
+from cloud_server.streams import CrossingCache, Pace, Probe, StreamSession
 from cloud_server.work import Overtime, QueueClocks, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
@@ -52,6 +52,7 @@ class Core:
                 raise SpecError(f'models: two are called "{engine.identity.model_id}"')
             self.engines[engine.identity.model_id] = engine
         self.crossings = CrossingCache(self.limits)
+        self.pace = Pace(self.limits.max_frames_share)
         self.requests = RequestTable(self.limits, self.check_open, self.lifecycle, self._check_new)
         self._changed = self.requests.changed  # guards draining and sessions, too: nothing comes in beside a drain
         self._draining = False

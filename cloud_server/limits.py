@@ -36,6 +36,8 @@ class Limits:
     """One frame: a chunk, a header or the description of a cut."""
     chunk_bytes: int = 512 * KIB
     """Size of the chunks in which answers are sent."""
+    max_frames_share: float = 0.25
+    """Of one processor's time, for taking the frames of one account while others send, too; beyond that they wait."""
     max_cut_bytes: int = MIB
     """Description of one cut."""
     max_cuts: int = 1024

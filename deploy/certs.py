@@ -3,8 +3,8 @@
     python -m deploy.certs certs/ --server cloud.example --server 10.0.0.5 --client edge-1
 
 makes ``ca.pem`` (which both sides need), ``server.pem`` and ``server.key``, ``edge-1.pem`` and ``edge-1.key``, and
-keeps the authority's own key, ``ca.key``, to sign more with later. For more than trying, let an authority of your own
-sign (step-ca, cert-manager, Vault), and keep its key off the server.
+keeps the authority's own key, ``ca.key``, to sign more with later. What is asked for again is made anew. For more than
+trying, let an authority of your own sign (step-ca, cert-manager, Vault), and keep its key off the server.
 """
 
 from __future__ import annotations
@@ -37,32 +37,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--client", action="append", metavar="NAME", help="the identity; may be repeated")
     parser.add_argument("--days", type=int, default=LEAF_DAYS, metavar="N", help=f"until they expire ({LEAF_DAYS})")
     options = parser.parse_args(arguments)
+    if options.days < 1:
+        parser.error(f"--days {options.days}: expected at least 1")
     folder: Path = options.folder
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    wanted = {name: [name] for name in options.client or ([] if options.server else ["edge-1"])}
+    if options.server or not (folder / "server.pem").exists():
+        wanted["server"] = options.server or ["localhost", "127.0.0.1", "::1"]
     try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         ca = authority(folder / "ca.pem", folder / "ca.key")
-        made = []
-        for path, name, names in (
-            *([] if (folder / "server.pem").exists() and not options.server else [_server(folder, options.server)]),
-            *((folder / f"{name}.pem", name, [name]) for name in options.client or ["edge-1"]),
-        ):
-            if path.exists() and name != "server":
-                print(f"{path}: is there already, and stays")
-                continue
-            is_server = path.name == "server.pem"
-            certificate, key = leaf(ca, name, names, days=options.days, server=is_server)
-            write(path, pem(certificate))
+        for name, names in wanted.items():
+            path = folder / f"{name}.pem"
+            certificate, key = leaf(ca, name, names, days=options.days, server=name == "server")
             write(path.with_suffix(".key"), secret(key), private=True)
-            made.append(f"{path}: {', '.join(names)}, until {certificate.not_valid_after_utc:%Y-%m-%d}")
+            write(path, pem(certificate))
+            print(f"{path}: {', '.join(names)}; until {certificate.not_valid_after_utc:%Y-%m-%d}")
     except (OSError, ValueError) as error:
         print(f"certs: {error}", file=sys.stderr)
         return 1
-    print("\n".join(made))
     return 0
-
-
-def _server(folder: Path, names: Sequence[str] | None) -> tuple[Path, str, list[str]]:
-    return folder / "server.pem", "server", list(names or ["localhost", "127.0.0.1", "::1"])
 
 
 def authority(certificate: Path, key: Path, days: int = CA_DAYS) -> tuple[x509.Certificate, Key]:

@@ -8,6 +8,7 @@ tracing     a trace for every request, for OpenTelemetry
 load        how busy a server says it is
 model_choice  which model, on what device
 dial        the one place that opens a channel
+interrupts  Ctrl-C, never lost
 journal     lines of JSON that outlive their process
 credentials  what this side shows a server
 handshake   why a connection does not come about, where TLS is the reason

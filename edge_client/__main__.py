@@ -10,6 +10,7 @@ from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from io import TextIOWrapper
 
+from edge_client import interrupts
 from edge_client.commands import exits
 from edge_client.commands.arguments import make_parser
 from edge_client.screen.text import one_line
@@ -17,6 +18,11 @@ from edge_client.screen.text import one_line
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit status (`edge_client.commands.exits`)."""
+    with interrupts.ends_at_once():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     if isinstance(sys.stdout, TextIOWrapper):  # a file name that cannot be shown as it is must not end a run
@@ -33,7 +39,9 @@ def _run(options: argparse.Namespace) -> int:
         from shared_hooks.errors import AccessRefused, Disagreement, IsthmusError, ServerUnavailable
 
         try:
-            status: int = import_module(f"edge_client.commands.{options.command}").main(options)
+            command = import_module(f"edge_client.commands.{options.command}")
+            interrupts.insists()
+            status: int = command.main(options)
             sys.stdout.flush()
             options.stdout.flush()
             return status
@@ -51,6 +59,7 @@ def _run(options: argparse.Namespace) -> int:
                 raise
             return _complain(f"{type(error).__name__}: {error} (--debug shows where)")
     except KeyboardInterrupt:
+        interrupts.heard()
         print("edge-client: interrupted", file=sys.stderr)
         return exits.INTERRUPTED
 

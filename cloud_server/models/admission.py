@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from cloud_server.models.engine import Identity
-from shared_hooks import Crossing, Parcel
-from shared_hooks.crossing import read_header
+from shared_hooks import Crossing
+from shared_hooks.crossing import read_header, total_bytes
+from shared_hooks.crossing.parcel import Section
 from shared_hooks.errors import BadFrame, Disagreement, TooLarge
 from shared_hooks.models.uploads import check_suffix, libraries
 
@@ -14,6 +15,9 @@ MAX_SECTION_BYTES = 2 << 10
 """What a parcel's header says of one tensor; reading a header holds up everybody."""
 MAX_VALUES_BYTES = 1 << 20
 """The rest of a header: where slots begin, and values that were read from data."""
+MAX_LISTS = 32_768
+"""In these values: a MiB of empty lists takes a hundred times as long to read as a MiB of numbers."""
+SECTION_LISTS = 8
 MAX_STATE_BYTES = 64 << 10
 """Of a random number generator; in JSON they take a tenth of it."""
 
@@ -25,8 +29,10 @@ def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_by
     longest = MAX_VALUES_BYTES + tensors * MAX_SECTION_BYTES
     if len(header) > longest:
         raise TooLarge(f"a header of {len(header)} bytes for {tensors} tensors; at most {longest} are taken")
-    _check_size(header, payload_bytes, max_bytes)
-    _, sections = read_header(header)
+    lists = header.count(b"[") + header.count(b"{")
+    if lists > MAX_LISTS + tensors * SECTION_LISTS:
+        raise TooLarge(f"a header with {lists} lists; at most {MAX_LISTS} and {SECTION_LISTS} a tensor are taken")
+    sections = _sections(header, payload_bytes, max_bytes)
     states = sum(section.raw_bytes for section in sections[pieces:])
     if states > len(crossing.generators) * MAX_STATE_BYTES:
         raise TooLarge(f"{states} bytes of generators' states; at most {MAX_STATE_BYTES} each are taken")
@@ -49,16 +55,18 @@ def check_file(
             f'preprocessing of model "{identity.model_id}": client {preprocess_digest[:80]!r}, server '
             f'"{identity.preprocess_digest}" (settings, code, or libraries; the server has {_decoders()})'
         )
-    _check_size(header, payload_bytes, max_bytes)
-    _, sections = read_header(header)
+    sections = _sections(header, payload_bytes, max_bytes)
     if len(sections) != 1 or sections[0].dtype is not torch.uint8 or len(sections[0].shape) != 1:
         raise BadFrame("a file comes as one tensor of bytes")
 
 
-def _check_size(header: bytes, payload_bytes: int, max_bytes: int) -> None:
-    announced = Parcel.check_header(header, max_bytes)
+def _sections(header: bytes, payload_bytes: int, max_bytes: int) -> list[Section]:
+    """What a header says of its tensors; it is read once."""
+    _, sections = read_header(header)
+    announced = total_bytes(sections, max_bytes)
     if announced != payload_bytes:
         raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
+    return sections
 
 
 def _decoders() -> str:

@@ -194,7 +194,8 @@ class Crew:
             if self.identities and [_same(one) for one in identities] != [_same(one) for one in self.identities]:
                 raise Disagreement("it serves other models than those announced: files have changed, start the server")
         except (Lost, TimeoutError):
-            worker.kill("said nothing that makes sense, and was ended")
+            if not worker.buried(1.0):  # else it has ended by itself, and its status says how
+                worker.kill("said nothing that makes sense, and was ended")
             return
         except IsthmusError as error:
             log.critical("%s cannot start: %s: %s", worker, type(error).__name__, error)

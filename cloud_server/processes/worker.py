@@ -71,6 +71,8 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
     except IsthmusError as error:
         channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})
         return 1
+    gc.collect()
+    gc.freeze()  # what is loaded stays: no collection looks at it again
     channel.send({"is": "warm", "identities": [dataclasses.asdict(one.identity) for one in models]})
     try:
         Worker(config, {one.identity.model_id: one for one in models}, channel, mapping, begun).serve()

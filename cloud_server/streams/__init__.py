@@ -5,18 +5,21 @@ uploads     requests that arrive on it
 hub         what a stream needs from the server
 handshake   do both sides hold the same model?
 crossings   descriptions of cuts, by digest
+pace        what taking an account's frames may cost
 probe       a stream that measures the link
 
 May import requests, models, wire, limits.
 """
 
 from cloud_server.streams.crossings import CrossingCache
+from cloud_server.streams.pace import Pace
 from cloud_server.streams.probe import Probe
 from cloud_server.streams.session import InFrame, StreamSession
 
 __all__ = [
     "CrossingCache",
     "InFrame",
+    "Pace",
     "Probe",
     "StreamSession",
 ]

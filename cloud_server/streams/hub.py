@@ -10,6 +10,7 @@ from cloud_server.limits import Limits
 from cloud_server.models import Engine
 from cloud_server.requests import Request, RequestTable
 from cloud_server.streams.crossings import CrossingCache
+from cloud_server.streams.pace import Pace
 from shared_hooks.lifecycle import Lifecycle
 
 
@@ -25,6 +26,9 @@ class Hub(Protocol):
 
     @property
     def crossings(self) -> CrossingCache: ...
+
+    @property
+    def pace(self) -> Pace: ...
 
     @property
     def requests(self) -> RequestTable: ...

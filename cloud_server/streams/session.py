@@ -100,6 +100,17 @@ class StreamSession:
             return False
         return True
 
+    def wait_turn(self) -> None:
+        """Waits while its account's frames have cost more than they may; see `Pace`."""
+        wait = self._hub.pace.wait(self.caller.account)
+        if wait:
+            with self._ready:
+                self._ready.wait_for(lambda: self._phase is Phase.OVER, wait)
+
+    def spent(self, seconds: float) -> None:
+        """A thread computed so long on a frame."""
+        self._hub.pace.spent(self.caller.account, seconds)
+
     def _on_first(self, frame: InFrame) -> None:
         kind = "chunk" if isinstance(frame, ChunkFrame) else frame.WhichOneof("frame")
         if isinstance(frame, ChunkFrame) or kind != "hello":

@@ -2,14 +2,17 @@
 
 door       who calls, and may this call be served? for every RPC
 credentials  certificates as gRPC takes them, read again when they change
+port       is the address free? before the models are loaded
 server     our service, health, reflection, and shutting down
 servicer   frames between gRPC and sessions
 
 May import core, access, streams, models, wire, limits.
 """
 
+from cloud_server.transport.port import check_free
 from cloud_server.transport.server import CloudServer
 
 __all__ = [
     "CloudServer",
+    "check_free",
 ]

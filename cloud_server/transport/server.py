@@ -16,6 +16,7 @@ from cloud_server.access import Register, Tls
 from cloud_server.core import Core
 from cloud_server.transport.credentials import server_credentials
 from cloud_server.transport.door import SERVICE, Door
+from cloud_server.transport.port import check_free
 from cloud_server.transport.servicer import SplitServicer
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Stage
@@ -26,9 +27,13 @@ SPARE_THREADS = 8
 """For health, reflection and model lists, and for refusing streams beyond `Limits.max_clients`."""
 
 
-def options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Channel arguments (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html)."""
+def options(max_message_bytes: int, streams: int) -> list[tuple[str, int]]:
+    """Channel arguments (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html). What each of them holds off:
+    docs/decisions/0013-floods.md. ``streams``: as many as are served at a time, on one connection.
+    """
     return [
+        ("grpc.max_concurrent_streams", streams),  # else streams opened and reset pile up: gigabytes in seconds
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: messages are refused before they are inflated
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a balanced pair
@@ -68,7 +73,7 @@ class CloudServer:
         self._door = door = Door(core, register)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="isthmus-grpc"),
-            options=options(core.limits.max_message_bytes),
+            options=options(core.limits.max_message_bytes, threads),
             maximum_concurrent_rpcs=threads,
             interceptors=[door],
         )
@@ -85,6 +90,7 @@ class CloudServer:
             else:
                 self.port = self._server.add_secure_port(address, server_credentials(tls))
         except RuntimeError as error:
+            check_free(address)  # says why, if it can
             raise SpecError(f"listen: {address} cannot be used: {error}") from error
         if self.port == 0:
             raise SpecError(f"listen: {address} cannot be used")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -28,14 +29,22 @@ class Malformed:
     """Stands for a message that is no frame: gRPC would end the stream without saying why."""
 
 
-Incoming = InFrame | Malformed
+def take(session: StreamSession, data: bytes) -> bool:
+    """A message is read, and handled as a frame; False when the stream takes no more. What that costs is its account's.
 
-
-def parse(data: bytes) -> Incoming:
+    gRPC would read it in the one thread that serves every stream.
+    """
+    session.wait_turn()
+    began = time.thread_time()
     try:
-        return chunks.parse_client_frame(data)
+        frame: InFrame = chunks.parse_client_frame(data)
     except DecodeError:
-        return Malformed()
+        session.broke(BadFrame("a message that is no ClientFrame"))
+        return False
+    try:
+        return session.receive(frame)
+    finally:
+        session.spent(time.thread_time() - began)
 
 
 def parse_probe(data: bytes) -> padding.Padding | Malformed:
@@ -52,14 +61,14 @@ class SplitServicer:
         self._core = core
         self._door = door
 
-    def session(self, incoming: Iterator[Incoming], context: grpc.ServicerContext) -> Iterator[wire.OutFrame]:
+    def session(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[wire.OutFrame]:
         """One standing stream."""
         caller = self._door.caller(context)
         with on_behalf_of(caller.account):
             yield from self._session(caller, incoming, context)
 
     def _session(
-        self, caller: Caller, incoming: Iterator[Incoming], context: grpc.ServicerContext
+        self, caller: Caller, incoming: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[wire.OutFrame]:
         try:
             session = self._core.open(caller)
@@ -106,7 +115,7 @@ class SplitServicer:
     def add_to(self, server: grpc.Server) -> None:
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Session": grpc.stream_stream_rpc_method_handler(
-                self.session, request_deserializer=parse, response_serializer=chunks.serialize_server_frame
+                self.session, response_serializer=chunks.serialize_server_frame
             ),
             "Probe": grpc.stream_stream_rpc_method_handler(
                 self.probe, request_deserializer=parse_probe, response_serializer=padding.serialize_reply
@@ -141,15 +150,12 @@ def _take_rounds(probe: Probe, incoming: Iterator[padding.Padding | Malformed]) 
     probe.end(error)
 
 
-def _take(session: StreamSession, incoming: Iterator[Incoming]) -> None:
+def _take(session: StreamSession, incoming: Iterator[bytes]) -> None:
     """Moves frames from the stream to the session until either ends."""
     with on_behalf_of(session.caller.account):
         try:
-            for frame in incoming:
-                if isinstance(frame, Malformed):
-                    session.broke(BadFrame("a message that is no ClientFrame"))
-                    return
-                if not session.receive(frame):
+            for data in incoming:
+                if not take(session, data):
                     return
             session.finish()
         except Exception as error:  # gRPC raises a bare Exception here when the stream breaks

@@ -67,6 +67,7 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     watch = commands.add_parser("watch", parents=[model], help="send inputs, and show live what observers see")
     for command in (run, watch):
         _add_config(command)
+        add_credentials(command)
         _add_observe(command, default=("activation", "debug") if command is watch else ())
     run.add_argument("--heat-maps", metavar="DIR", help="with --observe attention: pictures of it, as PNG files")
     watch.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
@@ -119,6 +120,7 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
 def _add_profile(commands: Commands, parents: list[argparse.ArgumentParser]) -> None:
     profile = commands.add_parser("profile", parents=parents, help="measure layers and cuts, on both sides")
     profile.add_argument("--server", metavar="HOST:PORT", help="also measure the server's side")
+    add_credentials(profile)
     profile.add_argument("--side", choices=("edge", "cloud", "both"), help="(default: both with --server, else edge)")
     profile.add_argument("--warmup", type=_count, default=3, metavar="N", help="forwards before it (default: 3)")
     profile.add_argument("--repetitions", type=_count, default=20, metavar="N", help="at most N (default: 20)")
@@ -166,6 +168,7 @@ def _add_lifecycle(commands: Commands, model: argparse.ArgumentParser) -> None:
     _add_config(hooks)
     hooks.add_argument("--stages", action="store_true", help="list the stages and exit")
     hooks.add_argument("--input", action="append", metavar="PATH", help="run these first, and show what hooks cost")
+    add_credentials(hooks)
     hooks.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
     hooks.add_argument("--split", metavar="LAYER_ID|NAME|...", help="(default: edge-only, without a server)")
 
@@ -181,6 +184,7 @@ def _add_config(command: argparse.ArgumentParser) -> None:
 def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:
     plan = commands.add_parser("plan", parents=[model], help="predict every cut, and which is best")
     plan.add_argument("--server", metavar="HOST:PORT", help="(default: a temporary one on this machine)")
+    add_credentials(plan)
     plan.add_argument("--input", action="append", metavar="FILE", help="count its preparation; it may cross as it is")
     plan.add_argument("--edge-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
     plan.add_argument("--cloud-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
@@ -209,6 +213,7 @@ def _add_sweep(commands: Commands, model: argparse.ArgumentParser) -> None:
     sweep = commands.add_parser("sweep", parents=[model], help="run inputs through every cut: tables and a report")
     sweep.add_argument("--out", required=True, metavar="DIR", help="folder for the results; run again to resume")
     sweep.add_argument("--server", metavar="HOST:PORT", help="(default: a temporary one on this machine)")
+    add_credentials(sweep)
     sweep.add_argument(
         "--input",
         action="append",

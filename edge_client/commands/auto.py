@@ -17,6 +17,7 @@ from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.monitor import Check, Connect
 from edge_client.client import EdgeClient
 from edge_client.commands.constraints import constraints_of
+from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import first_readable
 from edge_client.load import Load
 from edge_client.planning.link import Link
@@ -64,6 +65,7 @@ def choosing_of(options: argparse.Namespace) -> Choosing:
     return Choosing(
         Wanted(
             server=options.server,
+            credentials=credentials_of(options),
             edge_profile=options.edge_profile,
             cloud_profile=options.cloud_profile,
             seconds=options.profile_seconds,
@@ -118,7 +120,7 @@ def _gather(loaded: Loaded, wanted: Wanted, chooses: Choosing) -> Gathered | Pro
     """Everything; only this side's profile where no server answers."""
     assert wanted.server is not None
     try:
-        with LinkProber(wanted.server) as prober:
+        with LinkProber(wanted.server, credentials=wanted.credentials) as prober:
             prober.round(0, 0, min(FIRST_CALL_SECONDS, chooses.patience))
         with gather(loaded, wanted, _say, chooses.progress) as gathered:
             return gathered
@@ -138,11 +140,12 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
         server = wanted.server
         assert server is not None
         known = loaded.spec.model_id, wanted.warmup, wanted.repetitions, wanted.seconds
-        data = fetch_profile(server, *known, on_progress, patience=FIRST_CALL_SECONDS)
+        how: dict[str, Any] = {"patience": FIRST_CALL_SECONDS, "credentials": wanted.credentials}
+        data = fetch_profile(server, *known, on_progress, **how)
         cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
         profile_file.check(cloud, edge.model)
         sizes, answers = probe_sizes(edge, None), (0, cloud.answer_bytes)
-        link, load = probe(server, sizes, answers, wanted.probe_seconds, on_progress, FIRST_CALL_SECONDS)
+        link, load = probe(server, sizes, answers, wanted.probe_seconds, on_progress, **how)
         return cloud, link, load
 
     return connect

@@ -13,12 +13,14 @@ from typing import Any
 from edge_client.answer import Failure
 from edge_client.client import EdgeClient
 from edge_client.commands import exits
+from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of, cut_for, find
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import EDGE_ONLY
 from edge_client.screen.text import one_line, printable
 from edge_client.tracing import Traces
+from edge_client.transport import ConnectionOptions
 from shared_hooks.config import Table
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -39,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
     lifecycle = configured(options.config, options.log_level, options.log_format)
     status = exits.OK
     if options.input:
-        status = _run(choice_of(options), options.input, options.server, options.split, lifecycle)
+        status = _run(choice_of(options), options.input, options, lifecycle)
     print("\n".join(lines(lifecycle)))
     heard = {one.stage for one in lifecycle.listing()}
     silent = [stage.value for stage in Stage if stage.edge and stage not in heard]
@@ -81,9 +83,8 @@ def as_dicts(lifecycle: Lifecycle) -> list[dict[str, Any]]:
     ]
 
 
-def _run(
-    choice: ModelChoice, inputs: Sequence[str], server: str | None, split: str | None, lifecycle: Lifecycle
-) -> int:
+def _run(choice: ModelChoice, inputs: Sequence[str], options: argparse.Namespace, lifecycle: Lifecycle) -> int:
+    server, split = options.server, options.split
     if split is None and server:
         raise SpecError(
             "--server (or ISTHMUS_SERVER): say where to cut, too: --split LAYER, cloud-only, or edge-only without it"
@@ -93,7 +94,13 @@ def _run(
     if not server and not here:
         raise SpecError('no server: give --server HOST:PORT, set ISTHMUS_SERVER, or say --split "edge-only"')
     items, spec, failed = find(inputs), choice.spec(), 0
-    client = EdgeClient(None if here else server, choice.with_spec(spec), metrics=False, lifecycle=lifecycle)
+    client = EdgeClient(
+        None if here else server,
+        choice.with_spec(spec),
+        metrics=False,
+        lifecycle=lifecycle,
+        connection=ConnectionOptions(credentials=credentials_of(options)),
+    )
     try:
         client.prepare()
         client.split = cut_for(client, split, items)

@@ -11,6 +11,7 @@ from typing import Any
 
 from edge_client.commands import exits, units
 from edge_client.commands.constraints import constraints_of
+from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of, find, load
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.dial import check_address
@@ -71,6 +72,7 @@ def _wanted(options: argparse.Namespace) -> Wanted:
         check_address(options.server)
     return Wanted(
         server=options.server,
+        credentials=credentials_of(options),
         edge_profile=options.edge_profile,
         cloud_profile=options.cloud_profile,
         link=given_link(options.uplink, options.downlink, options.rtt),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edge_client.client import CONNECTION_ERRORS
 from edge_client.commands import exits
+from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of, find
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.dial import check_address
@@ -51,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
         profiles.append(_edge(choice.with_spec(spec), spec, items, how, not options.no_progress))
     if side != "edge":
         try:
-            cloud = from_json(_fetch(options.server, spec, how, not options.no_progress), "cloud", options.server)
+            cloud = from_json(_fetch(options, spec, how), "cloud", options.server)
             if profiles:
                 for warning in check(cloud, profiles[0].model):
                     print(f"edge-client: warning: {one_line(warning)}", file=sys.stderr)
@@ -94,16 +95,17 @@ def _edge(choice: ModelChoice, spec: ModelSpec, items: Sequence[InputItem], how:
         )
 
 
-def _fetch(server: str, spec: ModelSpec, how: ProfileOptions, show: bool) -> object:
+def _fetch(options: argparse.Namespace, spec: ModelSpec, how: ProfileOptions) -> object:
 
-    with progress("server's profile", None, show) as advance:
+    with progress("server's profile", None, not options.no_progress) as advance:
         return fetch_profile(
-            server,
+            options.server,
             spec.model_id,
             how.warmup,
             how.repetitions,
             how.seconds,
             lambda done, total, what: advance(what),
+            credentials=credentials_of(options),
         )
 
 

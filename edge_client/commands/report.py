@@ -114,6 +114,8 @@ class Report:
         self._witness = witness
         self.refused: Mapping[str, str] = {}  # cuts that witnesses took out of use, and why
         self.gave_up = False
+        self.interrupted = False
+        """By Ctrl-C: what is missing was not sent, or its answer did not come before."""
         self._before: list[dict[str, Any]] = []  # outcomes of an earlier run, out of its journal
 
     def resume(self, outcomes: list[dict[str, Any]]) -> None:
@@ -172,6 +174,7 @@ class Report:
             "answered": len(answered) + self._answered_before,
             "answered_before": self._answered_before,
             "failed": len(self.failed) + len(self._before) - self._answered_before,
+            "interrupted": self.interrupted,
             "with_truth": len(judged),
             "correct": sum(judged),
             "accuracy": sum(judged) / len(judged) if judged else None,
@@ -230,7 +233,7 @@ class Report:
         answered, judged = self.answered, self._judged
         lines = [
             f"{len(answered)} of {len(self._outcomes)} inputs answered in {self._seconds:.2f} s"
-            f"{f', {len(self.failed)} failed' if self.failed else ''}"
+            f"{f', {len(self.failed)} failed' if self.failed else ''}{', then interrupted' if self.interrupted else ''}"
         ]
         if self._before:
             lines.append(f"{self._answered_before} of {len(self._before)} more by an earlier run (from its journal)")

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from edge_client import interrupts
 from edge_client.adaptive import AutoClient
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import auto, exits, witnesses
+from edge_client.commands.credentials import credentials_of
 from edge_client.commands.heat_maps import HeatMaps
 from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.loading import choice_of, cut_for, find
@@ -64,6 +66,7 @@ def main(options: argparse.Namespace) -> int:
             patience=options.patience,
             max_in_flight=options.in_flight,
             keep_alive=auto.KEEP_ALIVE if chooses else KeepAlive(),
+            credentials=credentials_of(options),
         ),
     )
     decisions: list[dict[str, Any]] | None = None
@@ -84,10 +87,14 @@ def main(options: argparse.Namespace) -> int:
             if not items:
                 report.start()
             elif chooses:
-                with auto.auto_client(chooses, client, items) as chooser:
-                    report.start()
-                    _send(chooser, spec, items, report, maps, journal, show=not options.no_progress)
-                decisions = chooser.decisions.all  # once nobody decides any more
+                chosen: list[Any] = []
+                try:
+                    with auto.auto_client(chooses, client, items) as chooser:
+                        chosen.append(chooser)
+                        report.start()
+                        _send(chooser, spec, items, report, maps, journal, show=not options.no_progress)
+                finally:  # once nobody decides any more
+                    decisions = chosen[0].decisions.all if chosen else []
             else:
                 client.open()
                 _send(client, spec, items, report, maps, journal, show=not options.no_progress)
@@ -99,13 +106,19 @@ def main(options: argparse.Namespace) -> int:
                 raise
             report.give_up(items, error)
             print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
+        except KeyboardInterrupt:  # what was answered is told all the same
+            interrupts.heard()
+            report.interrupted = True
+            print("edge-client: interrupted", file=sys.stderr)
         report.finish(client.refused)
     finally:
         client.close()
         if journal is not None:
             journal.close()
     status = (
-        exits.USAGE
+        exits.INTERRUPTED
+        if report.interrupted
+        else exits.USAGE
         if stopped
         else exits.CONNECTION
         if report.gave_up
@@ -114,7 +127,7 @@ def main(options: argparse.Namespace) -> int:
         else exits.OK
     )
     # The text first: a disk that is full by now costs the file, and not this, too.
-    if report.answered or not report.gave_up:
+    if report.answered or not (report.gave_up or report.interrupted):
         print(report.as_text(layers=options.layers), flush=True)
         if not is_default(lifecycle):
             print("\n" + "\n".join(lines(lifecycle)), flush=True)

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from edge_client import interrupts
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import exits
+from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of, first_readable, load
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.dial import check_address
@@ -66,6 +68,7 @@ def main(options: argparse.Namespace) -> int:
             try:
                 ended, status = _measure(how, loaded, inputs, ways, journal, done, objective, stack)
             except KeyboardInterrupt:
+                interrupts.heard()
                 ended, status = "interrupted", exits.INTERRUPTED
         found, status = _finish(journal, ways, ended, status, objective)
     if options.json and found is not None:
@@ -77,6 +80,7 @@ def _how(options: argparse.Namespace) -> SweepOptions:
 
     return SweepOptions(
         server=options.server,
+        credentials=credentials_of(options),
         codec=options.codec,
         repetitions=options.repetitions,
         layer_repetitions=options.layer_repetitions,
@@ -129,7 +133,7 @@ def _measure(
         loaded.choice.with_spec(loaded.spec),
         codec=how.codec,
         deadline=how.deadline,
-        connection=ConnectionOptions(patience=how.patience, max_in_flight=1),
+        connection=ConnectionOptions(patience=how.patience, max_in_flight=1, credentials=how.credentials_for(server)),
     )
     stack.callback(client.close)
     rounds = how.repetitions + min(how.repetitions, how.layer_repetitions)
@@ -180,6 +184,7 @@ def _server(
         file = first_readable(loaded.spec, files) if files else None
         wanted = Wanted(
             server=how.server,
+            credentials=how.credentials,
             file=str(file.path) if file is not None else None,
             repetitions=how.profile_repetitions,
             seconds=how.profile_seconds,

@@ -17,11 +17,13 @@ from rich.text import Text
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
 from edge_client.commands import exits
+from edge_client.commands.credentials import credentials_of
 from edge_client.commands.hooks import configured
 from edge_client.commands.loading import choice_of, cut_for, find
 from edge_client.dial import check_address
 from edge_client.screen.observation_table import ObservationTable, tables
 from edge_client.screen.text import one_line, printable
+from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import SpecError
 from shared_hooks.observers import named
 
@@ -49,6 +51,7 @@ def main(options: argparse.Namespace) -> int:
         metrics=False,
         observers=observers,
         lifecycle=configured(options.config, options.log_level, options.log_format),
+        connection=ConnectionOptions(credentials=credentials_of(options)),
     )
     try:
         client.prepare()

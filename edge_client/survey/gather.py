@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from edge_client.call import Call
 from edge_client.client import EdgeClient
+from edge_client.credentials import Credentials
 from edge_client.dial import dial
 from edge_client.load import Load
 from edge_client.modes import EDGE_ONLY
@@ -24,6 +25,7 @@ from edge_client.process.local_server import local_server
 from edge_client.screen.progress import progress
 from edge_client.survey.loaded import Loaded
 from edge_client.survey.probing import fetch_profile, probe, round_trip
+from edge_client.transport import ConnectionOptions
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.profiling import machine, profile_file
@@ -48,6 +50,8 @@ class Wanted:
     """Where to take it from; None = measured now (``server``: one of our own on loopback, which allows `observers`)."""
 
     server: str | None = None
+    credentials: Credentials = field(default_factory=Credentials)
+    """For ``server``."""
     edge_profile: str | None = None
     cloud_profile: str | None = None
     link: Link | None = None
@@ -125,20 +129,27 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         if server is None and (cloud is None or wanted.link is None or wanted.calibrate):
             say("no --server: starting one on loopback; it shares this machine, and its link is not a network")
             server, ours = stack.enter_context(local_server(loaded.choice, observers=wanted.observers)), True
+        credentials = Credentials() if ours else wanted.credentials
         if edge is None:
             # A profile rests before each measurement as long as a request waits for the network.
-            pause = None if server is None else min(LONGEST_PAUSE, round_trip(server))
+            pause = None if server is None else min(LONGEST_PAUSE, round_trip(server, credentials=credentials))
             edge = _measure_edge(loaded, wanted, pause, progress)
         if cloud is None:
             assert server is not None
             with _bar("server's profile", progress) as advance:
                 data = fetch_profile(
-                    server, who.model_id, wanted.warmup, wanted.repetitions, wanted.seconds, lambda *at: advance(at[2])
+                    server,
+                    who.model_id,
+                    wanted.warmup,
+                    wanted.repetitions,
+                    wanted.seconds,
+                    lambda *at: advance(at[2]),
+                    credentials=credentials,
                 )
             cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
             for text in profile_file.check(cloud, who):
                 warn(text)
-        served = None if server is None else _served(server, who.model_id)
+        served = None if server is None else _served(server, who.model_id, credentials)
         if wanted.cloud_profile is not None and server is not None:
             for text in _of_another_machine(cloud, who, server, served):
                 warn(f"{wanted.cloud_profile}: {text}")
@@ -149,7 +160,12 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
             with _bar("probing the link", progress) as advance:
                 answers = (0, cloud.answer_bytes, 4 * cloud.answer_bytes)
                 link, load = probe(
-                    server, probe_sizes(edge, file), answers, wanted.probe_seconds, lambda *at: advance(at[2])
+                    server,
+                    probe_sizes(edge, file),
+                    answers,
+                    wanted.probe_seconds,
+                    lambda *at: advance(at[2]),
+                    credentials=credentials,
                 )
         reads = served is not None and served.preprocess_digest == loaded.spec.preprocess_digest()
         crosses = reads and file is not None
@@ -157,7 +173,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
             warn("the server reads input files otherwise than this side: they cannot be sent as they are")
         gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found))
         if wanted.calibrate:
-            gathered = replace(gathered, calibration=_calibrate(loaded, wanted, gathered))
+            gathered = replace(gathered, calibration=_calibrate(loaded, wanted, gathered, credentials))
         yield gathered
 
 
@@ -249,11 +265,11 @@ def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:
     return FileInput(path, Path(path).suffix.lower(), nbytes, Quartiles.of(took))
 
 
-def _served(server: str, model_id: str) -> Any:
+def _served(server: str, model_id: str, credentials: Credentials) -> Any:
     """What the server says of this model (`split_pb2.ModelInfo`); None where it says nothing."""
     import grpc
 
-    with dial(server) as channel:
+    with dial(server, credentials=credentials) as channel:
         ask = channel.unary_unary(
             "/isthmus.v1.Split/ListModels",
             request_serializer=split_pb2.ListModelsRequest.SerializeToString,
@@ -278,7 +294,7 @@ def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served:
     return profile_file.check(cloud, who, there)
 
 
-def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered) -> Calibration:
+def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: Credentials) -> Calibration:
     """A few real requests at two cuts; of each the median, against what is predicted of it."""
 
     assert gathered.server is not None
@@ -288,7 +304,13 @@ def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered) -> Calibratio
         if one.name != EDGE_ONLY and one.layer_id is not None
     ]
     samples = []
-    with EdgeClient(gathered.server, loaded.choice.with_spec(loaded.spec), codec=wanted.codec, metrics=False) as client:
+    with EdgeClient(
+        gathered.server,
+        loaded.choice.with_spec(loaded.spec),
+        codec=wanted.codec,
+        metrics=False,
+        connection=ConnectionOptions(credentials=credentials),
+    ) as client:
         for one in sorted(networked, key=lambda one: one.latency_ns)[:CALIBRATION_CUTS]:
             calls = [Call(loaded.args, loaded.kwargs)] * (CALIBRATION_WARMUP + CALIBRATION_REQUESTS)
             took = [client.infer_many([call], split=one.name) for call in calls]

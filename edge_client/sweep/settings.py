@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
+from edge_client.credentials import Credentials
 from edge_client.survey.loaded import Loaded
 from edge_client.sweep.inputs import SweepInput
 from edge_client.sweep.ways import Way
@@ -26,6 +27,7 @@ class SweepOptions:
 
     server: str | None = None
     """None: a temporary one on this machine."""
+    credentials: Credentials = field(default_factory=Credentials)
     codec: str = "raw"
     repetitions: int = 3
     layer_repetitions: int = 1
@@ -42,6 +44,10 @@ class SweepOptions:
     progress: bool = True
     debug: bool = False
     """Errors are raised, and not printed in a line."""
+
+    def credentials_for(self, server: str) -> Credentials:
+        """Those that were given, unless ``server`` is our own."""
+        return self.credentials if server == self.server else Credentials()
 
 
 def settings_of(options: SweepOptions, loaded: Loaded, inputs: Sequence[SweepInput], ways: Sequence[Way]) -> Settings:

@@ -44,6 +44,8 @@ from shared_hooks.errors import (
 from shared_hooks.lifecycle import Lifecycle, Stage
 
 NUDGE_SECONDS: Final = 0.5  # between two calls at a server that is gone, while requests do without it
+DOUBT_AFTER: Final = 3
+"""Attempts in vain after which credentials that were welcomed once may be the reason."""
 POLITE_SECONDS: Final = 0.5  # what a stream gets to end well when the client closes
 CONNECT_SECONDS: Final = (1.5, 1.5, 5.0)
 """For TCP and HTTP/2 to be up, of three attempts in turn. Packets that vanish on a dead path are repeated by TCP after
@@ -87,7 +89,7 @@ class Connection:
         self._broken_off = False  # the last stream, by this side
         self._at_once = False  # the next attempt needs no back-off: the server said that it goes away
         self._tries = 0  # since the last Welcome
-        self._last_reason = "not tried yet"
+        self._last_reason = "no answer to the greeting so far"
 
     @property
     def state(self) -> State:
@@ -335,8 +337,9 @@ class Connection:
             return None, stream.broken_for
         if verdict.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
             self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
-        greeted = stream is not None and self._state is State.READY
-        final = verdict.final_error(error, self.address, None if greeted else self._options.credentials)
+        # What was good enough before is asked about last: the question takes its time where nobody answers.
+        doubtful = self._state is not State.READY and (self.counters.streams == 0 or self._tries >= DOUBT_AFTER)
+        final = verdict.final_error(error, self.address, self._options.credentials if doubtful else None)
         return final, verdict.reason(error) if final is None else str(final)
 
     def _after_stream(self, error: IsthmusError | None, reason: str) -> None:

@@ -39,7 +39,8 @@ def final_error(error: grpc.RpcError, address: str, credentials: Credentials | N
     call = _call(error)
     made = _FINAL.get(call.code())
     if made is not None:
-        return made(f"{address} refused: {call.details()}")
+        text = (call.details() or "").removeprefix(f"{made.__name__}: ")
+        return made(f"{address} refused: {text}")
     if credentials is None or call.code() is not grpc.StatusCode.UNAVAILABLE or _nobody_there(call):
         return None
     return why_not(address, credentials)

@@ -26,7 +26,7 @@ from shared_hooks.crossing.description import (
 )
 from shared_hooks.crossing.early import EarlyOutput
 from shared_hooks.crossing.format import decode, decoded_bytes
-from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Parcel, read_header
+from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Parcel, read_header, total_bytes
 from shared_hooks.crossing.path_digest import CALL, PathDigest
 
 __all__ = [
@@ -51,4 +51,5 @@ __all__ = [
     "digest_of",
     "mixes_truth",
     "read_header",
+    "total_bytes",
 ]

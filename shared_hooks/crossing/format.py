@@ -42,6 +42,9 @@ MAX_ELEMENTS = 1 << 40
 MAX_REPEATED = 16
 """How often a tensor may repeat the elements that were sent for it (stride 0), beyond `FREE_BYTES`."""
 FREE_BYTES = 64 << 10
+FREE_LISTS = 32_768
+LIST_BYTES = 16
+"""Beyond these a list must have so many bytes: short ones take far more time and memory than their size says."""
 GENERATORS = ("torch", "python", "numpy")
 _REMEMBERED_BYTES = 256 << 10
 
@@ -63,6 +66,9 @@ def decode(data: bytes, max_bytes: int = 1 << 32, *, remember: bool = True) -> C
 
 
 def _parse(data: bytes) -> Crossing:
+    lists = data.count(b"[") + data.count(b"{")
+    if lists > FREE_LISTS + len(data) // LIST_BYTES:
+        raise TooLarge(f"a cut's description with {lists} lists in {len(data)} bytes")
     try:
         crossing = _read(json.loads(data))
     except BadFrame:

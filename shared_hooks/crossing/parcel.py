@@ -104,7 +104,7 @@ class Parcel:
     @staticmethod
     def check_header(header: bytes, max_bytes: int) -> int:
         """The payload size a header announces, in bytes. `BadFrame` or `TooLarge` before anything is allocated."""
-        return _total(read_header(header)[1], max_bytes)
+        return total_bytes(read_header(header)[1], max_bytes)
 
     @staticmethod
     def tensors(header: bytes, payload: Any, max_bytes: int = 1 << 40) -> tuple[Any, list[torch.Tensor]]:
@@ -113,7 +113,7 @@ class Parcel:
         Over a payload that must not be written (``bytes``) the tensors must not be written either.
         """
         meta, sections = read_header(header)
-        if _total(sections, max_bytes) != len(payload):
+        if total_bytes(sections, max_bytes) != len(payload):
             raise BadFrame(f"a payload of {len(payload)} bytes where the header announces another size")
         view = memoryview(payload).cast("B")
         whole = _borrowed(view)
@@ -126,7 +126,8 @@ class Parcel:
         return meta, tensors
 
 
-def _total(sections: list[Section], max_bytes: int) -> int:
+def total_bytes(sections: list[Section], max_bytes: int) -> int:
+    """The payload size that sections announce. Raises TooLarge."""
     total = sum(section.padded for section in sections)
     most = max(total, sum(section.raw_bytes for section in sections))
     if most > max_bytes:

@@ -43,7 +43,7 @@ class Asker:
 
     def __init__(self, model: nn.Module, address: str, seed: int, token: str = "", rows: int = 1, pause: float = 0.02,
                  cuts: list[int | str] = CUTS, threads: int = 1, deadline: float = 60.0) -> None:  # fmt: skip
-        self.phase = "before"
+        self.phase = "warming up"
         self._seed, self._pause, self._cuts, self._count = seed, pause, cuts, threads
         generator = torch.Generator().manual_seed(seed)
         self._inputs = [torch.randn(rows, 1, 32, 32, generator=generator) for _ in range(INPUTS)]

@@ -16,16 +16,16 @@ SMALL: dict[str, Any] = {
     "max_message_bytes": 2 * MIB,
     "chunk_bytes": 256 << 10,
     "max_answer_bytes": 64 * MIB,
-    "max_cuts_bytes": 4 * MIB,
+    "max_cuts_bytes": 64 * MIB,
     "max_recipes": 256,
     "max_recipe_steps": 100_000,
     "max_constant_bytes": 64 * MIB,
     "max_tail_bytes": 256 * MIB,
 }
-OBJECTS = 20
-"""Times its size that a description of a cut takes as objects (docs/security.md)."""
-STEP_BYTES = 400
+STEP_BYTES = 512
 """Of a recipe's step."""
+MODELS = 2
+"""Each has recipes of its own."""
 
 
 def parts(changed: Mapping[str, Any], workers: int = 1) -> dict[str, float]:
@@ -34,8 +34,8 @@ def parts(changed: Mapping[str, Any], workers: int = 1) -> dict[str, float]:
     found = {
         "requests": limits.max_pending_bytes,
         "answers": limits.max_answer_bytes,
-        "descriptions": OBJECTS * limits.max_cuts_bytes,
-        "recipes": STEP_BYTES * limits.max_recipe_steps,
+        "descriptions": limits.max_cuts_bytes,
+        "recipes": MODELS * STEP_BYTES * limits.max_recipe_steps,
         "tails": workers * (limits.max_tail_bytes + limits.max_constant_bytes),
         "frames": limits.max_clients * limits.max_message_bytes,
     }

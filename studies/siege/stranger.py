@@ -119,7 +119,7 @@ class Stranger:
         self,
         model_id: str = DIGITS,
         channel: grpc.Channel | None = None,
-        hello: split_pb2.ClientFrame | None = None,
+        hello: split_pb2.ClientFrame | bytes | None = None,
         greet: bool = True,
         read: bool = True,
         acknowledge: bool = True,

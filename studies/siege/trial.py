@@ -21,7 +21,7 @@ from studies.siege.limits import SMALL, most
 from studies.siege.material import Material
 from studies.siege.models import FACTORY, WIDE
 from studies.siege.processes import Child, Server
-from studies.siege.stranger import Stranger
+from studies.siege.stranger import Stranger, StreamEnded
 
 HONEST = 3
 RATIO = 2.0
@@ -265,7 +265,7 @@ class Siege:
             while not newcomer.over:
                 try:
                     stream = newcomer.stream()
-                except grpc.RpcError:
+                except (grpc.RpcError, StreamEnded):
                     continue
                 stream.welcomed.wait(NEWCOMER)
                 if stream.greeted:

@@ -77,6 +77,8 @@ class Server:
             return self.process.wait()
         finally:
             self.log.close()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
 
 
 @dataclass

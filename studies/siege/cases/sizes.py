@@ -88,15 +88,17 @@ def compressed(stranger: Stranger) -> None:
 def big_greetings(stranger: Stranger) -> None:
     """greetings with 200,000 settings, in four loops"""
     settings = {f"setting-{number}": "x" for number in range(200_000)}
-    hello = stranger.hello()
-    hello.hello.environment.update(settings)
-    small = stranger.hello()
-    small.hello.about.update({f"about-{number}": "y" * 20 for number in range(20_000)})
+    frame = stranger.hello()
+    frame.hello.environment.update(settings)
+    large = frame.SerializeToString()
+    frame = stranger.hello()
+    frame.hello.about.update({f"about-{number}": "y" * 20 for number in range(20_000)})
+    small = frame.SerializeToString()
 
     def one(number: int) -> None:
         channel = stranger.channel()
         while not stranger.over:
-            stream = stranger.stream(channel=channel, hello=(hello, small)[number % 2])
+            stream = stranger.stream(channel=channel, hello=(large, small)[number % 2])
             stream.welcomed.wait(5)
             stream.close()
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from edge_client.__main__ import main
+from edge_client.client import EdgeClient
 from edge_client.commands import output
 from edge_client.screen.progress import progress
 from edge_client.screen.text import size
@@ -424,14 +425,88 @@ def spawn(*words: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def test_ctrl_c_ends_promptly_and_cleanly(images: Path) -> None:
+def test_ctrl_c_ends_promptly_and_cleanly(images: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
     with FakeServer(fake.deaf) as other:
-        process = spawn("run", "--server", other.address, "--split", "0", "--input", str(images))
+        words = ["--server", other.address, "--split", "0", "--input", str(images), "--json", str(file)]
+        process = spawn("run", *words)
         eventually(lambda: other.seen.requests)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)  # half of what the request has
     assert process.returncode == 130
     assert err == "edge-client: interrupted\n"
+    known = json.loads(file.read_text())
+    assert known["interrupted"] and known["answered"] == 0 and known["exit_status"] == 130
+
+
+def test_an_interrupted_run_tells_what_was_answered(
+    server: FakeServer, images: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = EdgeClient.infer_many
+
+    def until_the_third(client: EdgeClient, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        for number, answer in enumerate(whole(client, *args, **kwargs)):
+            if number == 2:
+                raise KeyboardInterrupt
+            yield answer
+
+    monkeypatch.setattr(EdgeClient, "infer_many", until_the_third)
+    file, words = tmp_path / "run.json", ["--server", server.address, "--split", CUT, "--input", str(images)]
+    assert main(["run", *words, "--json", str(file), "--no-progress"]) == 130
+    captured = capsys.readouterr()
+    assert "2 of 2 inputs answered" in captured.out and "then interrupted" in captured.out
+    assert "edge-client: interrupted" in captured.err
+    known = json.loads(file.read_text())
+    assert known["interrupted"] and len(known["inputs"]) == known["answered"] == 2 and known["exit_status"] == 130
+
+
+SWALLOWS = """
+import time
+print('loading', flush=True)
+try:
+    time.sleep(60)
+except BaseException:
+    pass
+time.sleep(60)
+"""
+
+
+def test_ctrl_c_while_torch_is_loaded_is_not_swallowed(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(SWALLOWS)
+    process = spawn("run", "--server", "127.0.0.1:1", "--split", "0", PYTHONPATH=str(tmp_path))
+    assert process.stdout is not None and process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "edge-client: interrupted\n")
+
+
+def test_a_swallowed_ctrl_c_comes_again() -> None:
+    lines = [
+        "import signal, time",
+        "from edge_client import interrupts",
+        "interrupts.AGAIN_SECONDS = 0.1",
+        "with interrupts.ends_at_once():",
+        "    interrupts.insists()",
+        "    try:",
+        "        signal.raise_signal(signal.SIGINT)",
+        "    except BaseException:",
+        "        print('swallowed', flush=True)",
+        "    try:",
+        "        time.sleep(60)",
+        "    except KeyboardInterrupt:",
+        "        interrupts.heard()",
+        "    time.sleep(0.3)",
+        "    print('heard')",
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "swallowed\nheard\n"), done.stderr
 
 
 def test_help_needs_no_torch() -> None:

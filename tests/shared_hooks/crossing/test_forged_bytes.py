@@ -200,3 +200,10 @@ def test_the_same_cut_gives_the_same_description() -> None:
         data = target(name, cut).early.crossing.to_bytes()
         assert sample(name, cut).crossing.to_bytes() == data
         assert json.dumps(json.loads(data), separators=(",", ":")).encode() == data
+
+
+def test_short_lists_are_counted_before_they_are_read() -> None:
+    told = json.loads(EARLY.crossing.to_bytes())
+    lists = json.dumps({**told, "context": {"more": [[]] * 200_000}}, separators=(",", ":")).encode()
+    with pytest.raises(TooLarge, match="lists"):
+        decode(lists)

@@ -1,0 +1,63 @@
+"""What it may cost to take an account's frames while others send, too: who costs more waits between two of them.
+
+A frame that is cheap to send can be dear to take (thousands of ids, a description of a cut that has to be parsed), and
+Python's lock is everybody's. The time that threads compute on an account's frames drains at the rate it may have; what
+is left above a burst is waited for. One who is alone waits for nothing, and owes nothing later.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+BURST_SECONDS = 0.2
+"""Of computing, that need not be waited for."""
+MOST_SECONDS = 10.0
+"""To wait at a time."""
+PRESENT_SECONDS = 1.0
+"""An account whose last frame is so old counts as one that sends."""
+KEPT = 1024
+
+
+class Pace:
+    """Of all streams. ``share``: of one processor's time, for the frames of an account. Any thread may call."""
+
+    def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share = share
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._owed: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Seconds of computing by account, and when that was; who sent last is last."""
+
+    def spent(self, account: str, seconds: float) -> None:
+        """A thread computed so long on a frame of it."""
+        with self._lock:
+            now = self._clock()
+            owed = self._left(account, now) + seconds
+            if self._alone(account, now):
+                owed = min(owed, BURST_SECONDS)
+            self._owed[account] = (owed, now)
+            self._owed.move_to_end(account)
+            if len(self._owed) > KEPT:
+                self._owed.popitem(last=False)
+
+    def wait(self, account: str) -> float:
+        """Seconds until its next frame is taken."""
+        with self._lock:
+            now = self._clock()
+            owed = self._left(account, now) - BURST_SECONDS
+            if owed <= 0 or self._alone(account, now):
+                return 0.0
+            return min(owed / self._share, MOST_SECONDS)
+
+    def _left(self, account: str, now: float) -> float:
+        owed, at = self._owed.get(account, (0.0, now))
+        return max(0.0, owed - self._share * (now - at))
+
+    def _alone(self, account: str, now: float) -> bool:
+        for name in reversed(self._owed):
+            if name != account:
+                return self._owed[name][1] < now - PRESENT_SECONDS
+        return True

@@ -1,0 +1,55 @@
+"""What taking an account's frames may cost while others send."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloud_server.streams.pace import BURST_SECONDS, KEPT, MOST_SECONDS, PRESENT_SECONDS, Pace
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_who_costs_more_than_his_share_waits_and_others_do_not(clock: Clock) -> None:
+    pace = Pace(0.25, clock)
+    pace.spent("honest", 0.001)
+    pace.spent("hostile", BURST_SECONDS)
+    assert pace.wait("hostile") == 0
+    pace.spent("hostile", 0.05)
+    assert pace.wait("hostile") == pytest.approx(0.2) and pace.wait("honest") == 0
+    clock.now += 0.1
+    assert pace.wait("hostile") == pytest.approx(0.1)
+    pace.spent("honest", 0.001)
+    pace.spent("hostile", 1e6)
+    assert pace.wait("hostile") == MOST_SECONDS
+
+
+def test_who_is_alone_waits_for_nothing_and_owes_nothing_later(clock: Clock) -> None:
+    pace = Pace(0.25, clock)
+    for _ in range(100):
+        pace.spent("one", 1.0)
+        assert pace.wait("one") == 0
+        clock.now += 1.0
+    pace.spent("other", 0.001)
+    assert pace.wait("one") == 0
+    pace.spent("one", BURST_SECONDS + 0.05)
+    assert pace.wait("one") > 0
+    clock.now += PRESENT_SECONDS + 0.1  # the other one sends nothing more
+    pace.spent("one", 1.0)
+    assert pace.wait("one") == 0
+
+
+def test_accounts_are_forgotten(clock: Clock) -> None:
+    pace = Pace(0.25, clock)
+    for number in range(3 * KEPT):
+        pace.spent(f"{number}", 0.1)
+    assert len(pace._owed) == KEPT
