@@ -67,7 +67,8 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
         bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
         device = pick_device(config.device)
         set_threads(config.threads)
-        models = [ServedModel(entry, device, config.lifecycle, config.limits.rehearsals()) for entry in config.models]
+        limits = config.limits.rehearsals(), config.limits.files()
+        models = [ServedModel(entry, device, config.lifecycle, *limits) for entry in config.models]
     except IsthmusError as error:
         channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})
         return 1
