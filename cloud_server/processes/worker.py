@@ -165,7 +165,9 @@ class Worker:
             raise
         except Overtime:
             seconds = self._limits.max_compute_seconds
-            raise TooLarge(f"the model computed for more than {seconds:g} s on this request") from None
+            raise TooLarge(
+                f"the model computed for more than {seconds:g} s on this request (max_compute_seconds)"
+            ) from None
         except BaseException as error:  # a model may even raise SystemExit
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
 

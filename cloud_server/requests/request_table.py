@@ -133,11 +133,17 @@ class RequestTable:
         limits, client = self._limits, request.key[:2]
         self._check_open()
         if self._live_of[client] + outlet.undelivered >= limits.max_in_flight:
-            raise ServerUnavailable(f"this client has {limits.max_in_flight} requests in flight, which is the limit")
+            raise ServerUnavailable(
+                f"this client has {limits.max_in_flight} requests in flight, which is the limit (max_in_flight)"
+            )
         if len(self._live) >= limits.max_pending:
-            raise ServerUnavailable(f"the server has {limits.max_pending} requests waiting, which is its limit")
+            raise ServerUnavailable(
+                f"the server has {limits.max_pending} requests waiting, which is its limit (max_pending)"
+            )
         if self._live_bytes and self._live_bytes + request.held_bytes > limits.max_pending_bytes:
-            raise ServerUnavailable(f"the server has no room: it holds {self._live_bytes} bytes of requests")
+            raise ServerUnavailable(
+                f"the server has no room: it holds {self._live_bytes} bytes of requests (max_pending_bytes)"
+            )
         self._check_new(request)
 
     def complete(self, request: Request, wait: Callable[[], Callable[[], None]]) -> None:

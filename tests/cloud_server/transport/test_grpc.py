@@ -153,7 +153,7 @@ class TestHandshake:
             client.other("welcome")
         assert GrpcClient(channel, hello()).refusal() == (
             "UNAVAILABLE",
-            "ServerUnavailable: the server has 4 clients, its limit; try again later",
+            "ServerUnavailable: the server has 4 clients, its limit (max_clients); try again later",
         )
         clients[0].call.cancel()
         clients[0].ended()
