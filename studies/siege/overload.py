@@ -42,6 +42,8 @@ class Overload:
     phases: dict[str, Phase] = field(default_factory=dict)
     told: list[tuple[str, int]] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)
+    processor: tuple[float, float] = (0.0, 0.0)
+    """Processors that the server had, on the mean: alone, beside the hostile one. On a busy machine it gets fewer."""
     before: float = 0.0
     peak: float = 0.0
     last: float = 0.0
@@ -72,7 +74,7 @@ class Overload:
                 f"capacity {self.capacity:.1f}/s by three honest identities; beside a hostile one ({self.who}) that "
                 f"offers {self.offered:.0f}/s they get {self.goodput:.1f}/s: {self.share} ({self.each})",
                 f"their p50 {during.p50} ms, p99 {during.p99} ms; memory {self.before:.0f}, at most {self.peak:.0f}, "
-                f"at last {self.last:.0f} MiB",
+                f"at last {self.last:.0f} MiB; processors of the server: {self.processor[0]}, then {self.processor[1]}",
                 *(f"    {count:>8} x {text}"[:120] for text, count in self.told[:4]),
                 *(f"    FALLS: {fault}" for fault in self.faults),
             ]
@@ -87,9 +89,10 @@ def overload(siege: Siege, who: Who = OTHER, seconds: float = 15.0) -> Overload:
     try:
         siege.begin(server.address, who, clients)
         time.sleep(2)
-        began = time.monotonic()
+        began, used = time.monotonic(), server.cpu_seconds
         siege.all({"phase": BEFORE})
         time.sleep(seconds)
+        alone = (server.cpu_seconds - used) / (time.monotonic() - began)
         result.before = round(server.resident(), 1)
         siege.all({"phase": "between"})
         result.capacity = sum(siege.all({"count": BEFORE})) / (time.monotonic() - began)
@@ -97,9 +100,11 @@ def overload(siege: Siege, who: Who = OTHER, seconds: float = 15.0) -> Overload:
         hostile = siege.hostile(FLOOD, server.address, who, seconds + 2, "--rate", str(result.offered))
         hostile.say("go")
         time.sleep(2)
-        started = time.monotonic()
+        started, used = time.monotonic(), server.cpu_seconds
         siege.all({"phase": DURING})
         time.sleep(seconds)
+        beside = (server.cpu_seconds - used) / (time.monotonic() - started)
+        result.processor = (round(alone, 2), round(beside, 2))
         reports = siege.all({"end": True})
         took = time.monotonic() - started
         result.peak, result.last = round(server.peak(started), 1), round(server.resident(), 1)
