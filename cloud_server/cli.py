@@ -79,11 +79,18 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
             pool = stack.enter_context(Pool(words, config.workers, config.limits))
             engines += [PooledModel(pool, identity, lifecycle) for identity in pool.start()]
         for entry in () if pool else config.models:
-            engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals()))
+            engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals(), config.limits.files()))
         core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
         totals = {"worker_restarts": lambda: pool.deaths if pool else 0, "log_lines_left_out": lambda: bounds.left_out}
         stack.enter_context(measured(core, page, totals))
-        server = CloudServer(core, config.listen, config.tls, config.identities, reflection=config.reflection)
+        server = CloudServer(
+            core,
+            config.listen,
+            config.tls,
+            config.identities,
+            reflection=config.reflection,
+            reuse_port=config.reuse_port,
+        )
         if pool:
             pool.on_warm = server.serving
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.

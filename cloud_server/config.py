@@ -1,6 +1,7 @@
 """What one server process serves and how, read from its own TOML file.
 
 listen = "127.0.0.1:50051"           # HOST:PORT; port 0 = any free one
+reuse_port = true                    # another server may listen there, too (docs/operations.md); absent = false
 device = "auto"                      # auto, cpu, cuda, cuda:N
 threads = 4                          # inside one operation on the CPU; absent = torch's choice
 workers = 1                          # tails computed at a time
@@ -43,6 +44,7 @@ hooks = ["my_hooks:Watchdog"]
 from __future__ import annotations
 
 import ipaddress
+import socket
 import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -59,8 +61,8 @@ from shared_hooks.models.spec import spec_from_table
 from shared_hooks.observers import named
 from shared_hooks.tracing import endpoint_of
 
-_OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes"}
-"""What versions up to 0.1 called them, when recipes were what clients sent."""
+_OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes", "rehearsal_seconds_per_host": "rehearsal_seconds_per_account"}
+"""What versions up to 0.1 called them, when recipes were what clients sent, and addresses were all that was known."""
 
 DEFAULT_LISTEN = "127.0.0.1:50051"  # nobody is asked who he is by default, so other machines are let in on request only
 
@@ -82,6 +84,8 @@ class ServerConfig:
     """The configuration of a server process. Raises SpecError for what cannot work; no models means `digits`."""
 
     listen: str = DEFAULT_LISTEN
+    reuse_port: bool = False
+    """Whether other servers may listen at the same port: an old and a new one during an update."""
     models: tuple[ModelEntry, ...] = ()
     device: str = "auto"
     threads: int | None = None
@@ -105,6 +109,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_address(self.listen)
+        if self.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
+            raise SpecError("reuse_port: this system does not let two servers share a port")
         if self.metrics:
             check_address(self.metrics, "metrics")
         if self.threads is not None and self.threads < 1:
@@ -133,6 +139,7 @@ def read_config(path: Path) -> ServerConfig:
     table = Table.read(path)
     values: dict[str, Any] = {
         "listen": table.take("listen", str),
+        "reuse_port": table.take("reuse_port", bool),
         "device": table.take("device", str),
         "threads": table.take("threads", int),
         "workers": table.take("workers", int),
@@ -251,7 +258,7 @@ def _limits(table: Table) -> Limits:
                 FutureWarning,  # for the operator, and so shown
                 stacklevel=2,
             )
-            value = table.take(old, int)
+            value = table.take(old, float if isinstance(getattr(Limits, new), float) else int)
             values[new] = value if values[new] is None else values[new]
     table.done()
     return Limits(**{name: value for name, value in values.items() if value is not None})

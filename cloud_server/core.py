@@ -160,9 +160,10 @@ class Core:
         with self._changed:
             if self._probes[account] >= limits.max_probes_per_account:
                 most = limits.max_probes_per_account
-                raise ServerUnavailable(f"{account} has {most} streams that probe the link, the limit of one account")
+                text = f"{account} has {most} streams that probe the link"
+                raise ServerUnavailable(f"{text}, the limit of one account (max_probes_per_account)")
             if sum(self._probes.values()) >= limits.max_probes:
-                raise ServerUnavailable(f"{limits.max_probes} streams probe the link, which is the limit")
+                raise ServerUnavailable(f"{limits.max_probes} streams probe the link, which is the limit (max_probes)")
             self._probes[account] += 1
         try:
             yield Probe(limits, partial(self.load, caller), partial(self._pay_probe, caller))
@@ -240,7 +241,8 @@ class Core:
         except IsthmusError as error:
             return replies.failure(request, error), error
         except Overtime:
-            late = TooLarge(f"the model computed for more than {self.limits.max_compute_seconds:g} s on this request")
+            seconds = f"{self.limits.max_compute_seconds:g} s (max_compute_seconds)"
+            late = TooLarge(f"the model computed for more than {seconds} on this request")
             return replies.failure(request, late), late
         except BaseException as error:  # a worker survives everything: a model may even raise SystemExit
             failure = ModelFailed(f"{type(error).__name__}: {error}")

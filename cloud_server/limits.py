@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from shared_hooks import RehearsalLimits
 from shared_hooks.errors import SpecError
+from shared_hooks.models.uploads import MAX_PIXELS
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -16,6 +17,14 @@ NEVER = 1 << 62
 
 LONGEST_SECONDS = 1_000_000.0
 """The longest wait that Python and gRPC accept everywhere."""
+
+
+@dataclass(frozen=True)
+class FileLimits:
+    """What an input file may become: `Limits.max_file_pixels` and `Limits.max_file_examples`."""
+
+    pixels: int = MAX_PIXELS
+    examples: int = 64
 
 
 @dataclass(frozen=True)
@@ -51,9 +60,9 @@ class Limits:
     max_rehearsal_seconds: float = 20.0
     """Time to work out one of them; meanwhile a worker answers nobody else."""
     rehearsal_seconds_per_minute: float = 30.0
-    """Time to work them out in any minute; the rest is postponed."""
-    rehearsal_seconds_per_host: float = 20.0
-    """The part of it that streams from one address may take."""
+    """Time to work them out in any minute; beyond it, who has had an equal part of it is postponed."""
+    rehearsal_seconds_per_account: float = 20.0
+    """The part of it that one account may take."""
     max_operations: int = 400_000
     """Kernels that a model may run on one request, as far as can be foreseen."""
     max_constant_bytes: int = GIB
@@ -72,6 +81,12 @@ class Limits:
     """Answers kept until they are acknowledged."""
     max_answer_bytes: int = 512 * MIB
     """Memory of these answers together, of those that wait on streams, too; so of any one."""
+    max_file_pixels: int = MAX_PIXELS
+    """Of an image that comes as a file, as it is and as it is scaled."""
+    max_file_examples: int = 64
+    """How many times the size of its model's example an input file's tensors may have: a bound on the model's work,
+    where nothing is rehearsed.
+    """
     answer_seconds: float = 120.0
     """How long an answer is kept until it is acknowledged, or requested again after a lost connection."""
     deadline_seconds: float = 60.0
@@ -127,6 +142,10 @@ class Limits:
                 f"found {self.max_request_bytes}"
             )
 
+    def files(self) -> FileLimits:
+        """The limits on input files."""
+        return FileLimits(self.max_file_pixels, self.max_file_examples)
+
     def rehearsals(self) -> RehearsalLimits:
         """The limits on working out the tails of clients' cuts."""
         return RehearsalLimits(
@@ -137,6 +156,6 @@ class Limits:
             recipes=self.max_recipes,
             steps=self.max_recipe_steps,
             seconds_a_minute=self.rehearsal_seconds_per_minute,
-            seconds_a_minute_each=self.rehearsal_seconds_per_host,
+            seconds_a_minute_each=self.rehearsal_seconds_per_account,
             held_bytes=self.max_tail_bytes,
         )

@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
     made.add_argument("--depth", type=int, metavar="N", help="how many levels of modules to descend in each --model")
     made.add_argument("--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one")
+    made.add_argument("--reuse-port", action="store_true", help="another server may listen there: for rolling updates")
     made.add_argument("--device", metavar="auto|cpu|cuda[:N]", help="default auto")
     made.add_argument("--threads", type=int, metavar="N", help="threads within one operation on the CPU")
     made.add_argument("--workers", type=int, metavar="N", help="tails computed at the same time; default 1")
@@ -76,7 +77,7 @@ def composed(options: argparse.Namespace) -> ServerConfig:
     config = read_config(options.config) if options.config else ServerConfig()
     names = ("listen", "device", "threads", "workers", "worker_processes", "metrics", "identities")
     given = {name: getattr(options, name) for name in names}
-    given |= {name: True for name in ("insecure", "reflection") if getattr(options, name)}
+    given |= {name: True for name in ("insecure", "reflection", "reuse_port") if getattr(options, name)}
     given["tls"] = _tls(options)
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
     if options.drain_seconds is not None:

@@ -113,9 +113,13 @@ class Profiles:
         with self._lock:
             if self._waiting[account] >= limits.max_profiles_per_account:
                 most = limits.max_profiles_per_account
-                raise ServerUnavailable(f"{account} waits for {most} profiles, which is the limit of one account")
+                raise ServerUnavailable(
+                    f"{account} waits for {most} profiles, the limit of one account (max_profiles_per_account)"
+                )
             if sum(self._waiting.values()) >= limits.max_profiles:
-                raise ServerUnavailable(f"{limits.max_profiles} profiles are being waited for, which is the limit")
+                raise ServerUnavailable(
+                    f"{limits.max_profiles} profiles are being waited for, which is the limit (max_profiles)"
+                )
             self._quotas.take(caller, [("measured profiles", limits.profiles_per_minute, 1)], BURST_SECONDS)
             self._waiting[account] += 1
         try:

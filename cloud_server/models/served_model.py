@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cloud_server.config import ModelEntry
+from cloud_server.limits import FileLimits
 from cloud_server.models.admission import check_file, check_frontier
 from cloud_server.models.custody import Custody
 from cloud_server.models.engine import FILE, Computed, Identity, Progress
@@ -22,6 +23,7 @@ from shared_hooks.errors import (
     ModelFailed,
     PlanMismatch,
     ServerUnavailable,
+    TooLarge,
     UnknownLayer,
 )
 from shared_hooks.forward import Kind, interruptible
@@ -32,6 +34,7 @@ from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
+from shared_hooks.tensors import tensors_in
 
 SPARE_BYTES = 64 << 10
 """What an answer may hold in memory beyond twice its own size."""
@@ -46,11 +49,14 @@ class ServedModel:
         device: torch.device,
         lifecycle: Lifecycle | None = None,
         rehearsals: RehearsalLimits | None = None,
+        files: FileLimits | None = None,
     ) -> None:
         """Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example.
 
-        ``rehearsals`` bounds what working out the tails of clients' cuts may take.
+        ``rehearsals`` bounds what working out the tails of clients' cuts may take, ``files`` what comes as a file.
         """
+        self._files = files or FileLimits()
+        self._example_elements = 0
         self._lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
         self._lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=entry.spec.model_id)
         self._device = device
@@ -83,6 +89,7 @@ class ServedModel:
         if example is None:
             return None
         args, kwargs = example
+        self._example_elements = sum(tensor.numel() for tensor in tensors_in(example))
         try:
             return self._wrapped.plan(*args, **kwargs)
         except IsthmusError:
@@ -169,10 +176,23 @@ class ServedModel:
         started = time.perf_counter_ns()
         _, (data,) = Parcel.tensors(header, payload, max_bytes)
         with interruptible():
-            args, kwargs = self._spec.preprocess_bytes(suffix, data.numpy().tobytes(), max_bytes)
+            args, kwargs = self._spec.preprocess_bytes(suffix, data.numpy().tobytes(), max_bytes, self._files.pixels)
+        self._check_elements(args, kwargs)
         args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=(args, kwargs))
         return self._run(time.perf_counter_ns() - started, want_metrics, *args, **kwargs)
+
+    def _check_elements(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises TooLarge for inputs far beyond the model's example; without one, their bytes are the bound."""
+        known, found = self._example_elements, sum(tensor.numel() for tensor in tensors_in((args, kwargs)))
+        if not known:
+            return
+        most = known * self._files.examples
+        if found > most:
+            raise TooLarge(
+                f"the file's tensors have {found} elements, the model's example {known}; "
+                f"{self._files.examples} times as many are taken (max_file_examples)"
+            )
 
     def _run(
         self, decode_ns: int, want_metrics: bool, /, *args: Any, start: int | None = None, **kwargs: Any

@@ -65,7 +65,8 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
         bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
         device = pick_device(config.device)
         set_threads(config.threads)
-        models = [ServedModel(entry, device, config.lifecycle, config.limits.rehearsals()) for entry in config.models]
+        limits = config.limits.rehearsals(), config.limits.files()
+        models = [ServedModel(entry, device, config.lifecycle, *limits) for entry in config.models]
     except IsthmusError as error:
         channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})
         return 1
@@ -158,7 +159,9 @@ class Worker:
             raise
         except Overtime:
             seconds = self._limits.max_compute_seconds
-            raise TooLarge(f"the model computed for more than {seconds:g} s on this request") from None
+            raise TooLarge(
+                f"the model computed for more than {seconds:g} s on this request (max_compute_seconds)"
+            ) from None
         except BaseException as error:  # a model may even raise SystemExit
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
 

@@ -34,9 +34,8 @@ class CrossingCache:
         Clients share what is kept here, so it is the digest of the bytes that counts, not the one the client claims.
         """
         if len(data) > self._limits.max_cut_bytes:
-            raise TooLarge(
-                f"a cut's description of {len(data)} bytes; at most {self._limits.max_cut_bytes} are accepted"
-            )
+            most = f"at most {self._limits.max_cut_bytes} are accepted (max_cut_bytes)"
+            raise TooLarge(f"a cut's description of {len(data)} bytes; {most}")
         if (real := digest_of(data)) != digest:
             raise BadFrame(f'cut: the digest {digest[:80]!r} is not that of its bytes, "{real}"')
         known = self.get(digest, party)

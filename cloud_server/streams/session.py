@@ -261,7 +261,7 @@ class StreamSession:
                 patience = self._hub.limits.hello_seconds
                 left = self._opened + patience - time.monotonic()
                 if left <= 0:
-                    self._error = DeadlineExceeded(f"no hello came within {patience:g} s")
+                    self._error = DeadlineExceeded(f"no hello came within {patience:g} s (hello_seconds)")
                 else:
                     self._ready.wait(left)
 

@@ -96,7 +96,8 @@ class Uploads:
         self._check_observers(frame.hooks)
         limit = self._outlet.caller.max_request_bytes(self._hub.limits)
         if frame.payload_bytes > limit:
-            raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; at most {limit} are accepted")
+            most = f"at most {limit} are accepted (max_request_bytes)"
+            raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; {most}")
         if frame.HasField("file"):
             file = frame.file
             self._check_cut(FILE)
@@ -107,7 +108,8 @@ class Uploads:
             raise Disagreement(f"no cut {frame.cut_digest[:80]!r} is held here; upload it, then ask again")
         self._check_cut("input" if crossing.layer_id < 0 else crossing.layer_name)
         if crossing.payload_bytes > limit:
-            raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; at most {limit} are accepted")
+            most = f"at most {limit} are accepted (max_request_bytes)"
+            raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; {most}")
         self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
         return Request(self._outlet, self._engine, crossing, frame)
 

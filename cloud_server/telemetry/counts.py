@@ -24,7 +24,7 @@ from cloud_server.access import Policy
 from cloud_server.limits import Limits
 from cloud_server.telemetry.histogram import Histogram
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import IsthmusError
+from shared_hooks.errors import IsthmusError, QuotaExceeded
 from shared_hooks.lifecycle import About, Event
 
 MAX_IDENTITIES: Final = 64
@@ -48,6 +48,8 @@ _BOUND: Final = re.compile(rf"\b(?:{'|'.join(_LIMITS)})\b")
 
 def bound(error: BaseException) -> str:
     """The limit that a refusal names; empty where it names none."""
+    if isinstance(error, QuotaExceeded):
+        return "per_minute"
     found = _BOUND.search(str(error)) if isinstance(error, IsthmusError) else None
     return found[0] if found else ""
 

@@ -27,6 +27,10 @@ SPARE_THREADS = 8
 """For health, reflection and model lists, and for refusing streams beyond `Limits.max_clients`."""
 
 
+CLOSING_SECONDS = 60.0
+"""Beyond the drain, until a server that listens no more ends the streams that are left."""
+
+
 def options(max_message_bytes: int, streams: int) -> list[tuple[str, int]]:
     """Channel arguments (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html). What each of them holds off:
     docs/decisions/0013-floods.md. ``streams``: as many as are served at a time, on one connection.
@@ -36,15 +40,15 @@ def options(max_message_bytes: int, streams: int) -> list[tuple[str, int]]:
         ("grpc.compression_enabled_algorithms_bitset", 1),  # none: messages are refused before they are inflated
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a balanced pair
         # A stream may idle for hours: clients ping to keep it, and are not sent away (GOAWAY) for that ...
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 10),
         # ... and the server pings, so that a client whose machine vanished frees its place.
         ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.ping_timeout_ms", 10_000),
+        # Patient, for an answer to a ping waits behind all that a slow link holds of an upload.
+        ("grpc.keepalive_timeout_ms", 60_000),
+        ("grpc.http2.ping_timeout_ms", 60_000),
     ]
 
 
@@ -63,8 +67,11 @@ class CloudServer:
         identities: Path | None = None,
         *,
         reflection: bool = False,
+        reuse_port: bool = False,
     ) -> None:
+        """``reuse_port``: other servers may listen there, too, and a draining one does so no more."""
         self.core = core
+        self._reuse_port = reuse_port
         self._ending = threading.Lock()  # taken by the first who stops it, and kept
         # Every stream holds one thread of the pool for as long as it lives.
         limits = core.limits
@@ -73,7 +80,11 @@ class CloudServer:
         self._door = door = Door(core, register)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="isthmus-grpc"),
-            options=options(core.limits.max_message_bytes, threads),
+            options=[
+                *options(core.limits.max_message_bytes, threads),
+                # Unless it is said, a second server on the same port is a mistake, not a balanced pair.
+                ("grpc.so_reuseport", int(reuse_port)),
+            ],
             maximum_concurrent_rpcs=threads,
             interceptors=[door],
         )
@@ -109,6 +120,8 @@ class CloudServer:
     def drain(self) -> None:
         """Accepts nothing new: open streams are notified, new ones are refused, health says NOT_SERVING."""
         self._health.enter_graceful_shutdown()
+        if self._reuse_port:  # before clients are told: whoever comes back is to find the other server
+            self._server.stop(self.core.limits.drain_seconds + CLOSING_SECONDS)
         self.core.drain()
 
     def stop(self, grace: float | None = None) -> None:

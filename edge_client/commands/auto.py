@@ -29,15 +29,12 @@ from edge_client.survey.gather import Gathered, Wanted, edge_profile, gather, pr
 from edge_client.survey.loaded import Loaded
 from edge_client.survey.prober import LinkProber
 from edge_client.survey.probing import fetch_profile, probe
-from edge_client.transport import KeepAlive
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models import InputItem
 from shared_hooks.models.example import to_device
 from shared_hooks.profiling import profile_file
 from shared_hooks.profiling.profile import Profile
 
-KEEP_ALIVE: Final = KeepAlive(every=5.0, timeout=20.0)
-"""Patient, for a ping waits behind the bytes of a slow link; what is late is noticed by the requests themselves."""
 FIRST_CALL_SECONDS: Final = 5.0
 """For the server to be there at the start; without it everything runs here until it comes."""
 

@@ -24,7 +24,7 @@ from edge_client.dial import check_address
 from edge_client.modes import EDGE_ONLY
 from edge_client.screen.progress import progress
 from edge_client.screen.text import one_line, printable
-from edge_client.transport import ConnectionOptions, KeepAlive, now_ns
+from edge_client.transport import ConnectionOptions, now_ns
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle.listing import is_default, lines
 from shared_hooks.models import InputItem, ModelSpec
@@ -65,7 +65,6 @@ def main(options: argparse.Namespace) -> int:
         connection=ConnectionOptions(
             patience=options.patience,
             max_in_flight=options.in_flight,
-            keep_alive=auto.KEEP_ALIVE if chooses else KeepAlive(),
             credentials=credentials_of(options),
         ),
     )

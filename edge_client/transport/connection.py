@@ -293,7 +293,7 @@ class Connection:
                 stream.cancel(why)
                 return
         pulse = self._pulse
-        if pulse is not None and (silent := pulse.watch(stream.ended, outbox.expects)):
+        if pulse is not None and (silent := pulse.watch(stream.ended, outbox.patience)):
             stream.cancel(f"nothing was heard for {silent:.1f} s, while requests were under way")
 
     def _greet(self, frame: wire.ServerFrame, outbox: Outbox, stream: Stream) -> Inbox:

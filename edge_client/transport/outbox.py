@@ -24,6 +24,7 @@ from protos.isthmus.v1 import split_pb2
 from shared_hooks.lifecycle import Lifecycle, Stage
 
 ACKNOWLEDGE_AFTER_SECONDS: Final = 0.02  # an idle stream says so after this long; a busy one before its next request
+LARGE_MESSAGE: Final = 8.0  # times the usual silence while one is under way
 CANCELS_KEPT: Final = 1024  # a stalled stream cannot take more; the deadline on the other side does the rest
 
 
@@ -86,17 +87,16 @@ class Outbox(Iterator[wire.ClientFrame]):
         """Whether the server has said that it goes away."""
         return self._draining
 
-    def expects(self) -> bool:
-        """Whether the server should be heard: it has had a request's header, and sends no answer just now.
+    def patience(self) -> float:
+        """How many times as long as usual the server may be silent now; 0 where it owes nothing.
 
         A cut's description is one message, and a chunk of an answer, too: nothing is heard while they are under way.
         """
         with self._changed:
-            return (
-                bool(self._begun)
-                and not self._sending_cut
-                and not any(exchange.receiving for exchange in self._begun.values())
-            )
+            if not self._begun:
+                return 0.0
+            large = self._sending_cut or any(exchange.receiving for exchange in self._begun.values())
+            return LARGE_MESSAGE if large else 1.0
 
     def cancel(self, request_id: int) -> None:
         """Nobody waits for this request any more: tell the server, if it has heard of it."""

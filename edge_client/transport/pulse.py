@@ -35,13 +35,16 @@ class Pulse:
         silence, self._heard = now - self._heard, now
         self.bound = max(self._least, FADE * self.bound, min(LONGEST_SECONDS, 2 * silence))
 
-    def watch(self, ended: threading.Event, expected: Callable[[], bool]) -> float:
-        """Seconds of silence as soon as it is too long, while something was ``expected``; 0 when ``ended``."""
+    def watch(self, ended: threading.Event, patience: Callable[[], float]) -> float:
+        """Seconds of silence as soon as it is longer than ``patience()`` times the bound; 0 when ``ended``.
+
+        A patience of 0: nothing is expected now.
+        """
         self._heard = time.monotonic()
         while not ended.wait(self._least / (2 * BEATS)):
-            if not expected():
+            if not (times := patience()):
                 self._heard = time.monotonic()
-            elif (silence := time.monotonic() - self._heard) > self.bound:
+            elif (silence := time.monotonic() - self._heard) > times * self.bound:
                 self.bound = max(self._least, min(LONGEST_SECONDS, 2 * self.bound))
                 return silence
         return 0.0

@@ -84,22 +84,25 @@ class ImagePreprocess:
         """Raises InputMismatch for a file that is not an image or has no 8-bit channels."""
         return self._read(path, path)
 
-    def of_bytes(self, data: bytes, name: str, max_bytes: int) -> torch.Tensor:
-        """The same of an image file's bytes from elsewhere. Raises TooLarge before it decodes beyond ``max_bytes``."""
-        return self._read(io.BytesIO(data), name, uploads.IMAGE_FORMATS, max_bytes)
+    def of_bytes(self, data: bytes, name: str, max_pixels: int) -> torch.Tensor:
+        """The same of an image file's bytes from elsewhere. Raises TooLarge before it decodes more than so much, or
+        scales to more.
+        """
+        return self._read(io.BytesIO(data), name, uploads.IMAGE_FORMATS, max_pixels)
 
     def _read(
         self,
         source: Path | io.BytesIO,
         path: Path | str,
         formats: tuple[str, ...] | None = None,
-        max_bytes: int | None = None,
+        max_pixels: int | None = None,
     ) -> torch.Tensor:
         try:
             with warnings.catch_warnings(), Image.open(source, formats=formats) as file:
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
-                if max_bytes is not None:
-                    uploads.check_image(file.width, file.height, max_bytes)
+                if max_pixels is not None:
+                    uploads.check_image(file.width, file.height, max_pixels)
+                    uploads.check_image(*self._scaled(file.width, file.height), max_pixels, "a scaled image")
                 if file.mode.startswith(("I", "F")):
                     raise InputMismatch(
                         f"{path} has pixels of more than 8 bits (mode {file.mode}); convert it, or give it as .npy"
@@ -125,6 +128,13 @@ class ImagePreprocess:
         # canonical strides, also with one channel: a plan is made for exact strides
         return values.to(self.dtype).clone(memory_format=torch.contiguous_format).unsqueeze(0)
 
+    def _scaled(self, width: int, height: int) -> tuple[int, int]:
+        """The size of an image before it is cropped: one that is long and thin becomes large."""
+        if self.shorter_side is None or not width or not height:
+            return width, height
+        factor = self.shorter_side / min(width, height)
+        return round(width * factor), round(height * factor)
+
     def _resize(self, image: Image.Image) -> Image.Image:
         if self.size is None:
             return image
@@ -132,8 +142,7 @@ class ImagePreprocess:
         resample = _FILTERS[self.interpolation]
         if self.shorter_side is None:
             return image if image.size == (width, height) else image.resize((width, height), resample)
-        factor = self.shorter_side / min(image.size)
-        scaled = image.resize((round(image.width * factor), round(image.height * factor)), resample)
+        scaled = image.resize(self._scaled(*image.size), resample)
         left, top = (scaled.width - width) // 2, (scaled.height - height) // 2
         return scaled.crop((left, top, left + width, top + height))
 

@@ -114,10 +114,12 @@ class ModelSpec:
         args, kwargs = self._read(path)
         return args, {**self.call_kwargs, **kwargs}
 
-    def preprocess_bytes(self, suffix: str, data: bytes, max_bytes: int = 1 << 28) -> Inputs:
+    def preprocess_bytes(
+        self, suffix: str, data: bytes, max_bytes: int = 1 << 28, max_pixels: int = uploads.MAX_PIXELS
+    ) -> Inputs:
         """The same of a file's bytes, which may come from a stranger: ``suffix`` such as ".png" says what they are.
 
-        Raises InputMismatch, and TooLarge for what would be decoded to more than ``max_bytes``.
+        Raises InputMismatch, and TooLarge for more than ``max_bytes`` once decoded, or ``max_pixels`` of an image.
         """
         suffix = uploads.check_suffix(suffix)
         name = f"the {suffix} file"
@@ -128,7 +130,8 @@ class ModelSpec:
             uploads.check_tensors(data, suffix, max_bytes)
             args, kwargs = tensors_of_bytes(data, suffix, name, self._keywords)
         else:
-            args, kwargs = self._image(self._images(name).of_bytes(data, name, max_bytes))
+            most = min(max_pixels, max_bytes // uploads.BYTES_PER_PIXEL)
+            args, kwargs = self._image(self._images(name).of_bytes(data, name, most))
         return args, {**self.call_kwargs, **kwargs}
 
     def preprocess_digest(self) -> str:

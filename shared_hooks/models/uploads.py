@@ -30,6 +30,8 @@ SUFFIXES = IMAGE_SUFFIXES | TENSOR_SUFFIXES
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """The only decoders that bytes from elsewhere reach: of Pillow's others, one starts Ghostscript."""
 BYTES_PER_PIXEL = 4
+MAX_PIXELS = 25_000_000
+"""Of an image; what is compressed well may take seconds to decode."""
 
 
 def check_suffix(suffix: str) -> str:
@@ -61,10 +63,10 @@ def check_tensors(data: bytes, suffix: str, max_bytes: int) -> None:
         raise InputMismatch(f"a .npy file of {len(data)} bytes announces an array of {announced}")
 
 
-def check_image(width: int, height: int, max_bytes: int) -> None:
-    """Raises TooLarge for an image that would take more than ``max_bytes`` once decoded."""
-    if width * height * BYTES_PER_PIXEL > max_bytes:
-        raise TooLarge(f"an image of {width} x {height} pixels; at most {max_bytes} bytes are taken for it")
+def check_image(width: int, height: int, max_pixels: int, what: str = "an image") -> None:
+    """Raises TooLarge for more pixels, before they are decoded."""
+    if width * height > max_pixels:
+        raise TooLarge(f"{what} of {width} x {height} pixels; at most {max_pixels} are taken")
 
 
 @contextmanager

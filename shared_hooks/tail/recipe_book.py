@@ -172,7 +172,10 @@ class RecipeBook:
         own = sum(seconds for _, seconds, who in self._spent if who == payer.get().account)
         if own > self._limits.seconds_a_minute_each:
             raise ServerUnavailable("this client brought too many new cuts or input forms in the last minute")
-        if sum(seconds for _, seconds, _ in self._spent) > self._limits.seconds_a_minute:
+        everybody = {payer.get().account, *(who for _, _, who in self._spent)}
+        total = sum(seconds for _, seconds, _ in self._spent)
+        # where it is used up, those who have had less than their part of it may still
+        if total > self._limits.seconds_a_minute and own >= self._limits.seconds_a_minute / len(everybody):
             raise ServerUnavailable("too many new cuts or input forms in the last minute; try again later")
 
     def _keep(self, early: EarlyOutput, found: Recipe | IsthmusError) -> None:

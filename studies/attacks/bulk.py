@@ -39,7 +39,7 @@ from studies.attacks.volleys import Gunner, Volley
 LIMITS = Limits(
     max_compute_seconds=2,
     max_rehearsal_seconds=5,
-    rehearsal_seconds_per_host=1e9,
+    rehearsal_seconds_per_account=1e9,
     rehearsal_seconds_per_minute=1e9,
     max_request_bytes=8 << 20,
     max_elements=1 << 30,

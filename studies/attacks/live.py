@@ -48,7 +48,7 @@ max_recipes = 256
 max_compute_seconds = 2
 max_rehearsal_seconds = 5
 rehearsal_seconds_per_minute = 1000000
-rehearsal_seconds_per_host = 1000000
+rehearsal_seconds_per_account = 1000000
 max_request_bytes = 8388608
 """
 

@@ -19,7 +19,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from studies.chaos.crowd import KINDS, Crowd
-from studies.chaos.faults import FAULTS, World
+from studies.chaos.faults import FAULTS, WORKER, World
 from studies.chaos.findings import BOUND_SECONDS, DETECTION_SECONDS, Episode, computed_twice, row, table
 from studies.chaos.model import spec
 from studies.chaos.served import Served
@@ -59,28 +59,25 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     episodes: list[Episode] = []
     try:
         served.start()
+        faults = [name for name in options.faults if name != WORKER or served.workers()]
         with Relay(served.address) as relay:
             crowd = Crowd(folder, "{}:{}".format(*relay.address), model, options.clients, arguments)
             try:
                 crowd.all_served(0.0)
                 world = World(served, relay, crowd, draw)
                 limit = time.monotonic() + 60 * options.minutes
-                names = list(options.faults)
+                names = list(faults)
                 while names or (len(crowd.known) < options.requests and time.monotonic() < limit):
-                    names = names or list(options.faults)
+                    names = names or list(faults)
                     episodes.append(_one(names.pop(draw.randrange(len(names))), world))
-                    if len(episodes) > len(options.faults) and time.monotonic() > limit:
+                    if len(episodes) >= len(faults) and time.monotonic() > limit:
                         break
             finally:
                 crowd.close()
     finally:
         served.close()
     known = crowd.known
-    rows = [
-        row(name, [one for one in episodes if one.fault == name], known)
-        for name in options.faults
-        if any(one.fault == name for one in episodes)
-    ]
+    rows = [row(name, [one for one in episodes if one.fault == name], known) for name in faults]
     longest = [value for one in rows for value in (one["fixed_max"], one["auto_max"]) if value is not None]
     return {
         "date": time.strftime("%Y-%m-%d"),
@@ -92,7 +89,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "detection_seconds": DETECTION_SECONDS,
         "bound_seconds": BOUND_SECONDS,
         "asked": len(known),
-        "lost": sum(one["came"] not in ("ok", "wrong") for one in known),
+        "lost": sum(one["came"] not in ("ok", "wrong") for one in known) - sum(one["refused_by_name"] for one in rows),
+        "other_weights_heard_seconds": [round(seconds, 2) for seconds in world.told],
         "wrong": sum(one["came"] == "wrong" for one in known),
         "computed_twice": computed_twice(served.computed, known),
         "longest": max(longest, default=None),
@@ -120,7 +118,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--clients", nargs="+", default=KINDS, metavar="KIND", help=f"default {' '.join(KINDS)}")
     parser.add_argument("--pause", type=float, default=0.02, metavar="S", help="of a client, on average")
     parser.add_argument("--patience", type=float, default=120.0, metavar="S")
-    parser.add_argument("--server-arguments", default="", metavar="'...'", help="more of cloud-server's own")
+    parser.add_argument("--server-arguments", default="--workers 2", metavar="'...'", help="more of cloud-server's own")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave everything there")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

@@ -109,6 +109,7 @@ def _ask(
                 answer = asker.infer(inputs(kind))
             known["came"] = "ok" if _same(answer.output, wanted[kind]) else "wrong"
             known |= {"sends": answer.sends, "split": answer.split, "id": answer.request_id}
+            known |= {"instead": answer.fallback} if answer.fallback else {}
         except Exception as error:
             known |= {"came": type(error).__name__, "why": str(error)[:300]}
         known |= {"answered": time.monotonic(), "client": client._client_id}

@@ -17,7 +17,8 @@ from studies.chaos.served import ROOT
 
 Known = dict[str, Any]
 """One request: see `asking`."""
-KINDS: Final = ("small", "large", "mixed", "auto")
+KINDS: Final = ("small", "large", "mixed", "auto", "small+fallback")
+"""Cuts, as `asking` takes them, and whether the edge may answer what the server does not."""
 PATIENCE: Final = 600.0
 
 
@@ -63,7 +64,9 @@ class Crowd:
         self._made += 1
         file = self._folder / f"client{self._made}.jsonl"
         file.touch()
-        command = [sys.executable, "-m", "studies.chaos.asking", self._address, str(self._spec), kind, str(file)]
+        cut, _, more = kind.partition("+")
+        command = [sys.executable, "-m", "studies.chaos.asking", self._address, str(self._spec), cut, str(file)]
+        command += [f"--{more}"] if more else []
         command += ["--seed", str(self._made), *self._arguments]
         with (self._folder / "clients.log").open("ab") as log:
             process = subprocess.Popen(
@@ -84,6 +87,15 @@ class Crowd:
         self.members.remove(member)
         self.gone.append(member)
         self.join(member.kind)
+
+    def all_heard(self, after: float) -> None:
+        """Wait until each has had an answer, or an error, to something that it asked after this time."""
+        limit = time.monotonic() + PATIENCE
+        for member in self.members:
+            while not any(one["asked"] > after for one in member.look()[-1:]):
+                if time.monotonic() > limit:
+                    raise RuntimeError(f"the client {member.kind} hears nothing")
+                time.sleep(0.02)
 
     def all_served(self, after: float, patience: float = PATIENCE) -> None:
         """Wait until each has had an answer after this time; RuntimeError for one that ended, or has none."""

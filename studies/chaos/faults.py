@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
@@ -25,8 +25,8 @@ class World:
     relay: Relay
     crowd: Crowd
     draw: Random
-    seed: int = 0
-    """Of the weights that are served now."""
+    told: list[float] = field(default_factory=list)
+    """Seconds until everybody had heard of other weights."""
 
 
 Fault = Callable[[World], float]
@@ -42,6 +42,14 @@ def sigterm(world: World) -> float:
     world.served.end(signal.SIGTERM)
     world.served.start()
     return time.monotonic()
+
+
+def rolled(world: World) -> float:
+    """A new server beside the old one, which then drains: nobody should notice."""
+    told = world.served.roll()
+    if world.served.statuses[-1] != 0:
+        raise RuntimeError(f"the server that was rolled away ended with status {world.served.statuses[-1]}")
+    return told
 
 
 def sigstop(world: World) -> float:
@@ -115,28 +123,34 @@ def late(world: World) -> float:
     return time.monotonic()
 
 
+def other_weights(world: World) -> float:
+    """For as long as it takes everybody to hear so; then those of before."""
+    world.served.end(signal.SIGTERM)
+    world.served.start(seed=1)
+    began = time.monotonic()
+    world.crowd.all_heard(began)
+    world.told.append(time.monotonic() - began)
+    return sigterm(world)
+
+
 def client_killed(world: World) -> float:
     world.crowd.kill(world.draw.choice(world.crowd.members))
     return time.monotonic()
 
 
 def worker_killed(world: World) -> float:
-    """Nothing where the server computes in its own process."""
-    for pid in world.served.workers()[:1]:
-        os.kill(pid, signal.SIGKILL)
+    """One of those that compute."""
+    os.kill(world.draw.choice(world.served.workers()), signal.SIGKILL)
     return time.monotonic()
 
 
-def worker_stopped(world: World) -> float:
-    """For good: it is the server that has to notice."""
-    for pid in world.served.workers()[:1]:
-        os.kill(pid, signal.SIGSTOP)
-    return time.monotonic()
-
-
+WORKER: Final = "a worker killed"
+"""Only where the server computes in processes of their own."""
+OTHER_WEIGHTS: Final = "other weights, and back"
 FAULTS: Final[dict[str, Fault]] = {
     "SIGKILL, restart": sigkill,
     "SIGTERM, restart": sigterm,
+    "rolling update": rolled,
     "SIGSTOP 10 s": sigstop,
     "reset": reset,
     "ended in the middle": ended,
@@ -148,6 +162,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "slices of 7 to 1,000 B": sliced,
     "200 kB/s for 15 s": slow,
     "50 or 300 ms more, 5 s": late,
+    OTHER_WEIGHTS: other_weights,
     "a client killed": client_killed,
-    "a worker killed": worker_killed,
+    WORKER: worker_killed,
 }

@@ -11,7 +11,9 @@ from typing import Any
 
 from edge_client.transport.pulse import BEATS
 from studies.chaos.crowd import Known
+from studies.chaos.faults import OTHER_WEIGHTS
 
+COUNTS = ("times", "asked", "lost", "wrong", "sent_again", "refused_by_name", "instead")
 HEARTBEAT = 1.0  # seconds: what a client asks for
 DETECTION_SECONDS = HEARTBEAT * (BEATS + 0.5)
 """Until a silent server is noticed: the missing beats, and how often a client looks."""
@@ -63,12 +65,15 @@ def row(fault: str, episodes: Sequence[Episode], known: Sequence[Known]) -> dict
     for episode in episodes:
         near = [one for one in known if one["asked"] < episode.over and one["answered"] > episode.began - 60]
         for name in by_kind:
-            by_kind[name] += without_service([x for x in near if (x["kind"] == "auto") == (name == "auto")], episode)
-    lost = [one for one in asked if one["came"] not in ("ok", "wrong")]
+            by_kind[name] += without_service([x for x in near if _group(x["kind"]) == name], episode)
+    fine = ("ok", "wrong", "Disagreement") if fault == OTHER_WEIGHTS else ("ok", "wrong")
+    lost = [one for one in asked if one["came"] not in fine]
     return {
         "fault": fault,
         "times": len(episodes),
         "asked": len(asked),
+        "refused_by_name": sum(one["came"] == "Disagreement" for one in asked) if fault == OTHER_WEIGHTS else 0,
+        "instead": sum(bool(one.get("instead")) for one in asked),
         "lost": len(lost),
         "lost_by": dict(Counter(one["came"] for one in lost)),
         "why": [one["why"] for one in lost[:3]],
@@ -82,11 +87,16 @@ def row(fault: str, episodes: Sequence[Episode], known: Sequence[Known]) -> dict
     }
 
 
+def _group(kind: str) -> str:
+    return kind if kind == "auto" else "fallback" if "+" in kind else "fixed"
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown."""
     lines = [
-        "| fault | times | asked | lost | wrong | sent again | fixed: median / max s | auto: median / max s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| fault | times | asked | lost | wrong | sent again | refused by name | by the edge instead "
+        "| fixed: median / max s | auto: median / max s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
 
     def pair(one: dict[str, Any], name: str) -> str:
@@ -94,6 +104,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         return "-" if most is None else f"{middle:.2f} / {most:.2f}"
 
     for one in rows:
-        counts = " | ".join(f"{one[name]:,}" for name in ("times", "asked", "lost", "wrong", "sent_again"))
+        counts = " | ".join(f"{one[name]:,}" for name in COUNTS)
         lines.append(f"| {one['fault']} | {counts} | {pair(one, 'fixed')} | {pair(one, 'auto')} |")
     return "\n".join(lines)

@@ -31,6 +31,8 @@ class Served:
         """Seconds that each start took, until the server listened."""
         self._arguments = list(arguments)
         self._process: subprocess.Popen[bytes] | None = None
+        self.statuses: list[int] = []
+        """With which those ended that were rolled away."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -54,7 +56,7 @@ class Served:
             encoding="utf-8",
         )
         command = [sys.executable, "-u", "-m", "cloud_server", str(config), "--listen", f"127.0.0.1:{self.port}"]
-        command += ["--log-level", "warning", *self._arguments]
+        command += ["--reuse-port", "--log-level", "warning", *self._arguments]
         with out.open("wb") as stdout, (self.folder / "server.log").open("ab") as stderr:
             self._process = subprocess.Popen(
                 command,
@@ -69,6 +71,16 @@ class Served:
                 raise RuntimeError(f"the server did not start; see {self.folder / 'server.log'}")
             time.sleep(0.02)
         self.starts.append(time.monotonic() - began)
+
+    def roll(self) -> float:
+        """Another one beside the one that serves, which then drains; when it was told to."""
+        old = self._process
+        assert old is not None
+        self.start()
+        told = time.monotonic()
+        old.send_signal(signal.SIGTERM)
+        self.statuses.append(old.wait(STOP_SECONDS))
+        return told
 
     def send(self, number: int) -> None:
         """SIGSTOP and SIGCONT, for two; nothing is waited for."""
@@ -91,13 +103,12 @@ class Served:
 
     def workers(self) -> list[int]:
         """The processes that compute for it, if it has any."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
         found = []
-        for pid in children.read_text().split() if children.exists() else []:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"resource_tracker" not in line:
-                found.append(int(pid))
-        return found
+        for children in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            for pid in children.read_text().split():
+                if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(int(pid))
+        return sorted(found)
 
 
 def _free_port() -> int:

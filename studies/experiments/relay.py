@@ -98,11 +98,12 @@ class Relay:
         """``data`` as it is passed on now, each piece when it is time for the next."""
         left = memoryview(data)
         while left:
-            most = self.slices or (max(1, int(self.rate / 50)) if self.rate else len(left))
-            size = self._draw.randint(1, most) if self.slices else most
+            slices, rate = self.slices, self.rate  # others change them meanwhile
+            most = slices or (max(1, int(rate / 50)) if rate else len(left))
+            size = self._draw.randint(1, most) if slices else most
             yield bytes(left[:size])
-            if self.rate:
-                time.sleep(min(size, len(left)) / self.rate)
+            if rate:
+                time.sleep(min(size, len(left)) / rate)
             left = left[size:]
 
     close = refuse

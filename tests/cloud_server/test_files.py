@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from cloud_server.config import ModelEntry
 from cloud_server.core import Core
@@ -98,6 +102,46 @@ def test_what_is_no_file_of_this_model_is_refused_by_name(client: CoreClient, nu
     result = send(client, 200 + number, *tensors, **changes)
     assert result.failed is not None and result.failed.error == error and not result.failed.retry
     assert send(client, 300 + number, IMAGE_BYTES).reply is not None
+
+
+ELEMENTS = sum(tensor.numel() for tensor in (SPEC.example() or ((), {}))[0])
+
+
+def picture(width: int, height: int, kind: str, **options: Any) -> torch.Tensor:
+    """A file of one colour: it is small, and large once decoded."""
+    file = io.BytesIO()
+    Image.new("L", (width, height)).save(file, kind, **options)
+    return data(file.getvalue())
+
+
+def tensor_file(*shape: int) -> torch.Tensor:
+    file = io.BytesIO()
+    np.save(file, np.zeros(shape, dtype=np.uint8))
+    return data(file.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("content", "suffix", "bound"),
+    [
+        (picture(5001, 5000, "PNG"), ".png", "5001 x 5000 pixels; at most 262144"),
+        (picture(16000, 2000, "WEBP", lossless=True), ".webp", "16000 x 2000 pixels; at most 262144"),
+        (tensor_file(64 * ELEMENTS + 1), ".npy", f"{64 * ELEMENTS + 1} elements, the model's example {ELEMENTS}"),
+    ],
+    ids=["png", "webp", "npy"],
+)
+def test_what_would_take_a_worker_long_is_refused_before_it_does(
+    client: CoreClient, content: torch.Tensor, suffix: str, bound: str
+) -> None:
+    began = time.thread_time()
+    result = send(client, 500 + len(bound), content, suffix=suffix)
+    assert result.failed is not None and result.failed.error == "TooLarge" and bound in result.failed.message
+    assert time.thread_time() - began < 5
+    assert send(client, 600 + len(bound), IMAGE_BYTES).reply is not None
+
+
+def test_as_many_examples_as_are_allowed_are_taken(client: CoreClient) -> None:
+    result = send(client, 700, tensor_file(64 * ELEMENTS), suffix=".npy")
+    assert result.failed is None or result.failed.error != "TooLarge"
 
 
 def test_an_id_that_comes_again_is_answered_from_memory_and_not_for_another_kind(client: CoreClient) -> None:

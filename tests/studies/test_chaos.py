@@ -28,7 +28,7 @@ def test_nothing_is_lost_wrong_or_computed_twice(tmp_path: Path) -> None:
         clients=["large"],
         pause=0.05,
         patience=300.0,
-        server_arguments="",
+        server_arguments="",  # one process: it starts sooner
     )
     result = run(options, tmp_path)
     assert (result["lost"], result["wrong"], result["computed_twice"]) == (0, 0, [])

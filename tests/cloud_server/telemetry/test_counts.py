@@ -14,7 +14,7 @@ from cloud_server.telemetry.counts import MAX_IDENTITIES, RequestCounts, bound
 from cloud_server.telemetry.histogram import BUCKETS, Histogram
 from cloud_server.telemetry.state import ServerState
 from shared_hooks import ForwardMetrics
-from shared_hooks.errors import IsthmusError, ServerUnavailable
+from shared_hooks.errors import IsthmusError, QuotaExceeded, ServerUnavailable
 from shared_hooks.lifecycle import About, Lifecycle, Stage
 from shared_hooks.metrics import Reading
 from tests.cloud_server.fakes import CoreClient, FakeEngine, cancel, header, make_crossing
@@ -81,7 +81,19 @@ def test_what_waits(registry: CollectorRegistry, core: Core) -> None:
     assert value(registry, "draining") == 1
 
 
+def test_refusals_by_the_limit_they_met(core: Core, registry: CollectorRegistry) -> None:
+    client, crossing = CoreClient(core), make_crossing(100)
+    client.ask(1, b"", crossing, payload_bytes=100)
+    for id in range(2, 7):
+        client.send(header(id, crossing))
+    for id in (5, 6):
+        assert client.answer(id).failed
+    eventually(lambda: value(registry, "refusals_total", bound="max_in_flight") == 2)
+    assert value(registry, "request_failure_total", model="fake", identity="", reason="ServerUnavailable") == 2
+
+
 def test_a_refusal_names_its_limit() -> None:
+    assert bound(QuotaExceeded("600 requests a minute")) == "per_minute"
     assert bound(ServerUnavailable("5 waiting, which is the limit (max_pending)")) == "max_pending"
     assert bound(ServerUnavailable("bytes_per_minute: 5")) == "bytes_per_minute"
     assert bound(IsthmusError("nothing of the kind")) == "" and bound(ValueError("max_pending")) == ""
