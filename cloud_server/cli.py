@@ -69,7 +69,7 @@ def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
 
 
 def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: MetricsPage | None) -> int:
-    check_free(config.listen)
+    check_free(config.listen, config.reuse_port)
     device = pick_device(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:
@@ -81,7 +81,10 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
         for entry in () if pool else config.models:
             engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals(), config.limits.files()))
         core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
-        totals = {"worker_restarts": lambda: pool.deaths if pool else 0, "log_lines_left_out": lambda: bounds.left_out}
+        totals = {
+            "worker_restarts": lambda: pool.crew.deaths if pool else 0,
+            "log_lines_left_out": lambda: bounds.left_out,
+        }
         stack.enter_context(measured(core, page, totals))
         server = CloudServer(
             core,
@@ -92,7 +95,7 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
             reuse_port=config.reuse_port,
         )
         if pool:
-            pool.on_warm = server.serving
+            pool.crew.on_warm = server.serving
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -101,7 +104,7 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
         gc.freeze()  # what is loaded stays: a client's lists would else have every collection look at all of it
         lifecycle.emit(Stage.BEFORE_RUN, address=config.listen)
         server.start()
-        if pool and not pool.warm:  # they have all ended meanwhile
+        if pool and not pool.crew.warm:  # they have all ended meanwhile
             server.serving(False)
         log.info("%d threads, %d worker%s", threads, config.workers, " process(es)" if pool else "(s)")
         host = config.listen.rpartition(":")[0]

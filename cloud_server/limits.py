@@ -77,6 +77,8 @@ class Limits:
     """Resident memory of a worker process's own: beyond it another takes its place, between two requests."""
     max_worker_requests: int = NEVER
     """Requests that a worker process answers before another takes its place."""
+    worker_crashes_per_minute: int = 6
+    """Worker processes that one account's requests may end by a crash or a hang; then it is refused for a while."""
     max_answers: int = 4096
     """Answers kept until they are acknowledged."""
     max_answer_bytes: int = 512 * MIB

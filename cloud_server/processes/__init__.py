@@ -1,7 +1,9 @@
 """Tails in processes of their own: what ends one of them ends one request's turn, not the service.
 
-pool            the workers: warm, watched, replaced
-pooled_model    the engine that hands its work to them
+pooled_model    the engine that hands its work to workers
+pool            requests, and what becomes of those whose worker ends
+crew            the workers: warm, watched, replaced
+crashes         whose requests have ended some
 worker          one worker's own program
 worker_process  ... as the server sees it
 task            what it is asked for

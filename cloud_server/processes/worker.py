@@ -48,8 +48,10 @@ _CUDA_ERROR = "CUDA error"
 _PDEATHSIG = 1  # linux/prctl.h
 
 
-def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, memory_bytes: int) -> int:
-    """Serves until the process ``server`` hangs up; returns the exit status."""
+def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, memory_bytes: int, begun: int) -> int:
+    """Serves until the process ``server`` hangs up; returns the exit status. Where ``begun`` is in the shared memory it
+    says which question it is at.
+    """
     _die_with(server)
     for number in (signal.SIGINT, signal.SIGTERM):
         # Both reach every process of a terminal or a unit; it is the server that drains, and then hangs up.
@@ -74,7 +76,7 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
     gc.freeze()  # what is loaded stays: no collection looks at it again
     channel.send({"is": "warm", "identities": [dataclasses.asdict(one.identity) for one in models]})
     try:
-        Worker(config, {one.identity.model_id: one for one in models}, channel, mapping).serve()
+        Worker(config, {one.identity.model_id: one for one in models}, channel, mapping, begun).serve()
     except Lost:
         return 0  # the server has ended, or wants no more of this worker
     return 0
@@ -92,7 +94,7 @@ class Worker:
     """Answers one message after the other."""
 
     def __init__(
-        self, config: ServerConfig, models: dict[str, ServedModel], channel: Channel, mapping: Mapping
+        self, config: ServerConfig, models: dict[str, ServedModel], channel: Channel, mapping: Mapping, begun: int
     ) -> None:
         self._limits = config.limits
         self._lifecycle: Lifecycle = config.lifecycle
@@ -101,6 +103,9 @@ class Worker:
         self._mapping = mapping
         self._overtime = Watchdog(config.limits.max_compute_seconds)
         self._crossings = _Crossings(config.limits)
+        self._begun = memoryview(mapping.array(begun, 8)).cast("Q")  # type: ignore[arg-type]
+        self._number = 0
+        """Of what is being answered."""
         self._kept: dict[int, tuple[weakref.ref[Any], int]] = {}
         """Where payloads begin that something of a request that is over refers to; their sizes."""
 
@@ -108,6 +113,7 @@ class Worker:
         """Raises Lost when the server hangs up."""
         while True:
             head, parts = self._channel.receive()
+            self._number = self._begun[0] = head["number"]
             if head["do"] == "profile":
                 self._profile(head)
             else:
@@ -123,7 +129,7 @@ class Worker:
         del array
         if nbytes and seen() is not None:
             self._kept[start] = seen, nbytes
-        self._channel.send({**said, "kept": self._still_kept()}, *data)
+        self._say({**said, "kept": self._still_kept()}, *data)
 
     def _said(self, head: dict[str, Any], header: bytes, payload: memoryview) -> Message:
         """When this returns, everything of the request is gone, unless the model or a hook keeps it."""
@@ -182,11 +188,14 @@ class Worker:
         return places
 
     def _room(self, nbytes: int) -> int:
-        self._channel.send({"is": "room?", "bytes": nbytes})
+        self._say({"is": "room?", "bytes": nbytes})
         head, _ = self._channel.receive()
         if head["at"] < 0:
             raise ServerUnavailable(head["message"])
         return int(head["at"])
+
+    def _say(self, head: dict[str, Any], *parts: bytes) -> None:
+        self._channel.send({**head, "number": self._number}, *parts)
 
     def _still_kept(self) -> list[int]:
         if sum(nbytes for _, nbytes in self._kept.values()) > KEPT_BYTES:
@@ -198,7 +207,7 @@ class Worker:
         """The description of a cut, which comes once and is asked for again if it was dropped for newer ones."""
         known = self._crossings.get(digest)
         if known is None:
-            self._channel.send({"is": "cut?"})
+            self._say({"is": "cut?"})
             _, (data,) = self._channel.receive()
             known = self._crossings.add(digest, data)
         return known
@@ -207,7 +216,7 @@ class Worker:
 
     def _profile(self, head: dict[str, Any]) -> None:
         def on_progress(done: int, total: int, what: str) -> None:
-            self._channel.send({"is": "progress", "done": done, "total": total, "what": what})
+            self._say({"is": "progress", "done": done, "total": total, "what": what})
             answer, _ = self._channel.receive()
             if answer["do"] != "go on":
                 raise Cancelled("nobody waits for this profile any more")
@@ -224,7 +233,7 @@ class Worker:
             failure = ModelFailed(f"{type(error).__name__}: {error}")
             failure.__cause__ = error
             said = _failure(failure)
-        self._channel.send({**said[0], "kept": self._still_kept()}, *said[1])
+        self._say({**said[0], "kept": self._still_kept()}, *said[1])
 
 
 def _failure(error: IsthmusError) -> Message:

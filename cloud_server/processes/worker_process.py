@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 import psutil
 from google.protobuf.message import DecodeError
@@ -36,6 +37,10 @@ from shared_hooks.errors import IsthmusError, ServerUnavailable, by_name
 
 END_SECONDS = 2.0
 """For a worker to end by itself when the server hangs up."""
+
+
+HELLO_SECONDS = 10.0
+"""From the first byte of a worker's first message to its last."""
 
 
 class State(Enum):
@@ -60,6 +65,7 @@ class WorkerProcess:
         """Whether another takes its place: it ends after what it is doing."""
         self.began = time.monotonic()
         self.warm_at = 0.0
+        self._asked = 0
         self.answered = 0
         self.spent = False
         """Whether it says that it can use its device no more."""
@@ -68,10 +74,13 @@ class WorkerProcess:
         self._memory = memory
         self._kept: dict[int, memoryview] = {}
         """Payloads that something in the worker still refers to, by where they begin."""
+        self._begun = memory.allocate(8).cast("Q")
+        """The number of the last question that it has begun to work on, written by itself."""
+        self._begun[0] = 0
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _boot(words, theirs.fileno(), memory)],
+                [sys.executable, "-c", _boot(words, theirs.fileno(), memory, self._begun)],
                 pass_fds=(theirs.fileno(), memory.fd),
                 stdin=subprocess.DEVNULL,
             )
@@ -91,8 +100,8 @@ class WorkerProcess:
     # Asked by whoever has it
 
     def identities(self) -> list[Identity]:
-        """What it serves, once it is warm. Raises Lost, and what its start failed by."""
-        head, _ = self.channel.receive()
+        """What it serves, once it is warm. Raises Lost, TimeoutError, and what its start failed by."""
+        head, _ = self.channel.receive(HELLO_SECONDS)
         if head.get("is") == "refused":
             raise by_name(head["error"])(head["message"])
         try:
@@ -107,9 +116,11 @@ class WorkerProcess:
         start = self._memory.mapping.offset(payload) if payload.nbytes else 0
         if payload.nbytes:
             self._kept[start] = payload  # nobody else's before the worker has said so, or is dead
-        self.channel.send({**task.head(), "at": start, "bytes": payload.nbytes}, task.header)
+        self._asked += 1
+        self.channel.send({**task.head(), "number": self._asked, "at": start, "bytes": payload.nbytes}, task.header)
         while True:
             head, parts = self.channel.receive(max(until - time.monotonic(), 0.001))
+            self._check_number(head)
             kind = head.get("is")
             try:
                 if kind == "cut?" and task.crossing is not None:
@@ -128,10 +139,12 @@ class WorkerProcess:
 
     def profile(self, task: ProfileTask, seconds: float, on_progress: Progress) -> bytes:
         """As `run`; ``seconds`` from one progress to the next. What ``on_progress`` raises ends it, and is raised."""
-        self.channel.send(task.head())
+        self._asked += 1
+        self.channel.send({**task.head(), "number": self._asked})
         stopped: BaseException | None = None
         while True:
             head, parts = self.channel.receive(seconds)
+            self._check_number(head)
             try:
                 if head.get("is") == "progress":
                     try:
@@ -149,6 +162,11 @@ class WorkerProcess:
                 raise _failure(parts)
             except (KeyError, IndexError, TypeError, ValueError, DecodeError) as error:
                 raise Lost(f"an answer that makes no sense: {error}") from error
+
+    def _check_number(self, head: dict[str, Any]) -> None:
+        """An answer to an earlier question would be another client's."""
+        if head.get("number") != self._asked:
+            raise Lost(f"an answer to question {head.get('number')!r:.20}, not {self._asked}")
 
     def _make_room(self, nbytes: int) -> memoryview:
         try:
@@ -190,6 +208,16 @@ class WorkerProcess:
         return bool(poller.poll(0))
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it was at what it was asked last: else that did not end it, and the payload is untouched."""
+        return self._begun[0] == self._asked
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether it has its models loaded, and is not about to go."""
+        return self.state in (State.IDLE, State.BUSY)
+
+    @property
     def gone(self) -> bool:
         """Whether the process has ended; it is reaped then."""
         return self._process.poll() is not None
@@ -210,6 +238,11 @@ class WorkerProcess:
         except psutil.Error:
             return 0
         return int(found.rss - getattr(found, "shared", 0))
+
+    def dismiss(self) -> None:
+        """It ends by itself, now that it has nothing to do; the pool holds its lock."""
+        self.state = State.ENDED
+        self.channel.hang_up()
 
     def kill(self, why: str) -> None:
         """At once, whatever it does; whoever asks it gets Lost."""
@@ -233,6 +266,12 @@ class WorkerProcess:
             self.pidfd = -1
 
     @property
+    def has_crashed(self) -> bool:
+        """Whether it has ended by what it did itself: nobody kills by other signals than these two."""
+        status = self._process.poll()
+        return status is not None and -status not in (signal.SIGKILL, signal.SIGTERM)
+
+    @property
     def end(self) -> str:
         """How it ended."""
         status = self._process.poll()
@@ -243,12 +282,13 @@ class WorkerProcess:
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
-def _boot(words: Sequence[str], channel: int, memory: SharedMemory) -> str:
+def _boot(words: Sequence[str], channel: int, memory: SharedMemory, begun: memoryview) -> str:
     """The program of a worker. Modules are found as they are here, whatever the current folder holds."""
     return (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from cloud_server.processes.worker import main\n"
-        f"sys.exit(main({list(words)!r}, {os.getpid()}, {channel}, {memory.fd}, {memory.nbytes}))"
+        f"sys.exit(main({list(words)!r}, {os.getpid()}, {channel}, {memory.fd}, {memory.nbytes}, "
+        f"{memory.mapping.offset(begun)}))"
     )
 
 

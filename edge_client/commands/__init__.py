@@ -5,7 +5,6 @@ file, and its name and options in `arguments`.
 
 arguments   the commands and their options; loads nothing, so that ``--help`` is quick
 credentials options by which a command proves who it is
-credentials the options by which one proves who one is
 loading     model, inputs and cut from them
 constraints limits, from them
 units       sizes, rates and durations

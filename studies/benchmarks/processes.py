@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ NETWORKS = "studies.benchmarks.networks"
 
 
 @contextmanager
-def cloud(*models: str, shape: tuple[int, ...], threads: int) -> Iterator[str]:
-    """A cloud server with these callables of `networks`, all planned on an input of ``shape``; yields its address."""
-    words = ["--listen", "127.0.0.1:0", "--threads", str(threads), "--log-level", "warning"]
+def cloud(*models: str, shape: tuple[int, ...], threads: int, words: Sequence[str] = ()) -> Iterator[str]:
+    """A cloud server with these callables of `networks`, all planned on an input of ``shape``; yields its address.
+    ``words``: more of its command line.
+    """
+    words = ["--listen", "127.0.0.1:0", "--threads", str(threads), "--log-level", "warning", *words]
     for name in models:
         words += ["--model", target(name), "--example", f"{name}={','.join(map(str, shape))}"]
     with _listening("cloud_server", *words, threads=threads) as address:

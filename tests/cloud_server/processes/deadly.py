@@ -1,4 +1,4 @@
-"""A model whose tail does what the first number of its input says; its layers write in place."""
+"""A model whose tail does what the first number of its input says; its layers write in place. And a hook that keeps."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-EXIT, SEGV, KILL, SLEEP, SYSTEM_EXIT, RAISE, KEEP, STOP = range(21, 29)
-WORDS = ("--threads=1", "--device=cpu", f"--model=deadly={__name__}:Deadly", "--example=2,8")
+from shared_hooks.lifecycle import Event
+
+EXIT, SEGV, KILL, NAP, SYSTEM_EXIT, RAISE, KEEP, FORGET = range(21, 29)
 NAP_SECONDS = 600.0
 
 
 class Mood(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[Any] = []
-
     def forward(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         match int(x.flatten()[0]):
             case 21:
@@ -29,7 +26,7 @@ class Mood(nn.Module):
             case 23:
                 os.kill(os.getpid(), signal.SIGKILL)
             case 24:
-                time.sleep(NAP_SECONDS)
+                time.sleep(NAP_SECONDS)  # nothing in Python can end it
             case 25:
                 raise SystemExit(4)
             case 26:
@@ -49,3 +46,20 @@ class Deadly(nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         hidden = self.act(self.second(self.act(self.first(x))))
         return {"logits": self.last(self.mood(hidden, x)), "hidden": hidden}
+
+
+class Keeper:
+    """A server's own hook, in a worker: keeps what crossed with `KEEP`, until `FORGET` comes."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def after_decode(self, event: Event) -> None:
+        if event.request.model_id == "deadly" and hasattr(event.value, "pieces"):
+            first = [
+                int(piece.flatten()[0]) for piece in event.value.pieces if piece.numel() and piece.is_floating_point()
+            ]
+            if KEEP in first:
+                self.kept.append(event.value)
+            elif FORGET in first:
+                self.kept.clear()
