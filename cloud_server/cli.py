@@ -69,7 +69,7 @@ def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
 
 
 def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: MetricsPage | None) -> int:
-    check_free(config.listen)
+    check_free(config.listen, config.reuse_port)
     device = pick_device(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:

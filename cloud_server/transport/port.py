@@ -15,8 +15,11 @@ REASONS = {
 }
 
 
-def check_free(address: str) -> None:
-    """Raises SpecError, saying why, where nothing can listen at ``HOST:PORT``. Listens only for a moment."""
+def check_free(address: str, reuse_port: bool = False) -> None:
+    """Raises SpecError, saying why, where nothing can listen at ``HOST:PORT``. Listens only for a moment.
+
+    ``reuse_port``: servers that say so, too, may be there; then it does not listen, for it would get their clients.
+    """
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -28,8 +31,11 @@ def check_free(address: str) -> None:
             with socket.socket(family, kind, protocol) as probe:
                 # As gRPC does it: what a server that has just ended left behind is not in use.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if reuse_port:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 probe.bind(where)
-                probe.listen(1)
+                if not reuse_port:
+                    probe.listen(1)
                 return
         except OSError as error:
             refused = refused or error

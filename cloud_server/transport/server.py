@@ -101,7 +101,7 @@ class CloudServer:
             else:
                 self.port = self._server.add_secure_port(address, server_credentials(tls))
         except RuntimeError as error:
-            check_free(address)  # says why, if it can
+            check_free(address, reuse_port)  # says why, if it can
             raise SpecError(f"listen: {address} cannot be used: {error}") from error
         if self.port == 0:
             raise SpecError(f"listen: {address} cannot be used")

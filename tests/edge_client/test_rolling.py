@@ -15,7 +15,7 @@ from cloud_server.config import ModelEntry
 from cloud_server.core import Core
 from cloud_server.limits import Limits
 from cloud_server.models import ServedModel
-from cloud_server.transport import CloudServer
+from cloud_server.transport import CloudServer, check_free
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
 from shared_hooks import WrappedModel
 from shared_hooks.errors import SpecError
@@ -116,6 +116,10 @@ def test_a_draining_server_listens_no_more() -> None:
 
 def test_a_port_is_shared_only_where_both_say_so() -> None:
     server = serve(free_port())
-    with pytest.raises(SpecError, match="cannot be used"):
+    address = f"127.0.0.1:{server.port}"
+    with pytest.raises(SpecError, match="in use"):
         serve(server.port, reuse_port=False)
+    with pytest.raises(SpecError, match="in use"):  # what the command asks before it loads anything
+        check_free(address)
+    check_free(address, reuse_port=True)
     end(server)
