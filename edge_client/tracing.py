@@ -26,6 +26,7 @@ class Traces:
     """Hooks. Any thread may call; several clients may share one."""
 
     name = "traces"
+    built_in = True
     priority = "HIGHEST"  # what other hooks take at the beginning belongs to the request
 
     def __init__(self, provider: TracerProvider | None = None) -> None:

@@ -32,7 +32,7 @@ def all_of(options: argparse.Namespace) -> Iterator[Finding]:
     try:
         config = composed(options)
     except IsthmusError as error:
-        yield wrong("config", f"{error}", "nothing further is looked at before")
+        yield wrong("config", f"{error}", "mend it: nothing further is looked at before")
         return
     where = options.config or "no file, the defaults"
     yield ok("config", f"{where}: {len(config.models)} model{'s' if len(config.models) > 1 else ''}")

@@ -71,6 +71,7 @@ class RequestCounts(Collector):
     """Mounted on a server's `Lifecycle`, and registered for collection. Any thread may call."""
 
     name = "metrics"
+    built_in = True
     priority = "LOWEST"
 
     def __init__(self, models: Iterable[str]) -> None:

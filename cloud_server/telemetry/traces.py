@@ -22,6 +22,7 @@ class Traces:
     """Hooks of a server's `Lifecycle`. Any thread may call."""
 
     name = "traces"
+    built_in = True
     priority = "LOWEST"
 
     def __init__(self, provider: TracerProvider | None = None) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shared_hooks.lifecycle.log import Log
 from shared_hooks.lifecycle.registry import Lifecycle
 
 HEADERS = ("stage", "hook", "priority", "calls", "failures", "total ms", "us a call")
 
 
 def is_default(lifecycle: Lifecycle) -> bool:
-    """Whether nobody has mounted anything."""
-    return all(isinstance(hook, Log) for hook in lifecycle.hooks)
+    """Whether nobody has mounted anything of their own."""
+    return all(getattr(hook, "built_in", False) for hook in lifecycle.hooks)
 
 
 def rows(lifecycle: Lifecycle) -> list[tuple[str, ...]]:

@@ -46,6 +46,7 @@ class Log:
     """
 
     name = "log"
+    built_in = True
 
     def __init__(self, logger: str) -> None:
         self._log = logging.getLogger(logger)
