@@ -255,7 +255,7 @@ class Core:
         trim = Trim()
         while not self._closed.wait(SWEEP_SECONDS):
             self.requests.sweep(self._draining)
-            trim.look(self.requests.returned_bytes)
+            trim.look(self.requests.held_bytes + self.requests.kept()[1])
 
     # The end
 

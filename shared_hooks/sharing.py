@@ -33,8 +33,6 @@ class Shares:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.total = 0
-        self.returned = 0
-        """All that was ever given back."""
         self._of: dict[str, Counter[str]] = {}
         self._sums: Counter[str] = Counter()
 
@@ -55,7 +53,6 @@ class Shares:
         clients[party.client] -= amount
         self._sums[party.account] -= amount
         self.total -= amount
-        self.returned += amount
         if not clients[party.client]:
             del clients[party.client]
         if not clients:

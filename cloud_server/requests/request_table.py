@@ -239,11 +239,6 @@ class RequestTable:
             return len(self._answers), self._answers.nbytes
 
     @property
-    def returned_bytes(self) -> int:
-        """Of all requests and answers that ever were held and are no more."""
-        return self._room.memory.returned + self._answers.returned
-
-    @property
     def held_bytes(self) -> int:
         """Of the requests on their way."""
         return self._room.memory.total

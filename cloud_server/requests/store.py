@@ -108,11 +108,6 @@ class AnswerStore:
         """What they take in memory."""
         return self._bytes.total
 
-    @property
-    def returned(self) -> int:
-        """What all took that are kept no more."""
-        return self._bytes.returned
-
     def _make_room(self, shares: Shares) -> None:
         """One of those goes that the fullest account's fullest client has: the oldest that was sent; else the last
         in a line; else one that is being sent, and with it a stream that does not read.

@@ -6,20 +6,23 @@ import ctypes
 import sys
 
 STEP_BYTES = 32 << 20
-"""So much was let go since the last time: a trim takes some milliseconds, and what is trimmed is paged in again."""
+"""So much less is held than was: a trim takes some milliseconds, and what is trimmed is paged in again, so that steady
+traffic causes none.
+"""
 
 
 class Trim:
     """One thread looks, now and then. Where there is no glibc, nothing happens."""
 
     def __init__(self) -> None:
-        self._last = 0
+        self._most = 0
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
-    def look(self, returned: int) -> bool:
-        """``returned``: bytes that were ever let go. True when freed memory was given back."""
-        if self._trim is None or returned - self._last < STEP_BYTES:
+    def look(self, held: int) -> bool:
+        """``held``: bytes, now. True when freed memory was given back."""
+        self._most = max(self._most, held)
+        if self._trim is None or self._most - held < STEP_BYTES:
             return False
-        self._last = returned
+        self._most = held
         self._trim(0)
         return True

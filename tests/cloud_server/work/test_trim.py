@@ -9,6 +9,6 @@ def test_only_after_much_was_let_go() -> None:
     trim = Trim()
     calls: list[int] = []
     trim._trim = calls.append
-    let_go = (0, STEP_BYTES // 2, STEP_BYTES, STEP_BYTES, 3 * STEP_BYTES)
-    assert [trim.look(nbytes) for nbytes in let_go] == [False, False, True, False, True]
+    held = (0, STEP_BYTES, STEP_BYTES // 2, 3 * STEP_BYTES, STEP_BYTES, STEP_BYTES, 0)
+    assert [trim.look(nbytes) for nbytes in held] == [False, False, False, False, True, False, True]
     assert calls == [0, 0]
