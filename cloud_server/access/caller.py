@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloud_server.access.policy import EVERYTHING, Policy
+from cloud_server.limits import Limits
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,14 @@ class Caller:
     identity: str = ""
     """The name that its credentials prove; empty where none were asked for."""
     policy: Policy = EVERYTHING
+
+    def max_request_bytes(self, limits: Limits) -> int:
+        """Payload of one of its requests: the server's limit, or what it may have of all its requests together."""
+        return min(limits.max_request_bytes, self.policy.max_bytes or limits.max_request_bytes)
+
+    def max_in_flight(self, limits: Limits) -> int:
+        """Requests of one of its clients at a time."""
+        return min(limits.max_in_flight, self.policy.max_in_flight or limits.max_in_flight)
 
     @property
     def address(self) -> str:

@@ -43,7 +43,7 @@ class Uploads:
         self._skipped.pop(frame.id, None)
         try:
             request = self._checked(frame)
-            answer = self._hub.requests.admit(request)
+            self._hub.requests.admit(request)
         except IsthmusError as error:
             unfinished = self._receiving.pop(frame.id, None)
             if unfinished is None or unfinished.state is State.OVER:
@@ -57,8 +57,6 @@ class Uploads:
             )
             self._fail(frame.id, error, retry=True if missing else None)
             return
-        if answer is not None:
-            self._outlet.send(answer)
         if request.state is State.OVER:
             self._skip(frame.id)
             return
@@ -96,7 +94,7 @@ class Uploads:
         if frame.session_id or frame.step:
             raise BadFrame("session_id and step are reserved and must be 0")
         self._check_observers(frame.hooks)
-        limit = self._hub.limits.max_request_bytes
+        limit = self._outlet.caller.max_request_bytes(self._hub.limits)
         if frame.payload_bytes > limit:
             most = f"at most {limit} are accepted (max_request_bytes)"
             raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; {most}")
