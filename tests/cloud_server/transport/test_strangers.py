@@ -127,4 +127,4 @@ def test_four_connections_of_as_many_sessions_as_they_may_have(server: CloudServ
             stack.callback(connection.close)
             connection.send(b"".join(frame(HEADERS, END_HEADERS, 2 * n + 1, headers("Session")) for n in range(60)))
         eventually(lambda: server.core.clients == 8)
-        still_serves(address)
+        answers(address)
