@@ -26,6 +26,8 @@ from shared_hooks.sharing import Holding, Party, Shares, giving_way
 from shared_hooks.tail import paid_by
 
 SWEEP_SECONDS = 1.0
+LEAVE_SECONDS = 2.0
+"""For a stream that has to give up its place to fetch what is in line."""
 PROBE_BYTES_PER_SECOND = 100e6
 """Of one probe, while requests wait for a worker: copying bytes holds up everybody."""
 BURST_SECONDS = 60.0
@@ -61,6 +63,8 @@ class Core:
         self._sessions: set[StreamSession] = set()
         self._places = Shares(self.limits.max_clients)
         """Streams, by account."""
+        self._leaving: dict[StreamSession, float] = {}
+        """Those that gave up their place, and when they end at the latest: their threads may be stuck in sending."""
         self._workers = Workers(workers)
         self._quotas = Quotas()
         self._waits = QueueClocks()
@@ -121,6 +125,7 @@ class Core:
             )
         for session in gone:
             self._discard(session)
+            self._leaving[session] = time.monotonic() + LEAVE_SECONDS
             session.give_up(
                 ServerUnavailable(
                     f"this stream was silent for {session.silent_seconds:.1f} s, and its place was needed: the server "
@@ -147,6 +152,7 @@ class Core:
         self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=session.caller.peer, reason=reason)
         with self._changed:
             self._discard(session)
+            self._leaving.pop(session, None)
             self._changed.notify_all()
 
     @contextmanager
@@ -256,6 +262,11 @@ class Core:
         while not self._closed.wait(SWEEP_SECONDS):
             self.requests.sweep(self._draining)
             trim.look(self.requests.held_bytes + self.requests.kept()[1])
+            with self._changed:
+                now = time.monotonic()
+                late = [session for session, until in self._leaving.items() if until <= now]
+            for session in late:
+                session.drop(ServerUnavailable("its place was needed, and the client does not fetch what it is told"))
 
     # The end
 

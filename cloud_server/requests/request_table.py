@@ -94,11 +94,12 @@ class RequestTable:
         with self.changed:
             return any(request.state is State.RUNNING for request in self._live.values())
 
-    def admit(self, request: Request) -> None:
-        """Takes a new request in, or recognises one that is known already.
+    def admit(self, request: Request) -> bool:
+        """Takes a new request in, or recognises one that is known already; whether it is new. If so, `begin` follows,
+        whatever becomes of the request meanwhile.
 
-        The request is RECEIVING afterwards, or OVER when the same one is answered, waiting or running already: its
-        answer then goes to this request's stream, and its chunks are not needed. Raises BadFrame when the id belongs to
+        A new one is RECEIVING afterwards. The other is OVER: it is answered, waiting or running already, its answer
+        goes to this request's stream, and its chunks are not needed. Raises BadFrame when the id belongs to
         another request, ServerUnavailable when there is no room now, and Cancelled when its stream has ended.
         """
         outlet = request.outlet
@@ -114,12 +115,12 @@ class RequestTable:
             if answer is not None:
                 request.state = State.OVER
                 self._answers.send(answer, outlet)
-                return
+                return False
             if known is not None:
                 if known.state is not State.RECEIVING:
                     known.outlet, known.cancelled = outlet, False
                     request.state = State.OVER
-                    return
+                    return False
                 if known.outlet is outlet:
                     raise BadFrame(f"request {request.id} was announced again before its payload was complete")
                 # the client came back before the old stream was seen to be dead
@@ -132,6 +133,7 @@ class RequestTable:
             self._live[request.key] = request
             self._room.take(request)
             request.about = replace(request.about, index=next(self._numbers))
+            return True
 
     def complete(self, request: Request, wait: Callable[[], Callable[[], None]]) -> None:
         """The payload is there: the request waits for a worker, in the line that ``wait`` puts it in. What that gives

@@ -43,7 +43,7 @@ class Uploads:
         self._skipped.pop(frame.id, None)
         try:
             request = self._checked(frame)
-            self._hub.requests.admit(request)
+            is_new = self._hub.requests.admit(request)
         except IsthmusError as error:
             unfinished = self._receiving.pop(frame.id, None)
             if unfinished is None or unfinished.state is State.OVER:
@@ -57,7 +57,7 @@ class Uploads:
             )
             self._fail(frame.id, error, retry=True if missing else None)
             return
-        if request.state is State.OVER:
+        if not is_new:
             self._skip(frame.id)
             return
         try:
@@ -66,7 +66,10 @@ class Uploads:
             self._hub.requests.abandon(request, error)
             self._fail(frame.id, error)
             return
-        if request.payload_bytes == 0:
+        if request.state is State.OVER:  # cancelled meanwhile, or it had to give way: what was allocated goes back
+            request.release()
+            self._skip(frame.id)
+        elif request.payload_bytes == 0:
             self._submit(request)
         else:
             self._forget_ended()

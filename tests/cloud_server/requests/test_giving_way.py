@@ -227,6 +227,21 @@ def test_a_stream_that_stops_in_the_middle_of_an_answer_is_dropped(core: Core, s
     assert core.requests._answers._bytes.total == sum(kept.size for kept in core.requests._answers._kept.values())
 
 
+def test_a_stream_that_gave_its_place_and_stops_reading_lets_go_of_its_thread(
+    core: Core, stream: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does not fetch is no answer: it never counted as stuck, and its call was held for good."""
+    monkeypatch.setattr("cloud_server.core.LEAVE_SECONDS", 0.1)
+    cut = []
+    for number in range(8):
+        session = core.open(Caller("hostile:1"))
+        session.on_drop = lambda number=number: cut.append(number)  # type: ignore[misc]
+        session.receive(hello(f"hostile{number}"))
+        next(session.frames())  # and never comes back
+    assert served(stream("honest", address="honest"))
+    eventually(lambda: len(cut) == 1)
+
+
 def test_acknowledging_what_was_not_fetched_frees_nothing(core: Core) -> None:
     hostile = Unread(core, "hostile")
     hostile.ask(1)
