@@ -18,7 +18,7 @@ from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
 from cloud_server.streams import CrossingCache, Pace, Probe, StreamSession
-from cloud_server.work import Overtime, QueueClocks, Watchdog, Workers
+from cloud_server.work import Overtime, QueueClocks, Trim, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -258,8 +258,10 @@ class Core:
         return answer, None
 
     def _sweep(self) -> None:
+        trim = Trim()
         while not self._closed.wait(SWEEP_SECONDS):
             self.requests.sweep(self._draining)
+            trim.look(self.requests.held_bytes + self.requests.kept()[1])
             with self._changed:
                 now = time.monotonic()
                 late = [session for session, until in self._leaving.items() if until <= now]
