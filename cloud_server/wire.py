@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cloud_server.limits import Limits
 from cloud_server.models import Identity
@@ -44,8 +44,10 @@ STATUS_CODES = (
 )
 
 
-def welcome(limits: Limits, identity: Identity, beat: float | None = None) -> split_pb2.ServerFrame:
-    """``beat``: seconds between two signs of life, where the client asked for them."""
+def welcome(
+    limits: Limits, identity: Identity, beat: float | None = None, cuts: Sequence[str] | None = None
+) -> split_pb2.ServerFrame:
+    """``beat``: seconds between two signs of life, where the client asked for them. ``cuts``: all that it may use."""
     return split_pb2.ServerFrame(
         welcome=split_pb2.Welcome(
             protocol_version=PROTOCOL_VERSION,
@@ -54,6 +56,7 @@ def welcome(limits: Limits, identity: Identity, beat: float | None = None) -> sp
             chunk_bytes=limits.chunk_bytes,
             about=dict(identity.about),
             heartbeat_ms=round(1000 * (beat or 0)),
+            cuts=None if cuts is None else split_pb2.Cuts(names=cuts),
         )
     )
 

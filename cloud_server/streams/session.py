@@ -148,7 +148,7 @@ class StreamSession:
         self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
         if hello.heartbeat_ms:
             self._beat = max(hello.heartbeat_ms / 1000, self._hub.limits.heartbeat_seconds)
-        self.send(wire.welcome(self._hub.limits, engine.identity, self._beat))
+        self.send(wire.welcome(self._hub.limits, engine.identity, self._beat, self.caller.policy.cuts))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
