@@ -18,13 +18,16 @@ from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
 from cloud_server.streams import CrossingCache, Pace, Probe, StreamSession
-from cloud_server.work import Overtime, QueueClocks, Watchdog, Workers
+from cloud_server.work import Overtime, QueueClocks, Trim, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
+from shared_hooks.sharing import Holding, Party, Shares, giving_way
 from shared_hooks.tail import paid_by
 
 SWEEP_SECONDS = 1.0
+LEAVE_SECONDS = 2.0
+"""For a stream that has to give up its place to fetch what is in line."""
 PROBE_BYTES_PER_SECOND = 100e6
 """Of one probe, while requests wait for a worker: copying bytes holds up everybody."""
 BURST_SECONDS = 60.0
@@ -58,6 +61,10 @@ class Core:
         self._draining = False
         self._drained = False
         self._sessions: set[StreamSession] = set()
+        self._places = Shares(self.limits.max_clients)
+        """Streams, by account."""
+        self._leaving: dict[StreamSession, float] = {}
+        """Those that gave up their place, and when they end at the latest: their threads may be stuck in sending."""
         self._workers = Workers(workers)
         self._quotas = Quotas()
         self._waits = QueueClocks()
@@ -98,20 +105,54 @@ class Core:
         """A new stream of ``caller``. Raises ServerUnavailable while draining or full."""
         with self._changed:
             self.check_open()
-            if len(self._sessions) >= self.limits.max_clients:
-                count = len(self._sessions)
-                raise ServerUnavailable(f"the server has {count} clients, its limit (max_clients); try again later")
+            self._make_place(caller)
             session = StreamSession(self, caller, self._left)
             self._sessions.add(session)
+            self._places.add(Party(caller.account), 1)
         self.lifecycle.emit(Stage.AFTER_CONNECT, peer=caller.peer)
         return session
+
+    def _make_place(self, caller: Caller) -> None:
+        """For one more stream: where all are taken, one ends that is of less use. Raises ServerUnavailable."""
+        if self._places.has_room(1):
+            return
+        busy, newcomer, most = self.requests.outlets(), Party(caller.account), self.limits.max_clients
+        gone = giving_way(self._places, newcomer, 1, [self._holding(one, one in busy) for one in self._sessions])
+        if gone is None:
+            raise ServerUnavailable(
+                f"the server has {most} clients, its limit (max_clients), and none is idle; "
+                f"{self._places.account(caller.account)} are of this account: try again later"
+            )
+        for session in gone:
+            self._discard(session)
+            self._leaving[session] = time.monotonic() + LEAVE_SECONDS
+            session.give_up(
+                ServerUnavailable(
+                    f"this stream was silent for {session.silent_seconds:.1f} s, and its place was needed: the server "
+                    f"has {most} clients, its limit (max_clients)"
+                )
+            )
+
+    def _holding(self, session: StreamSession, busy: bool) -> Holding[StreamSession]:
+        """The least useful: streams that were not greeted, then those with nothing under way, the longest first."""
+        busy, silent = busy or session.has_mail, session.silent_seconds
+        usefulness = (busy, session.is_greeted, -silent)
+        is_idle = not busy and silent > self.limits.idle_seconds
+        return Holding(session, Party(session.caller.account), 1, usefulness, is_idle)
+
+    def _discard(self, session: StreamSession) -> None:
+        """Its place is free; the caller holds the lock."""
+        if session in self._sessions:
+            self._sessions.remove(session)
+            self._places.remove(Party(session.caller.account), 1)
 
     def _left(self, session: StreamSession, reason: str) -> None:
         """The stream is gone. Its place is free once hooks have heard of it."""
         self.requests.left(session)
         self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=session.caller.peer, reason=reason)
         with self._changed:
-            self._sessions.discard(session)
+            self._discard(session)
+            self._leaving.pop(session, None)
             self._changed.notify_all()
 
     @contextmanager
@@ -217,8 +258,15 @@ class Core:
         return answer, None
 
     def _sweep(self) -> None:
+        trim = Trim()
         while not self._closed.wait(SWEEP_SECONDS):
-            self.requests.sweep()
+            self.requests.sweep(self._draining)
+            trim.look(self.requests.held_bytes + self.requests.kept()[1])
+            with self._changed:
+                now = time.monotonic()
+                late = [session for session, until in self._leaving.items() if until <= now]
+            for session in late:
+                session.drop(ServerUnavailable("its place was needed, and the client does not fetch what it is told"))
 
     # The end
 

@@ -40,8 +40,8 @@ class Limits:
     max_pending: int = 512
     """Requests of all clients that are received, waiting or running at a time."""
     max_pending_bytes: int = 2 * GIB
-    """Payload bytes of these requests together."""
-    max_message_bytes: int = 16 * MIB
+    """Payload and header bytes of these requests together."""
+    max_message_bytes: int = 4 * MIB
     """One frame: a chunk, a header or the description of a cut."""
     chunk_bytes: int = 512 * KIB
     """Size of the chunks in which answers are sent."""
@@ -82,7 +82,7 @@ class Limits:
     max_answers: int = 4096
     """Answers kept until they are acknowledged."""
     max_answer_bytes: int = 512 * MIB
-    """Payload bytes of these answers together."""
+    """Memory of these answers together, of those that wait on streams, too; so of any one."""
     max_file_pixels: int = MAX_PIXELS
     """Of an image that comes as a file, as it is and as it is scaled."""
     max_file_examples: int = 64
@@ -101,6 +101,8 @@ class Limits:
     """The same of all of them together."""
     heartbeat_seconds: float = 0.25
     """The shortest time between two signs of life on a stream that a client may ask for."""
+    idle_seconds: float = 1.0
+    """Silence of a stream with nothing under way, or of an upload, after which its place goes to who needs it."""
     drain_seconds: float = 30.0
     """Time that running requests have to finish after SIGTERM."""
     max_probes: int = 16

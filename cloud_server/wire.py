@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from cloud_server.access import Caller
 from cloud_server.limits import Limits
 from cloud_server.models import Identity
 from protos import PROTOCOL_VERSION
@@ -44,19 +45,17 @@ STATUS_CODES = (
 )
 
 
-def welcome(
-    limits: Limits, identity: Identity, beat: float | None = None, cuts: Sequence[str] | None = None
-) -> split_pb2.ServerFrame:
-    """``beat``: seconds between two signs of life, where the client asked for them. ``cuts``: all that it may use."""
+def welcome(limits: Limits, caller: Caller, identity: Identity, beat: float | None = None) -> split_pb2.ServerFrame:
+    """``beat``: seconds between two signs of life, where the client asked for them."""
     return split_pb2.ServerFrame(
         welcome=split_pb2.Welcome(
             protocol_version=PROTOCOL_VERSION,
-            max_request_bytes=limits.max_request_bytes,
-            max_in_flight=limits.max_in_flight,
+            max_request_bytes=caller.max_request_bytes(limits),
+            max_in_flight=caller.max_in_flight(limits),
             chunk_bytes=limits.chunk_bytes,
             about=dict(identity.about),
             heartbeat_ms=round(1000 * (beat or 0)),
-            cuts=None if cuts is None else split_pb2.Cuts(names=cuts),
+            cuts=None if caller.policy.cuts is None else split_pb2.Cuts(names=caller.policy.cuts),
         )
     )
 

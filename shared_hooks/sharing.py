@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+T = TypeVar("T")
 
 MAX_USERS = 8
 """Clients that one kept thing counts for; who used it longer ago loses it sooner, and uses it none the less."""
@@ -63,6 +65,13 @@ class Shares:
         """What all clients of an account hold together."""
         return self._sums.get(account, 0)
 
+    def of(self, account: str, limit: float) -> Shares:
+        """A copy: what one account holds, against a limit of its own."""
+        own = Shares(limit)
+        for client, amount in self._of.get(account, Counter()).items():
+            own.add(Party(account, client), amount)
+        return own
+
     def client(self, party: Party) -> int:
         return self._of.get(party.account, Counter())[party.client]
 
@@ -80,73 +89,61 @@ class Shares:
                 yield Party(account, client), amount
 
 
-class Holding(Protocol):
-    """Something held, as far as it may have to be given up."""
+@dataclass(frozen=True)
+class Holding(Generic[T]):
+    """A thing that holds so much of a bound, as far as it may have to go.
 
-    @property
-    def party(self) -> Party: ...
-
-    @property
-    def usefulness(self) -> tuple[float, ...] | None:
-        """Of all that a party holds the least goes first; None: it cannot be given up."""
-        ...
-
-    @property
-    def is_idle(self) -> bool:
-        """It waits for its client, who does nothing: within an account it gives way to whoever does something."""
-        ...
-
-
-H = TypeVar("H", bound=Holding)
-
-
-def giving_way(shares: Shares, newcomer: Party, amount: int, things: Iterable[tuple[H, int]]) -> list[H] | None:
-    """What has to go so that ``newcomer`` can have ``amount``; None when it has to do without.
-
-    ``things`` are all that could go, each with what it holds of this bound. First goes what is idle in the newcomer's
-    own account; then what the account with the most has, while the newcomer's has less with what it asks for; then the
-    same between the clients of the newcomer's own account.
+    ``usefulness``: of what a party holds the least goes first; None: it cannot be given up. ``is_idle``: it waits for
+    its client, who does nothing.
     """
-    left = [(thing, held, thing.usefulness) for thing, held in things]
-    able = sorted(((use, thing, held) for thing, held, use in left if use is not None), key=lambda one: one[0])
-    gone: list[H] = []
-    freed: Counter[str] = Counter()
-    freed_by: Counter[Party] = Counter()
+
+    thing: T
+    party: Party
+    amount: int
+    usefulness: tuple[float, ...] | None
+    is_idle: bool = False
+
+
+def giving_way(shares: Shares, newcomer: Party, amount: int, holdings: Iterable[Holding[T]]) -> list[T] | None:
+    """What has to go so that ``newcomer`` can have ``amount``; None when it has to do without, and nothing goes.
+
+    First goes what is idle in the newcomer's own account; then what the account with the most has, while the newcomer's
+    has less with what it asks for; then the same between the clients of the newcomer's own account.
+    """
+    left = sorted((one for one in holdings if one.usefulness is not None and one.amount), key=_least_useful)
+    accounts: Counter[str] = Counter()
+    clients: Counter[Party] = Counter()
+    """What goes, of each."""
+    gone: list[T] = []
+
+    def heavy(one: Holding[T]) -> tuple[int, int, int] | None:
+        """How much there is on this one's side; None for one that need not go."""
+        account = shares.account(one.party.account) - accounts[one.party.account]
+        client = shares.client(one.party) - clients[one.party]
+        if one.party.account != newcomer.account:
+            own = shares.account(newcomer.account) - accounts[newcomer.account] + amount
+            return (1, account, client) if account > own else None
+        if one.is_idle:
+            return (2, 0, 0)
+        alone = shares.client(newcomer) - clients[newcomer] + amount
+        return (0, 0, client) if client > alone else None
+
     short = shares.total + amount - shares.limit
-
-    def take(thing: H, held: int) -> None:
-        nonlocal short
-        gone.append(thing)
-        freed[thing.party.account] += held
-        freed_by[thing.party] += held
-        short -= held
-
-    for _, thing, held in able:
-        if short > 0 and held and thing.party.account == newcomer.account and thing.is_idle:
-            take(thing, held)
-    able = [one for one in able if not any(one[1] is other for other in gone)]
     while short > 0:
-        own = shares.account(newcomer.account) - freed[newcomer.account] + amount
-        alone = shares.client(newcomer) - freed_by[newcomer] + amount
-
-        def weight(thing: H, own: int = own, alone: int = alone) -> tuple[int, int, int] | None:
-            """How much there is on the side of who holds this one; None when it need not go."""
-            party = thing.party
-            of_account = shares.account(party.account) - freed[party.account]
-            of_client = shares.client(party) - freed_by[party]
-            if party.account != newcomer.account:
-                return (1, of_account, of_client) if of_account > own else None
-            return (0, 0, of_client) if of_client > alone else None
-
-        best: tuple[tuple[int, int, int], int] | None = None
-        for at, (_, thing, held) in enumerate(able):
-            if held and (heavy := weight(thing)) is not None and (best is None or heavy > best[0]):
-                best = heavy, at
-        if best is None:
+        # of equals the first, which is the least useful
+        best = max(((heavy(one) or (-1, 0, 0), -at) for at, one in enumerate(left)), default=((-1, 0, 0), 0))
+        if best[0][0] < 0:
             return None
-        _, thing, held = able.pop(best[1])
-        take(thing, held)
+        one = left.pop(-best[1])
+        gone.append(one.thing)
+        accounts[one.party.account] += one.amount
+        clients[one.party] += one.amount
+        short -= one.amount
     return gone
+
+
+def _least_useful(one: Holding[T]) -> tuple[float, ...]:
+    return one.usefulness or ()
 
 
 class SharedCache(Generic[K, V]):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import AddressValueError, IPv6Address, IPv6Network
+from urllib.parse import unquote
 
 from cloud_server.access.policy import EVERYTHING, Policy
+from cloud_server.limits import Limits
 
 
 @dataclass(frozen=True)
@@ -17,10 +21,18 @@ class Caller:
     """The name that its credentials prove; empty where none were asked for."""
     policy: Policy = EVERYTHING
 
+    def max_request_bytes(self, limits: Limits) -> int:
+        """Payload of one of its requests: the server's limit, or what it may have of all its requests together."""
+        return min(limits.max_request_bytes, self.policy.max_bytes or limits.max_request_bytes)
+
+    def max_in_flight(self, limits: Limits) -> int:
+        """Requests of one of its clients at a time."""
+        return min(limits.max_in_flight, self.policy.max_in_flight or limits.max_in_flight)
+
     @property
     def address(self) -> str:
-        """Of its machine, without the port."""
-        return self.peer.rpartition(":")[0] or self.peer
+        """Of its machine, without the port; of IPv6 its network (64 bits): who has one of it has all."""
+        return _address(self.peer)
 
     @property
     def account(self) -> str:
@@ -28,3 +40,21 @@ class Caller:
         count. What it asked for belongs to the same: nobody else fetches or cancels it.
         """
         return f"identity {self.identity}" if self.identity else f"address {self.address}"
+
+
+@lru_cache(1024)
+def _address(peer: str) -> str:
+    host = peer.rpartition(":")[0] or peer
+    scheme, _, rest = unquote(host).partition(":")
+    try:
+        found = IPv6Address(rest.strip("[]")) if scheme == "ipv6" else None
+    except AddressValueError:
+        found = None
+    if found is None:
+        return host
+    if found.ipv4_mapped is not None:
+        return f"ipv4:{found.ipv4_mapped}"
+    # On one's own machine and link there is but one network, of all.
+    if found.is_loopback or found.is_link_local:
+        return f"ipv6:[{found}]"
+    return f"ipv6:{IPv6Network((found.packed[:8] + bytes(8), 64))}"

@@ -34,13 +34,15 @@ class Channel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, head: dict[str, Any], *parts: bytes) -> None:
-        """Raises Lost."""
+    def send(self, head: dict[str, Any], *parts: bytes, seconds: float | None = None) -> None:
+        """Raises Lost, and TimeoutError if the other side does not take it within ``seconds``."""
         text = json.dumps(head, separators=(",", ":")).encode()
         sizes = struct.pack(f"<{len(parts) + 2}I", len(parts) + 1, len(text), *map(len, parts))
-        self._socket.settimeout(None)
+        self._socket.settimeout(seconds)
         try:
             self._socket.sendall(b"".join((sizes, text, *parts)))
+        except TimeoutError:
+            raise
         except OSError as error:
             raise Lost(str(error)) from error
 

@@ -241,7 +241,7 @@ class Crew:
             self._number += 1
             try:
                 worker = WorkerProcess(self._number, self._words, self._memory)
-            except OSError as error:
+            except (OSError, ServerUnavailable) as error:  # no process, or no place in shared memory
                 log.error("no worker can be started: %s", error)
                 self._start_at = time.monotonic() + BACK_OFF[1]
                 break

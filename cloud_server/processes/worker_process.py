@@ -102,9 +102,9 @@ class WorkerProcess:
     def identities(self) -> list[Identity]:
         """What it serves, once it is warm. Raises Lost, TimeoutError, and what its start failed by."""
         head, _ = self.channel.receive(HELLO_SECONDS)
-        if head.get("is") == "refused":
-            raise by_name(head["error"])(head["message"])
         try:
+            if head.get("is") == "refused":
+                raise by_name(str(head["error"]))(str(head["message"]))
             return [Identity(**one) for one in head["identities"]]
         except (KeyError, TypeError) as error:
             raise Lost(f"no identities: {error}") from error
@@ -117,14 +117,15 @@ class WorkerProcess:
         if payload.nbytes:
             self._kept[start] = payload  # nobody else's before the worker has said so, or is dead
         self._asked += 1
-        self.channel.send({**task.head(), "number": self._asked, "at": start, "bytes": payload.nbytes}, task.header)
+        asked = {**task.head(), "number": self._asked, "at": start, "bytes": payload.nbytes}
+        self.channel.send(asked, task.header, seconds=seconds)
         while True:
             head, parts = self.channel.receive(max(until - time.monotonic(), 0.001))
             self._check_number(head)
             kind = head.get("is")
             try:
                 if kind == "cut?" and task.crossing is not None:
-                    self.channel.send({"do": "cut"}, task.crossing.to_bytes())
+                    self.channel.send({"do": "cut"}, task.crossing.to_bytes(), seconds=seconds)
                 elif kind == "room?":
                     room = self._make_room(int(head["bytes"]))
                 else:
@@ -169,6 +170,8 @@ class WorkerProcess:
             raise Lost(f"an answer to question {head.get('number')!r:.20}, not {self._asked}")
 
     def _make_room(self, nbytes: int) -> memoryview:
+        if nbytes < 0:
+            raise ValueError(f"room for {nbytes} bytes")
         try:
             room = self._memory.allocate(nbytes)
         except ServerUnavailable as error:

@@ -2,7 +2,9 @@
 
 request        one of them, and its payload
 request_table  which requests there are, and how each ends
-answers        kept until the client has them
+room           places and bytes for them, and who gives way
+answers        what they are answered with
+store          ... kept until the client has it
 replies        results and errors as frames
 outlet         what a request asks of its stream
 

@@ -7,6 +7,7 @@ from typing import Protocol
 from cloud_server.access import Caller
 from cloud_server.requests.answers import Answer
 from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import IsthmusError
 from shared_hooks.sharing import Party
 
 
@@ -39,6 +40,19 @@ class Outlet(Protocol):
     @property
     def undelivered(self) -> int:
         """Answers that the client has not begun to fetch."""
+        ...
+
+    @property
+    def stuck_seconds(self) -> float:
+        """How long nothing was fetched of what is being sent; 0 where nothing is."""
+        ...
+
+    def withdraw(self, answer: Answer, failure: split_pb2.RequestFailed) -> bool:
+        """Takes an answer out of the line, and puts ``failure`` in its place; False when it is being sent."""
+        ...
+
+    def drop(self, error: IsthmusError) -> None:
+        """Ends the stream at once, with what is in line."""
         ...
 
     def send(self, item: split_pb2.ServerFrame | Answer) -> None:

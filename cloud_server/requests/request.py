@@ -67,6 +67,7 @@ class Request:
         self.complete_ns = self.began_ns
         self.payload = memoryview(b"")
         self._received = 0
+        self._progress_ns = self.began_ns
         self.leave_line: Callable[[], None] = _nothing
         """Takes it out of the line in which it waits for a worker."""
 
@@ -92,12 +93,24 @@ class Request:
             payload[due : due + piece.nbytes] = piece
             due += piece.nbytes
         self._received = due
+        self._progress_ns = time.perf_counter_ns()
         return due == self.payload_bytes
 
     @property
     def received_bytes(self) -> int:
         """Of its payload, so far."""
         return self._received
+
+    def idle_seconds(self, server_limit: float) -> float:
+        """How long its upload has waited for its client: for the next chunk, or, where too little has come to be
+        complete at the deadline at this pace, from the beginning. 0 once it is complete.
+        """
+        if self.state is not State.RECEIVING:
+            return 0.0
+        age = self.age_seconds
+        if self._received * self.deadline_seconds(server_limit) < self.payload_bytes * age:
+            return age
+        return (time.perf_counter_ns() - self._progress_ns) / 1e9
 
     @property
     def held_bytes(self) -> int:

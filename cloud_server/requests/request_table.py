@@ -11,10 +11,12 @@ from dataclasses import replace
 
 from cloud_server.limits import Limits
 from cloud_server.requests import replies
-from cloud_server.requests.answers import Answer, AnswerStore, Key
+from cloud_server.requests.answers import Answer, Key
 from cloud_server.requests.outlet import Outlet
 from cloud_server.requests.request import Request, State
-from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, ServerUnavailable
+from cloud_server.requests.room import Room
+from cloud_server.requests.store import AnswerStore
+from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, ServerUnavailable, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
 
 
@@ -38,8 +40,7 @@ class RequestTable:
         self._lifecycle = lifecycle
         self._check_new = check_new
         self._live: dict[Key, Request] = {}
-        self._live_of: Counter[tuple[str, str]] = Counter()
-        self._live_bytes = 0
+        self._room = Room(limits)
         self._answers = AnswerStore(limits)
         self._numbers = itertools.count()
         self._ended: list[tuple[Request, IsthmusError | None]] = []
@@ -93,12 +94,13 @@ class RequestTable:
         with self.changed:
             return any(request.state is State.RUNNING for request in self._live.values())
 
-    def admit(self, request: Request) -> Answer | None:
-        """Takes a new request in, or recognises one that is known already.
+    def admit(self, request: Request) -> bool:
+        """Takes a new request in, or recognises one that is known already; whether it is new. If so, `begin` follows,
+        whatever becomes of the request meanwhile.
 
-        Returns its answer when there is one. Otherwise the request is RECEIVING afterwards, or OVER when the same one
-        is waiting or running already: its answer then goes to this request's stream, and its chunks are not needed.
-        Raises BadFrame when the id belongs to another request, and ServerUnavailable when there is no room now.
+        A new one is RECEIVING afterwards. The other is OVER: it is answered, waiting or running already, its answer
+        goes to this request's stream, and its chunks are not needed. Raises BadFrame when the id belongs to
+        another request, ServerUnavailable when there is no room now, and Cancelled when its stream has ended.
         """
         outlet = request.outlet
         assert outlet is not None
@@ -112,39 +114,26 @@ class RequestTable:
                 raise BadFrame(f"request id {request.id} was used before, for a request with other content")
             if answer is not None:
                 request.state = State.OVER
-                return answer
+                self._answers.send(answer, outlet)
+                return False
             if known is not None:
                 if known.state is not State.RECEIVING:
                     known.outlet, known.cancelled = outlet, False
                     request.state = State.OVER
-                    return None
+                    return False
                 if known.outlet is outlet:
                     raise BadFrame(f"request {request.id} was announced again before its payload was complete")
                 # the client came back before the old stream was seen to be dead
                 self._end(known, Cancelled("it was announced again on another stream"))
-            self._check_room(request, outlet)
+            self._check_open()
+            gone = self._room.make(request, outlet.undelivered, self._live.values())
+            self._check_new(request)
+            for other, why in gone.items():
+                self._refuse(other, ServerUnavailable(f"request {other.id} gave way to another: {why}"))
             self._live[request.key] = request
-            self._live_of[request.key[:2]] += 1
-            self._live_bytes += request.held_bytes
+            self._room.take(request)
             request.about = replace(request.about, index=next(self._numbers))
-            return None
-
-    def _check_room(self, request: Request, outlet: Outlet) -> None:
-        limits, client = self._limits, request.key[:2]
-        self._check_open()
-        if self._live_of[client] + outlet.undelivered >= limits.max_in_flight:
-            raise ServerUnavailable(
-                f"this client has {limits.max_in_flight} requests in flight, which is the limit (max_in_flight)"
-            )
-        if len(self._live) >= limits.max_pending:
-            raise ServerUnavailable(
-                f"the server has {limits.max_pending} requests waiting, which is its limit (max_pending)"
-            )
-        if self._live_bytes and self._live_bytes + request.held_bytes > limits.max_pending_bytes:
-            raise ServerUnavailable(
-                f"the server has no room: it holds {self._live_bytes} bytes of requests (max_pending_bytes)"
-            )
-        self._check_new(request)
+            return True
 
     def complete(self, request: Request, wait: Callable[[], Callable[[], None]]) -> None:
         """The payload is there: the request waits for a worker, in the line that ``wait`` puts it in. What that gives
@@ -171,6 +160,10 @@ class RequestTable:
 
     def finish(self, request: Request, answer: Answer, error: IsthmusError | None) -> None:
         """The worker is done: the answer is kept, and sent on the stream that waits for it."""
+        if answer.held_bytes > self._limits.max_answer_bytes:
+            most = self._limits.max_answer_bytes
+            error = TooLarge(f"an answer of {answer.nbytes} bytes; all answers may have {most} (max_answer_bytes)")
+            answer = replies.failure(request, error)
         with self._locked():
             outlet = request.outlet
             if request.cancelled:
@@ -180,7 +173,7 @@ class RequestTable:
             if answer.failed is None or not answer.failed.retry:  # else it is asked again, by the same id
                 self._answers.put(answer)
             if outlet is not None:
-                outlet.send(answer)
+                self._answers.send(answer, outlet)
 
     def abandon(self, request: Request, error: IsthmusError) -> None:
         """Forgets a request whose payload is not complete."""
@@ -209,12 +202,22 @@ class RequestTable:
                 request.outlet = None
                 if request.state is not State.RUNNING:
                     self._end(request, Cancelled("its stream ended"))
+            self._answers.left(outlet)
             self.changed.notify_all()
 
     def forget(self, keys: Iterable[Key]) -> None:
         """The client has these answers."""
         with self.changed:
             self._answers.forget(keys)
+
+    def sent(self, answer: Answer, outlet: Outlet) -> None:
+        """All of an answer went out on this stream."""
+        with self.changed:
+            self._answers.sent(answer, outlet)
+
+    def outlets(self) -> set[Outlet]:
+        """Streams with requests on their way; the caller holds `changed`."""
+        return {request.outlet for request in self._live.values() if request.outlet is not None}
 
     def waits_for(self, outlet: Outlet) -> bool:
         """Whether any request still has to be answered on this stream."""
@@ -240,14 +243,20 @@ class RequestTable:
     @property
     def held_bytes(self) -> int:
         """Of the requests on their way."""
-        return self._live_bytes
+        return self._room.memory.total
 
-    def sweep(self) -> None:
-        """Drops what is too old: answers that nobody acknowledged, and requests past their deadline."""
+    def sweep(self, draining: bool = False) -> None:
+        """Drops what is too old: answers that nobody acknowledged, and requests past their deadline. ``draining``: and
+        uploads that wait for their client.
+        """
+        limits = self._limits
         with self._locked():
             self._answers.sweep()
             for request in [request for request in self._live.values() if request.state is not State.RUNNING]:
-                self._expired(request)
+                idle = request.idle_seconds(limits.deadline_seconds)
+                if not self._expired(request) and draining and idle > limits.idle_seconds:
+                    text = f"the server is draining, and the rest of request {request.id} did not come in {idle:.1f} s"
+                    self._refuse(request, ServerUnavailable(text))
 
     def _expired(self, request: Request, takes: float = 0.0) -> bool:
         """Ends a request that is older than its deadline, or will be after so many seconds more; the caller holds the
@@ -274,10 +283,7 @@ class RequestTable:
         if request.state is not State.OVER:
             request.state = State.OVER
             del self._live[request.key]
-            self._live_of[request.key[:2]] -= 1
-            if not self._live_of[request.key[:2]]:
-                del self._live_of[request.key[:2]]
-            self._live_bytes -= request.held_bytes
+            self._room.give_back(request)
             request.error = error
             request.leave_line()
             request.release()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 from cloud_server.limits import Limits
 from shared_hooks import Crossing
 from shared_hooks.crossing import decode, decoded_bytes, digest_of
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.sharing import Party, SharedCache
+
+LARGE = 64 << 10
+"""Bytes of a description from which on one is read at a time."""
 
 
 class CrossingCache:
@@ -20,6 +24,8 @@ class CrossingCache:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
+        self._one_large = threading.Lock()
+        """While it is read, a description takes as much again as afterwards."""
         self._kept: SharedCache[str, Crossing] = SharedCache(limits.max_cuts, limits.max_cuts_bytes)
 
     def add(self, digest: str, data: bytes, party: Party) -> Crossing:
@@ -35,7 +41,8 @@ class CrossingCache:
         known = self.get(digest, party)
         if known is not None:
             return known
-        crossing = decode(data, self._limits.max_request_bytes, remember=False)
+        with self._one_large if len(data) > LARGE else nullcontext():
+            crossing = decode(data, self._limits.max_request_bytes, remember=False)
         with self._lock:
             known = self._kept.get(digest, party)  # of another stream, meanwhile
             if known is None:

@@ -50,7 +50,11 @@ class StreamSession:
         self._uploads: Uploads | None = None
         """What the client asks for; None until it has greeted."""
         self._phase = Phase.GREETING
-        self._opened = time.monotonic()
+        self._opened = self._heard = self._moved = time.monotonic()
+        """When the stream began; when a frame came; when something was fetched, or begun to be sent."""
+        self._sending = False  # an answer
+        self.on_drop: Callable[[], object] = _nothing
+        """Ends the call of the transport, whatever it is doing."""
         # Its lock guards phase, error, left and outbox. Who holds it does not ask for the core's lock.
         self._ready = threading.Condition()
         self._error: IsthmusError | None = None
@@ -72,6 +76,25 @@ class StreamSession:
         """Whether nothing is taken or sent any more."""
         return self._phase is Phase.OVER
 
+    @property
+    def stuck_seconds(self) -> float:
+        """How long nothing was fetched of what is being sent; 0 where nothing is."""
+        return time.monotonic() - self._moved if self._sending else 0.0
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since the last frame came, or an answer went."""
+        return time.monotonic() - max(self._heard, self._moved)
+
+    @property
+    def is_greeted(self) -> bool:
+        return self._uploads is not None
+
+    @property
+    def has_mail(self) -> bool:
+        """Whether something waits to be sent, or is being sent."""
+        return self._sending or bool(self._outbox)
+
     # From the client
 
     def receive(self, frame: InFrame) -> bool:
@@ -83,6 +106,7 @@ class StreamSession:
             self._ready.wait_for(lambda: len(self._outbox) < self._room or self._phase is Phase.OVER)
             if self._phase is Phase.OVER or self._error is not None:
                 return False
+        self._heard = time.monotonic()
         try:
             if self._uploads is None:
                 self._on_first(frame)
@@ -148,7 +172,7 @@ class StreamSession:
         self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
         if hello.heartbeat_ms:
             self._beat = max(hello.heartbeat_ms / 1000, self._hub.limits.heartbeat_seconds)
-        self.send(wire.welcome(self._hub.limits, engine.identity, self._beat, self.caller.policy.cuts))
+        self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
@@ -182,12 +206,33 @@ class StreamSession:
         while (item := self._next()) is not None:
             if isinstance(item, Answer):
                 self._hub.lifecycle.emit(Stage.BEFORE_SEND, item.about, nbytes=item.nbytes)
-                yield from replies.frames(item, self._hub.limits.chunk_bytes)
-                self._hub.lifecycle.emit(Stage.AFTER_SEND, item.about, nbytes=item.nbytes)
+                for frame in replies.frames(item, self._hub.limits.chunk_bytes):
+                    yield frame
+                    self._moved = time.monotonic()
+                    if self._phase is Phase.OVER:  # dropped meanwhile
+                        break
+                else:
+                    self._sent(item)
             else:
                 yield item
+            del item  # an answer would live until the next one comes
         if self._error is not None:
             raise self._error
+
+    def _sent(self, answer: Answer) -> None:
+        with self._ready:
+            self._sending = False
+        self._hub.requests.sent(answer, self)
+        self._hub.lifecycle.emit(Stage.AFTER_SEND, answer.about, nbytes=answer.nbytes)
+
+    def withdraw(self, answer: Answer, failure: split_pb2.RequestFailed) -> bool:
+        """Takes an answer out of the line, and puts ``failure`` in its place; False when it is being sent."""
+        with self._ready:
+            if answer not in self._outbox:
+                return self._phase is Phase.OVER
+            self._outbox[self._outbox.index(answer)] = split_pb2.ServerFrame(failed=failure)
+            self.undelivered -= 1
+            return True
 
     def _next(self) -> split_pb2.ServerFrame | Answer | None:
         """What to send next, waiting for it; None at the end."""
@@ -203,7 +248,8 @@ class StreamSession:
                 if self._outbox:
                     self._ready.notify_all()  # there is room again
                     item = self._outbox.popleft()
-                    self.undelivered -= isinstance(item, Answer)
+                    self._sending, self._moved = isinstance(item, Answer), time.monotonic()
+                    self.undelivered -= self._sending
                     return item
                 if done or self._error is not None:
                     return None
@@ -241,6 +287,19 @@ class StreamSession:
                 self._error = error
             self._ready.notify_all()
 
+    def give_up(self, error: IsthmusError) -> None:
+        """Ends the stream with ``error``: after what is in line, if the client fetches that."""
+        if self.stuck_seconds > self._hub.limits.idle_seconds:
+            self.drop(error)
+        else:
+            self.end(error)
+
+    def drop(self, error: IsthmusError) -> None:
+        """Ends the stream at once, with what is in line."""
+        self.end(error)
+        self.gone()
+        self.on_drop()
+
     def gone(self) -> None:
         """The stream is gone; whatever was in line for it stays in the core's store.
 
@@ -260,3 +319,7 @@ class StreamSession:
                 return
             self._left = True
         self._on_left(self, "" if self._error is None else f"{type(self._error).__name__}: {self._error}")
+
+
+def _nothing() -> None:
+    """No transport has a call under way."""

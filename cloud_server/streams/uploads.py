@@ -43,7 +43,7 @@ class Uploads:
         self._skipped.pop(frame.id, None)
         try:
             request = self._checked(frame)
-            answer = self._hub.requests.admit(request)
+            is_new = self._hub.requests.admit(request)
         except IsthmusError as error:
             unfinished = self._receiving.pop(frame.id, None)
             if unfinished is None or unfinished.state is State.OVER:
@@ -57,9 +57,7 @@ class Uploads:
             )
             self._fail(frame.id, error, retry=True if missing else None)
             return
-        if answer is not None:
-            self._outlet.send(answer)
-        if request.state is State.OVER:
+        if not is_new:
             self._skip(frame.id)
             return
         try:
@@ -68,7 +66,10 @@ class Uploads:
             self._hub.requests.abandon(request, error)
             self._fail(frame.id, error)
             return
-        if request.payload_bytes == 0:
+        if request.state is State.OVER:  # cancelled meanwhile, or it had to give way: what was allocated goes back
+            request.release()
+            self._skip(frame.id)
+        elif request.payload_bytes == 0:
             self._submit(request)
         else:
             self._forget_ended()
@@ -96,7 +97,7 @@ class Uploads:
         if frame.session_id or frame.step:
             raise BadFrame("session_id and step are reserved and must be 0")
         self._check_observers(frame.hooks)
-        limit = self._hub.limits.max_request_bytes
+        limit = self._outlet.caller.max_request_bytes(self._hub.limits)
         if frame.payload_bytes > limit:
             most = f"at most {limit} are accepted (max_request_bytes)"
             raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; {most}")

@@ -1,6 +1,8 @@
 """The core behind gRPC.
 
 door       who calls, and may this call be served? for every RPC
+waiting    calls that hold a thread and wait, and who of them gives way
+health     the standard health service
 credentials  certificates as gRPC takes them, read again when they change
 port       is the address free? before the models are loaded
 server     our service, health, reflection, and shutting down

@@ -6,20 +6,23 @@ known here until the call ends, and sent away when the credentials no longer hol
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from cloud_server import wire
 from cloud_server.access import Caller, Credentials, Register, names_in, token_in
 from cloud_server.core import Core
+from cloud_server.transport.waiting import Place, WaitingCalls
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import IsthmusError, ServerUnavailable
+from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable, TooLarge
 from shared_hooks.lifecycle import Stage, on_behalf_of
 
 log = logging.getLogger(__name__)
@@ -27,12 +30,21 @@ log = logging.getLogger(__name__)
 SERVICE = split_pb2.DESCRIPTOR.services_by_name["Split"].full_name
 BEGINS_WORK = frozenset(f"/{SERVICE}/{name}" for name in ("Session", "Probe", "Profile"))
 """Calls that a draining server does not take; health, reflection and the list of models it answers to the end."""
+SESSION = f"/{SERVICE}/Session"
 OPEN_TO_ALL = frozenset({"/grpc.health.v1.Health/Check"})
 """What asks it has no credentials (an orchestrator), and hears one word."""
 LOOK_SECONDS = 1.0
 """Between two looks whether credentials still hold."""
 LEAVE_SECONDS = 2.0
 """For who is sent away to hear why; then the call is cut."""
+MAX_WAITING = 32
+"""Calls that wait for their client's message, or listen, or ask for reflection."""
+MESSAGE_SECONDS = 5.0
+"""For the message of a call that has only one."""
+MAX_MESSAGE_BYTES = 64 << 10
+"""Of this message."""
+FETCH_SECONDS = 60.0
+"""For a client to fetch a message, on calls other than sessions, which have bounds of their own (`StreamSession`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,9 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         self._register = register or Register()
         self._lock = threading.Lock()
         self._admitted: dict[grpc.ServicerContext, _Admitted] = {}
+        self._sending: dict[grpc.ServicerContext, float] = {}
+        """When each began to send what it sends."""
+        self._waiting = WaitingCalls(MAX_WAITING, MESSAGE_SECONDS)
         self._closed = threading.Event()
 
     # Every call
@@ -82,24 +97,103 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
             self.check(Call(details.method, tuple(details.invocation_metadata or ())))
         except IsthmusError as error:
             return self._refusing(details.method, error)
-        return (
-            handler
-            if details.method in OPEN_TO_ALL or not self._register.asks
-            else self._guarded(details.method, handler)
-        )
+        if details.method not in OPEN_TO_ALL and self._register.asks:
+            handler = self._guarded(details.method, handler)
+        if details.method == SESSION:
+            return handler
+        if handler.response_streaming:
+            handler = self._fetched(handler)
+        if handler.request_streaming and details.method in BEGINS_WORK:
+            return handler
+        return self._bounded(details.method, handler)
+
+    def _bounded(self, method: str, handler: Any) -> Any:
+        """A handler whose call counts among those that wait, for as long as nothing else bounds it.
+
+        A single message is taken as the first of a stream: gRPC would wait for it without end, in a thread, and read it
+        in the one thread that serves everybody.
+        """
+        behaviour = getattr(handler, _kind(handler))
+        listens = handler.response_streaming and method not in BEGINS_WORK
+
+        def one(incoming: Iterator[Any], context: grpc.ServicerContext, place: Place) -> Any:
+            if handler.request_streaming:
+                place.since = None
+                return incoming
+            data = next(incoming, None)
+            if data is None or len(data) > MAX_MESSAGE_BYTES:
+                most = f"a message of at most {MAX_MESSAGE_BYTES} bytes is taken"
+                error = BadFrame(f"no message came; {most}") if data is None else TooLarge(f"{len(data)} bytes; {most}")
+                self.refuse(method, context, error)
+            try:
+                message = handler.request_deserializer(data)
+            except DecodeError:
+                self.refuse(method, context, BadFrame("a message of another kind"))
+            place.since = None
+            if not listens:
+                self._waiting.leave(place)
+            return message
+
+        def answer(incoming: Iterator[Any], context: grpc.ServicerContext) -> Any:
+            with self._placed(method, context) as place:
+                return behaviour(one(incoming, context, place), context)
+
+        def answers(incoming: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+            with self._placed(method, context) as place:
+                yield from behaviour(one(incoming, context, place), context)
+
+        reads = handler.request_deserializer if handler.request_streaming else None
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(answers, reads, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(answer, reads, handler.response_serializer)
+
+    def _fetched(self, handler: Any) -> Any:
+        """A handler that ends when what it sends is not fetched: what it holds (a place, everybody's lock on profiles)
+        would be held as long as its client likes.
+        """
+        kind = _kind(handler)
+        behaviour = getattr(handler, kind)
+
+        def fetched(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            try:
+                for answer in behaviour(request, context):
+                    self._sending[context] = time.monotonic()
+                    yield answer
+                    self._sending.pop(context, None)
+            finally:
+                self._sending.pop(context, None)
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(fetched, handler.request_deserializer, handler.response_serializer)
+
+    def _cut_unfetched(self) -> None:
+        until = time.monotonic() - FETCH_SECONDS
+        for context, began in list(self._sending.items()):
+            if began < until and self._sending.pop(context, None) is not None:
+                log.info("a call is cut: nothing of it was fetched for %g s", FETCH_SECONDS, extra=_by(context))
+                context.cancel()
+
+    @contextmanager
+    def _placed(self, method: str, context: grpc.ServicerContext) -> Iterator[Place]:
+        """Hooks and the log hear of a call that had to give way; its client, that it was cancelled."""
+        with self._waiting.place(Caller(context.peer()).address, context.cancel) as place:
+            try:
+                yield place
+            finally:
+                if place.error is not None:
+                    self._heard(method, context, place.error)
 
     def _guarded(self, method: str, handler: Any) -> Any:
         """The handler behind a look at the connection's certificate."""
-        kind = f"{_KINDS[handler.request_streaming]}_{_KINDS[handler.response_streaming]}"
+        kind = _kind(handler)
         behaviour = getattr(handler, kind)
 
-        @functools.wraps(behaviour)  # with the attributes by which gRPC knows health's own thread
-        def guarded(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
+        def guarded(request: Any, context: grpc.ServicerContext) -> Any:
             try:
                 self._admit(context)
             except IsthmusError as error:
                 self.refuse(method, context, error)
-            return behaviour(request, context, *more)
+            return behaviour(request, context)
 
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(guarded, handler.request_deserializer, handler.response_serializer)
@@ -110,9 +204,12 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
 
     def refuse(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
         """Ends a call that is not served; hooks hear of it, and so does the log, within what the caller may write."""
+        self._heard(method, context, error)
+        abort(context, error)
+
+    def _heard(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> None:
         with on_behalf_of(self.caller(context).account):
             self._core.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
-        abort(context, error)
 
     def _admit(self, context: grpc.ServicerContext) -> None:
         names = names_in(context.auth_context()) if self._register.certificates else ()
@@ -155,15 +252,16 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         return bool(context.is_active())
 
     def open(self) -> None:
-        """Begins to watch whether credentials still hold."""
-        if self._register.asks:
-            threading.Thread(target=self._watch, name="isthmus-door", daemon=True).start()
+        """Begins to watch whether credentials still hold, and whether messages come."""
+        threading.Thread(target=self._watch, name="isthmus-door", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
+            self._waiting.sweep()
+            self._cut_unfetched()
             if self._register.refresh():
                 self._look_again()
 
@@ -190,6 +288,16 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
             timer = threading.Timer(LEAVE_SECONDS, lambda: [context.cancel() for context in leaving])
             timer.daemon = True
             timer.start()
+
+
+def _by(context: grpc.ServicerContext) -> dict[str, str]:
+    """For the log: on whom a line counts."""
+    return {"account": Caller(context.peer()).account}
+
+
+def _kind(handler: Any) -> str:
+    """By the name that grpc gives to its attribute."""
+    return f"{_KINDS[handler.request_streaming]}_{_KINDS[handler.response_streaming]}"
 
 
 _KINDS = {False: "unary", True: "stream"}

@@ -8,14 +8,15 @@ from concurrent import futures
 from pathlib import Path
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from cloud_server.access import Register, Tls
 from cloud_server.core import Core
+from cloud_server.transport import health
 from cloud_server.transport.credentials import server_credentials
-from cloud_server.transport.door import SERVICE, Door
+from cloud_server.transport.door import MAX_WAITING, SERVICE, Door
 from cloud_server.transport.port import check_free
 from cloud_server.transport.servicer import SplitServicer
 from shared_hooks.errors import SpecError
@@ -24,8 +25,11 @@ from shared_hooks.lifecycle import Stage
 log = logging.getLogger(__name__)
 
 SPARE_THREADS = 8
-"""For health, reflection and model lists, and for refusing streams beyond `Limits.max_clients`."""
-
+"""For answering health and model lists, and for refusing streams beyond `Limits.max_clients`."""
+CALLS_PER_THREAD = 4
+"""At a time, before gRPC refuses calls: whatever stays is bounded below the number of threads, so the rest has its turn
+in a moment.
+"""
 
 CLOSING_SECONDS = 60.0
 """Beyond the drain, until a server that listens no more ends the streams that are left."""
@@ -75,7 +79,7 @@ class CloudServer:
         self._ending = threading.Lock()  # taken by the first who stops it, and kept
         # Every stream holds one thread of the pool for as long as it lives.
         limits = core.limits
-        threads = limits.max_clients + limits.max_probes + limits.max_profiles + SPARE_THREADS
+        threads = limits.max_clients + limits.max_probes + limits.max_profiles + MAX_WAITING + SPARE_THREADS
         register = Register(identities, certificates=tls is not None and tls.client_ca is not None)
         self._door = door = Door(core, register)
         self._server = grpc.server(
@@ -85,16 +89,14 @@ class CloudServer:
                 # Unless it is said, a second server on the same port is a mistake, not a balanced pair.
                 ("grpc.so_reuseport", int(reuse_port)),
             ],
-            maximum_concurrent_rpcs=threads,
+            maximum_concurrent_rpcs=CALLS_PER_THREAD * threads,
             interceptors=[door],
         )
-        self._health = health.HealthServicer(
-            experimental_non_blocking=True, experimental_thread_pool=futures.ThreadPoolExecutor(1)
-        )
+        self._health = health.Health(("", SERVICE))
         SplitServicer(core, door).add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if reflection:
-            enable_server_reflection((SERVICE, health.SERVICE_NAME, REFLECTION), self._server)
+            enable_server_reflection((SERVICE, health.NAME, REFLECTION), self._server)
         try:
             if tls is None:
                 self.port = self._server.add_insecure_port(address)
@@ -113,13 +115,11 @@ class CloudServer:
 
     def serving(self, able: bool) -> None:
         """What health says, until the server drains."""
-        states = health_pb2.HealthCheckResponse
-        for service in ("", SERVICE):
-            self._health.set(service, states.SERVING if able else states.NOT_SERVING)
+        self._health.set(health.State.SERVING if able else health.State.NOT_SERVING)
 
     def drain(self) -> None:
         """Accepts nothing new: open streams are notified, new ones are refused, health says NOT_SERVING."""
-        self._health.enter_graceful_shutdown()
+        self._health.end()
         if self._reuse_port:  # before clients are told: whoever comes back is to find the other server
             self._server.stop(self.core.limits.drain_seconds + CLOSING_SECONDS)
         self.core.drain()

@@ -75,6 +75,7 @@ class SplitServicer:
         except IsthmusError as error:
             self._door.refuse(f"/{SERVICE}/Session", context, error)
         self._door.when_sent_away(context, session.broke)
+        session.on_drop = context.cancel
         if not context.add_callback(session.gone):
             session.gone()  # the client went away before this line
         threading.Thread(target=_take, args=(session, incoming), name="isthmus-receive", daemon=True).start()

@@ -7,6 +7,7 @@ costs      what a job takes, as it is guessed
 payer      on whose behalf
 overtime   ends what takes too long
 load       how long one waits
+trim       freed memory goes back to the system
 
 May import nothing of the server.
 """
@@ -15,6 +16,7 @@ from cloud_server.work.line import Line
 from cloud_server.work.load import QueueClocks
 from cloud_server.work.overtime import Overtime, Watchdog
 from cloud_server.work.payer import Payer
+from cloud_server.work.trim import Trim
 from cloud_server.work.workers import Job, Workers
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "Overtime",
     "Payer",
     "QueueClocks",
+    "Trim",
     "Watchdog",
     "Workers",
 ]

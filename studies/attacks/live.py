@@ -65,7 +65,17 @@ class Served:
         config.write_text('listen = "127.0.0.1:0"\nthreads = 1\n[models]\n' + "\n".join(models) + LIMITS)
         self.log = (folder / "server.log").open("w")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cloud_server", str(config), "--workers", str(workers), "--log-level", "error"],
+            [
+                sys.executable,
+                "-m",
+                "cloud_server",
+                str(config),
+                "--workers",
+                str(workers),
+                "--in-process",
+                "--log-level",
+                "error",
+            ],
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,

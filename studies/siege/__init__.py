@@ -10,5 +10,7 @@ processes   starts, measures and ends processes
 limits      what the server may take by its limits
 trial       one case on a fresh server: without, with, and after the attack
 overload    demand beyond what the server can do; fifty clients of mixed sizes
+memory      one server full to its limits (`filled`), and what is resident
+filled      ... that server
 table       what came of it, for people
 """

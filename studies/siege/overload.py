@@ -124,7 +124,9 @@ def overload(siege: Siege, who: Who = OTHER, seconds: float = 15.0) -> Overload:
 
 @dataclass
 class Crowd:
-    """Answers of each client, by the rows of its inputs."""
+    """Answers of each client, by the rows of its inputs. Those of one size are compared with each other: who asks for
+    more work at a time gets as much time, and so fewer answers.
+    """
 
     counts: dict[int, list[int]] = field(default_factory=dict)
     wrong: int = 0
@@ -142,8 +144,9 @@ class Crowd:
     def faults(self) -> list[str]:
         found = [f"{self.wrong} wrong answers"] if self.wrong else []
         found += [f"{count} x {text}" for text, count in self.errors.items()]
-        every = [count for counts in self.counts.values() for count in counts]
-        found += [f"answers differ by {self.uneven(every)} from their mean"] if self.uneven(every) > UNEVEN else []
+        for rows, counts in sorted(self.counts.items()):
+            apart = self.uneven(counts)
+            found += [f"{rows} rows: a client is {apart} from the mean"] if apart > UNEVEN else []
         found += [f"exit status {self.status}"] if self.status else []
         return found
 
@@ -160,7 +163,7 @@ class Crowd:
         return "\n".join([*lines, *(f"    FALLS: {fault}" for fault in self.faults)])
 
 
-def crowd(siege: Siege, who: Who = OTHER, seconds: float = 30.0, clients: int = CROWD) -> Crowd:
+def crowd(siege: Siege, who: Who = OTHER, seconds: float = 90.0, clients: int = CROWD) -> Crowd:
     """Fifty clients; with tokens in ``who``, each an identity of its own."""
     server = Server(siege.folder / "crowd", siege.tables(who, {}), who.options)
     processes = [Child("studies.siege.honest", str(10 + number)) for number in range(PROCESSES)]

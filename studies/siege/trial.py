@@ -100,7 +100,7 @@ class Outcome:
             seen = self.phases[phase]
             if seen.wrong:
                 found.append(f"{seen.wrong} wrong answers {phase}")
-            if seen.errors:
+            if seen.errors and not self.killed:  # else the server goes away while they ask
                 text, count = max(seen.errors.items(), key=lambda item: item[1])
                 found.append(f"{sum(seen.errors.values())} honest errors {phase}, as {count} x {text}")
             if not seen.asked:

@@ -38,6 +38,7 @@ SMALL = Limits(
     max_cuts=8,
     deadline_seconds=600,
     hello_seconds=600,
+    idle_seconds=600,
 )
 
 
@@ -429,7 +430,7 @@ class TestRepeatedIds:
                 core.requests._answers.sweep()
             assert len(core.requests._answers) == 0
 
-    @pytest.mark.parametrize("limits", [{"max_answers": 2}, {"max_answer_bytes": 7}])
+    @pytest.mark.parametrize("limits", [{"max_answers": 2}, {"max_answer_bytes": 2500}])
     def test_the_oldest_answers_make_room(self, limits: dict[str, int]) -> None:
         with Core([FakeEngine()], dataclasses.replace(SMALL, **limits)) as core:
             client = CoreClient(core)
@@ -457,23 +458,29 @@ class TestBounds:
             assert failed is not None and failed.error == "ServerUnavailable" and failed.retry
             bob.ask(1, b"abc")
             bob.ask(2, b"abc")
-            bob.ask(3, b"abc")
-            assert "6 requests waiting" in failure(bob, 3)[1]
+            bob.ask(3, b"abc")  # alice has four of six, bob two: her last gives way
+            error, message = failure(alice, 4)
+            assert error == "ServerUnavailable" and "gave way" in message and "max_pending is 6" in message
+            bob.ask(4, b"abc")
+            assert "no room: 6 requests are on their way" in failure(bob, 4)[1]
             gate.opened.set()
-            for id in range(1, 5):
-                assert alice.answer(id).reply
+            for id in range(1, 4):
+                assert alice.answer(id).reply and bob.answer(id).reply
             alice.ask(5, b"abc")
             assert alice.answer(5, 2).reply
 
     def test_bytes_of_all_requests(self, core: Core) -> None:
         crossing, alice, bob = make_crossing(90_000), CoreClient(core), CoreClient(core, client_id="bob")
         alice.send(upload(crossing), *(header(id, crossing) for id in (1, 2, 3)))
-        bob.send(header(1, crossing))
-        assert "has no room" in failure(bob, 1)[1]
-        alice.leave()
-        assert core.requests._live_bytes == 0
         bob.ask(1, bytes(90_000), crossing)
-        assert bob.answer(1, 2).reply
+        assert "max_pending_bytes is 300000" in failure(alice, 3)[1]
+        assert bob.answer(1).reply
+        bob.send(header(2, crossing))
+        alice.send(header(4, crossing))  # she has two of three already
+        assert "has no room" in failure(alice, 4)[1]
+        alice.leave()
+        bob.leave()
+        assert core.requests.held_bytes == 0
 
     def test_crossings_are_forgotten_in_order_of_use(self, core: Core) -> None:
         client = CoreClient(core)
@@ -508,7 +515,7 @@ class TestCancelAndDeadline:
         client, crossing = CoreClient(core), make_crossing(3)
         client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"a"), cancel(1), chunk(1, 1, b"bc"))
         assert failure(client, 1)[0] == "Cancelled" and engine.computed == 0
-        assert core.requests._live_bytes == 0 and not core.requests._live
+        assert core.requests.held_bytes == 0 and not core.requests._live
 
     def test_cancelled_while_waiting_and_while_running(self) -> None:
         gate = Gate()
@@ -561,7 +568,7 @@ class TestCancelAndDeadline:
             client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"a"))
             error, message = failure(client, 1)
             assert error == "DeadlineExceeded" and "receiving" in message
-            assert client.send(chunk(1, 1, b"b")) and core.requests._live_bytes == 0
+            assert client.send(chunk(1, 1, b"b")) and core.requests.held_bytes == 0
 
 
 class TestDrain:

@@ -168,7 +168,7 @@ def test_a_wrong_host_is_told_before_models_are_loaded(
     listen: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cloud_server.cli.ServedModel", None)  # not loaded
-    assert main(["--listen", listen]) == 2
+    assert main(["--listen", listen, "--insecure"]) == 2
     assert says in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_server.requests import layer_metrics as server
+from cloud_server.models import layer_metrics as server
 from edge_client.transport import layer_metrics as edge
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import ForwardMetrics, LayerMetrics, TensorShape

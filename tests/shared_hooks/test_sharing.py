@@ -3,70 +3,70 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shared_hooks.sharing import MAX_USERS, Party, SharedCache, Shares, giving_way
+from shared_hooks.sharing import MAX_USERS, Holding, Party, SharedCache, Shares, giving_way
 
 PARTIES = st.builds(Party, st.sampled_from("abc"), st.sampled_from("xyz"))
 
 
-@dataclass(eq=False)
-class Thing:
-    party: Party
-    held: int
-    usefulness: tuple[float, ...] | None
-    is_idle: bool = False
-
-
-THINGS = st.builds(
-    Thing, PARTIES, st.integers(0, 9), st.none() | st.tuples(st.integers(0, 3), st.integers(0, 3)), st.booleans()
+HOLDINGS = st.lists(
+    st.builds(
+        Holding,
+        st.integers(0, 1 << 30),
+        PARTIES,
+        st.integers(0, 9),
+        st.none() | st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        st.booleans(),
+    ),
+    max_size=12,
+    unique_by=lambda one: one.thing,
 )
 
 
-def shares_of(things: list[Thing], limit: int) -> Shares:
+def shares_of(holdings: list[Holding[int]], limit: int) -> Shares:
     shares = Shares(limit)
-    for thing in things:
-        shares.add(thing.party, thing.held)
+    for one in holdings:
+        shares.add(one.party, one.amount)
     return shares
 
 
-@given(st.lists(THINGS, max_size=12), PARTIES, st.integers(0, 12), st.integers(0, 40))
+@given(HOLDINGS, PARTIES, st.integers(0, 12), st.integers(0, 40))
 @settings(max_examples=100, deadline=None)
-def test_who_gives_way(things: list[Thing], newcomer: Party, amount: int, limit: int) -> None:
-    shares = shares_of(things, limit)
-    gone = giving_way(shares, newcomer, amount, [(thing, thing.held) for thing in things])
+def test_who_gives_way(holdings: list[Holding[int]], newcomer: Party, amount: int, limit: int) -> None:
+    shares, by_thing = shares_of(holdings, limit), {one.thing: one for one in holdings}
+    gone = giving_way(shares, newcomer, amount, holdings)
     if gone is None:
-        return  # nothing was touched
-    assert len({id(thing) for thing in gone}) == len(gone) and all(thing.usefulness is not None for thing in gone)
-    for thing in gone:  # each for a reason, as it was when it was chosen
+        return  # nothing goes
+    assert len(set(gone)) == len(gone)
+    for one in map(by_thing.__getitem__, gone):  # each for a reason, as it was when it was chosen
         own, alone = shares.account(newcomer.account) + amount, shares.client(newcomer) + amount
-        if thing.party.account != newcomer.account:
-            assert shares.account(thing.party.account) > own
+        assert one.usefulness is not None and not shares.has_room(amount)
+        if one.party.account != newcomer.account:
+            assert shares.account(one.party.account) > own
         else:
-            assert thing.is_idle or shares.client(thing.party) > alone
-        assert not shares.has_room(amount)
-        shares.remove(thing.party, thing.held)
+            assert one.is_idle or shares.client(one.party) > alone
+        shares.remove(one.party, one.amount)
     assert shares.has_room(amount)
 
 
 def test_two_that_hold_as_much_do_not_take_from_each_other() -> None:
     ann, bob = Party("a"), Party("b")
-    things = [Thing(ann, 1, (0.0,)), Thing(bob, 1, (0.0,))]
-    assert giving_way(shares_of(things, 2), bob, 1, [(one, 1) for one in things]) is None
-    more = [Thing(ann, 1, (float(number),)) for number in range(3)]
-    assert giving_way(shares_of(more, 3), bob, 1, [(one, 1) for one in more]) == more[:1]  # the least useful
+    equal = [Holding(1, ann, 1, (0,)), Holding(2, bob, 1, (0,))]
+    assert giving_way(shares_of(equal, 2), bob, 1, equal) is None
+    more = [Holding(number, ann, 1, (-number,)) for number in range(3)]
+    assert giving_way(shares_of(more, 3), bob, 1, more) == [2]  # the least useful
 
 
 def test_what_is_idle_gives_way_to_who_does_something() -> None:
     ann = Party("a", "1")
-    idle, busy = Thing(ann, 4, (0.0,), is_idle=True), Thing(ann, 4, (1.0,))
-    assert giving_way(shares_of([idle, busy], 8), ann, 4, [(busy, 4), (idle, 4)]) == [idle]
-    assert giving_way(shares_of([busy], 4), ann, 4, [(busy, 4)]) is None
+    idle, busy = Holding(1, ann, 4, (0,), is_idle=True), Holding(2, ann, 4, (1,))
+    assert giving_way(shares_of([idle, busy], 8), ann, 4, [busy, idle]) == [1]
+    assert giving_way(shares_of([busy], 4), ann, 4, [busy]) is None
 
 
 class Books(RuleBasedStateMachine):

@@ -54,7 +54,7 @@ def test_an_upload_that_expired_holds_no_memory(target: Target, recording: Recor
             request.deadline_ms, request.began_ns = 1, 0
         target.core.requests.sweep()
         assert not any(request.payload.nbytes or request.header for request in requests)
-        assert target.core.requests._live_bytes == 0
+        assert target.core.requests.held_bytes == 0
     assert len(requests) <= 2 * target.core.limits.max_in_flight, "they pile up"
 
 
@@ -63,13 +63,13 @@ def test_who_gives_up_leaves_the_line(target: Target, recording: Recording) -> N
     assert len(target.jobs) == 8
     for id in range(1, 9):
         target.session(KEEPER).receive(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=id)))
-    assert not target.jobs and target.core.requests._live_bytes == 0
+    assert not target.jobs and target.core.requests.held_bytes == 0
 
 
 def test_headers_count_as_memory(target: Target, recording: Recording) -> None:
     announced(target, recording, 1, whole=False)
     (request,) = target.session(KEEPER)._uploads._receiving.values()  # type: ignore[union-attr]
-    assert target.core.requests._live_bytes == len(recording.payload) + len(request.header) > len(recording.payload)
+    assert target.core.requests.held_bytes == len(recording.payload) + len(request.header) > len(recording.payload)
 
 
 def test_a_refusal_that_is_kept_holds_on_to_nothing(target: Target, recording: Recording) -> None:

@@ -74,6 +74,12 @@ def test_half_a_message_is_waited_for_and_no_longer(pair: Pair) -> None:
     peer.sendall(b"}")
 
 
+def test_who_takes_nothing_is_waited_for_no_longer(pair: Pair) -> None:
+    """A worker that hangs before it reads: a header larger than the socket's buffer would wait for good."""
+    with pytest.raises(TimeoutError):
+        pair[0].send({}, bytes(16 << 20), seconds=0.05)
+
+
 LIAR = """
 import json, socket, struct
 end = socket.socket(fileno={channel})

@@ -9,6 +9,7 @@ import pytest
 
 from cloud_server.core import Core
 from cloud_server.limits import Limits
+from cloud_server.requests import Request
 from shared_hooks.lifecycle import Event, Stage
 from tests.cloud_server.fakes import CoreClient, FakeEngine, chunk, header, make_crossing, upload
 from tests.waiting import PATIENCE
@@ -45,6 +46,24 @@ def test_gone_while_hooks_hear_of_its_request(core: Core) -> None:
     assert not core.requests._live and len(ends) == 1
     core.drain()
     assert core.wait_idle(0) and core.wait_gone(0)
+
+
+def test_given_up_right_after_it_was_admitted(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, crossing = CoreClient(core), make_crossing(3)
+    client.send(upload(crossing))
+    admit, ends = core.requests.admit, list[Event]()
+    core.lifecycle.on(Stage.AFTER_REQUEST)(ends.append)
+
+    def admits_then_cancels(request: Request) -> bool:
+        is_new = admit(request)
+        core.requests.cancel(request.key)  # from another stream of the same client; or it had to give way
+        return is_new
+
+    monkeypatch.setattr(core.requests, "admit", admits_then_cancels)
+    client.send(header(1, crossing), chunk(1, 0, b"abc"))
+    assert not core.requests._live and len(ends) == 1
+    core.drain()
+    assert core.wait_idle(0)
 
 
 def test_a_drain_does_not_wait_for_a_request_that_nobody_can_fetch() -> None:

@@ -475,7 +475,8 @@ class TestCertificatesAsIdentities:
             ("edge-1", ALICE, NotAuthenticated, 'of several identities: "alice", "edge-1"'),
             ("alice", new_token(), NotAuthenticated, "not known"),
         ],
-    )
+        ids=["model", "disabled", "disabled, with a token", "nobody", "without its token", "two", "unknown token"],
+    )  # tokens are new in every process, and so no names for tests
     def test_refused(self, tmp_path: Path, name: str, token: str | None, kind: type, reason: str) -> None:
         certificate, key = certificates.client(name).write(tmp_path, "edge")
         with serving(certificates.tls(tmp_path, mutual=True), self.TEXT, tmp_path) as address:

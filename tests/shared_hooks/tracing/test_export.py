@@ -63,6 +63,6 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
             exporting("edge", "http://127.0.0.1:4317")
         return
     monkeypatch.setenv(VARIABLES[0], "http://127.0.0.1:4317")
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "shared_hooks"):
         assert exporting("edge") is None
     assert "isthmus[otel]" in caplog.text

@@ -1,0 +1,14 @@
+"""Freed memory is given back after much was let go."""
+
+from __future__ import annotations
+
+from cloud_server.work.trim import STEP_BYTES, Trim
+
+
+def test_only_after_much_was_let_go() -> None:
+    trim = Trim()
+    calls: list[int] = []
+    trim._trim = calls.append
+    held = (0, STEP_BYTES, STEP_BYTES // 2, 3 * STEP_BYTES, STEP_BYTES, STEP_BYTES, 0)
+    assert [trim.look(nbytes) for nbytes in held] == [False, False, False, False, True, False, True]
+    assert calls == [0, 0]
