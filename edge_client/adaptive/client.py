@@ -240,7 +240,7 @@ class AutoClient:
                 self._watch_over(flight, running)
             elif flight.hedged.done():
                 return self._local_answer(flight, running)
-        forbidden = self._local and isinstance(exchange.error, AccessRefused) and not self._is_allowed(running.cut)
+        forbidden = self._local and isinstance(exchange.error, AccessRefused) and not self._is_allowed(str(running.cut))
         if exchange.settled and isinstance(exchange.error, FALL_BACK) and self._local and not forbidden:
             self._gone(f"{type(exchange.error).__name__}: {exchange.error}", exchange.error.retry_after_seconds or 0.0)
             if flight.hedged is None:
