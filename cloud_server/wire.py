@@ -55,6 +55,7 @@ def welcome(limits: Limits, caller: Caller, identity: Identity, beat: float | No
             chunk_bytes=limits.chunk_bytes,
             about=dict(identity.about),
             heartbeat_ms=round(1000 * (beat or 0)),
+            cuts=None if caller.policy.cuts is None else split_pb2.Cuts(names=caller.policy.cuts),
         )
     )
 

@@ -190,6 +190,12 @@ class EdgeClient:
         return self.requests.witnesses.refused
 
     @property
+    def cuts(self) -> frozenset[str] | None:
+        """What the server lets this side use: layers' names, "input", "cloud-only-file"; None: all, or unknown."""
+        welcome = self._connection.welcome if self._connection else None
+        return frozenset(welcome.cuts.names) if welcome is not None and welcome.HasField("cuts") else None
+
+    @property
     def state(self) -> State:
         """Where the connection stands."""
         if self._closed:

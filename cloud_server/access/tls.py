@@ -58,7 +58,7 @@ class Tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key, password=lambda: "")  # else it would ask the terminal
-        except (ssl.SSLError, ValueError) as error:
+        except (OSError, ValueError) as error:
             reason = f"{getattr(error, 'reason', None) or error}"
             text = _REASONS.get(reason, reason)
             raise SpecError(f"tls: {self.certificate} and {self.key} cannot be used: {text}") from error
@@ -68,7 +68,7 @@ class Tls:
             context.load_verify_locations(cadata=found.client_ca.decode("ascii", "replace"))
             if not context.get_ca_certs():
                 raise ValueError("it holds no certificate of an authority")
-        except (ssl.SSLError, ValueError) as error:
+        except (OSError, ValueError) as error:
             reason = f"{getattr(error, 'reason', None) or error}"
             raise SpecError(f"tls.client_ca: {self.client_ca} cannot be used: {reason}") from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 SERVICE = split_pb2.DESCRIPTOR.services_by_name["Split"].full_name
 BEGINS_WORK = frozenset(f"/{SERVICE}/{name}" for name in ("Session", "Probe", "Profile"))
 """Calls that a draining server does not take; health, reflection and the list of models it answers to the end."""
+SESSION = f"/{SERVICE}/Session"
 OPEN_TO_ALL = frozenset({"/grpc.health.v1.Health/Check"})
 """What asks it has no credentials (an orchestrator), and hears one word."""
 LOOK_SECONDS = 1.0
@@ -41,6 +43,8 @@ MESSAGE_SECONDS = 5.0
 """For the message of a call that has only one."""
 MAX_MESSAGE_BYTES = 64 << 10
 """Of this message."""
+FETCH_SECONDS = 60.0
+"""For a client to fetch a message, on calls other than sessions, which have bounds of their own (`StreamSession`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         self._register = register or Register()
         self._lock = threading.Lock()
         self._admitted: dict[grpc.ServicerContext, _Admitted] = {}
+        self._sending: dict[grpc.ServicerContext, float] = {}
+        """When each began to send what it sends."""
         self._waiting = WaitingCalls(MAX_WAITING, MESSAGE_SECONDS)
         self._closed = threading.Event()
 
@@ -93,6 +99,10 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
             return self._refusing(details.method, error)
         if details.method not in OPEN_TO_ALL and self._register.asks:
             handler = self._guarded(details.method, handler)
+        if details.method == SESSION:
+            return handler
+        if handler.response_streaming:
+            handler = self._fetched(handler)
         if handler.request_streaming and details.method in BEGINS_WORK:
             return handler
         return self._bounded(details.method, handler)
@@ -136,6 +146,32 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(answers, reads, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(answer, reads, handler.response_serializer)
+
+    def _fetched(self, handler: Any) -> Any:
+        """A handler that ends when what it sends is not fetched: what it holds (a place, everybody's lock on profiles)
+        would be held as long as its client likes.
+        """
+        kind = _kind(handler)
+        behaviour = getattr(handler, kind)
+
+        def fetched(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            try:
+                for answer in behaviour(request, context):
+                    self._sending[context] = time.monotonic()
+                    yield answer
+                    self._sending.pop(context, None)
+            finally:
+                self._sending.pop(context, None)
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(fetched, handler.request_deserializer, handler.response_serializer)
+
+    def _cut_unfetched(self) -> None:
+        until = time.monotonic() - FETCH_SECONDS
+        for context, began in list(self._sending.items()):
+            if began < until and self._sending.pop(context, None) is not None:
+                log.info("a call is cut: nothing of it was fetched for %g s", FETCH_SECONDS, extra=_by(context))
+                context.cancel()
 
     @contextmanager
     def _placed(self, method: str, context: grpc.ServicerContext) -> Iterator[Place]:
@@ -225,6 +261,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
             self._waiting.sweep()
+            self._cut_unfetched()
             if self._register.refresh():
                 self._look_again()
 
@@ -251,6 +288,11 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
             timer = threading.Timer(LEAVE_SECONDS, lambda: [context.cancel() for context in leaving])
             timer.daemon = True
             timer.start()
+
+
+def _by(context: grpc.ServicerContext) -> dict[str, str]:
+    """For the log: on whom a line counts."""
+    return {"account": Caller(context.peer()).account}
 
 
 def _kind(handler: Any) -> str:

@@ -28,7 +28,7 @@ from edge_client.model_choice import Inputs
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.request import NOT_SERVED, Done, Position, Running, in_order
 from edge_client.transport import Exchange, Stamps, State, now_ns
-from shared_hooks.errors import CutRefused, SpecError
+from shared_hooks.errors import AccessRefused, CutRefused, SpecError
 from shared_hooks.lifecycle import Stage
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ class AutoClient:
         self._last_finished = 0
         self._last_networked: str = "input"
         self._cut: str | None = None  # of the last request
+        self._allowed: frozenset[str] | None = None  # the cuts that the controller knows to be allowed
         self._known_refused: set[str] = set()  # cuts out of use that the controller knows of
         self.monitor = ServerMonitor(client, controller, self.lock, self.decisions, connect)
 
@@ -167,6 +168,7 @@ class AutoClient:
     def _choose(self, item: Any) -> tuple[Choice, str]:
         """What the controller says, and where that is for this item."""
         self._tell_refused()
+        self._tell_allowed()
         with self.lock:
             choice = self.controller.choose(now_ns())
         self.decisions.choice(choice)
@@ -175,6 +177,8 @@ class AutoClient:
             name = self._last_networked  # the server is gone, and is all there is
         if name == CLOUD_FILE and not self._is_file(item):
             name = "input"
+        if self._local and not self._is_allowed(name):
+            name = EDGE_ONLY
         if name != self._cut:
             old, self._cut = self._cut, name
             self.client.lifecycle.emit(Stage.ON_SPLIT_CHANGE, old=old, new=name, reason=choice.reason)
@@ -192,6 +196,21 @@ class AutoClient:
                 for name in WHOLE_THERE if cut == "input" else (cut,):
                     self.controller.refuse(name)
             self.decisions.event("refused", cut=cut, reason=reason)
+
+    def _tell_allowed(self) -> None:
+        """The controller hears which cuts this side may use, as often as that changes."""
+        cuts = self.client.cuts
+        if cuts == self._allowed:
+            return
+        self._allowed = cuts
+        names = cuts if cuts is None or "input" not in cuts else cuts | {CLOUD_ONLY}
+        with self.lock:
+            self.controller.allow(names)
+        self.decisions.event("allowed", cuts=None if cuts is None else sorted(cuts))
+
+    def _is_allowed(self, name: str) -> bool:
+        cuts = self.client.cuts
+        return cuts is None or name == EDGE_ONLY or ("input" if name == CLOUD_ONLY else name) in cuts
 
     def _is_refused(self, name: str) -> bool:
         return ("input" if name in (*WHOLE_THERE, "input") else name) in self.client.refused
@@ -221,7 +240,8 @@ class AutoClient:
                 self._watch_over(flight, running)
             elif flight.hedged.done():
                 return self._local_answer(flight, running)
-        if exchange.settled and isinstance(exchange.error, FALL_BACK) and self._local:
+        forbidden = self._local and isinstance(exchange.error, AccessRefused) and not self._is_allowed(str(running.cut))
+        if exchange.settled and isinstance(exchange.error, FALL_BACK) and self._local and not forbidden:
             self._gone(f"{type(exchange.error).__name__}: {exchange.error}", exchange.error.retry_after_seconds or 0.0)
             if flight.hedged is None:
                 self._start_hedge(flight, "the server failed")
@@ -233,10 +253,13 @@ class AutoClient:
         except CutRefused:
             if not self._is_refused(running.head.split):
                 raise
+        except AccessRefused:
+            if not forbidden:
+                raise
         return self._again(flight, running)
 
     def _again(self, flight: Flight, running: Running) -> Answer:
-        """Its cut was found wrong while it was under way: it goes another."""
+        """Its cut was found wrong, or not allowed, while it was under way: it goes another way."""
         old, position = flight.stamps, Position(running.about.index, running.about.total)
         began = old.called if old.prepared is None else old.prepared
         stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)

@@ -116,6 +116,7 @@ class SplitController:
         self._tails: dict[str, float] = {}
         self._predicted: list[Candidate] = []
         self._refused: set[str] = set()
+        self._allowed: frozenset[str] | None = None
         self._held: str | None = None
         self._better: tuple[int, int] | None = None  # since when, and in how many decisions, something else was better
         self._moves: list[int] = []  # when, since the last sudden change
@@ -181,6 +182,19 @@ class SplitController:
             self._narrow()
             self._changed()
 
+    def allow(self, names: frozenset[str] | None) -> None:
+        """Choose among these, None = all, and EDGE_ONLY: what the server lets this side use."""
+        if names != self._allowed:
+            self._allowed = names
+            self._narrow()
+            self._changed()
+
+    def _usable(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        kept = [one for one in candidates if one.name not in self._refused]
+        if self._allowed is None:
+            return kept
+        return [one for one in kept if one.name == EDGE_ONLY or one.name in self._allowed]
+
     def _should_move(self, now: int, held: float, best: float, name: str) -> bool:
         if name == self._held or best >= held:
             self._better = None
@@ -213,7 +227,7 @@ class SplitController:
             edge_factor=self._edge_factor.value,
             server_factor=self._server_factor.value,
         )
-        return [one for one in found if one.name not in self._refused]
+        return self._usable(found)
 
     def _decide(self, candidates: Sequence[Candidate]) -> tuple[Candidate, Mapping[str, float]]:
         if not self._there:  # it is this or nothing, whatever the constraints
@@ -378,7 +392,7 @@ class SplitController:
     def _narrow(self) -> None:
         """Predict only those cuts that may be the best one some day; all of them for a partitioner, which may ask."""
         if self._predicted and self._partitioner is None:
-            kept = {one.layer_id for one in undominated([x for x in self._predicted if x.name not in self._refused])}
+            kept = {one.layer_id for one in undominated(self._usable(self._predicted))}
             self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.layer_id in kept))
 
     def _take_load(self, load: Load | None) -> None:

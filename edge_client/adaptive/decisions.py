@@ -23,8 +23,8 @@ class Decisions:
 
     A listener gets them one at a time and in the same order, so a slow listener delays the decisions.
     Each is a dictionary with ``seconds`` since the start and ``kind``: "choice" (one a request: ``candidate``,
-    ``moved``, ``reason``, and the controller's numbers), "hedge", "gone", "back", "found", "probe" or "refused" (a
-    witness took a cut out of use).
+    ``moved``, ``reason``, and the controller's numbers), "hedge", "gone", "back", "found", "probe", "allowed" (what the
+    server lets this side use) or "refused" (a witness took a cut out of use).
     """
 
     def __init__(self, on_decision: Callable[[dict[str, Any]], None] | None = None) -> None:

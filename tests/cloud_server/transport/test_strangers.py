@@ -128,3 +128,17 @@ def test_four_connections_of_as_many_sessions_as_they_may_have(server: CloudServ
             connection.send(b"".join(frame(HEADERS, END_HEADERS, 2 * n + 1, headers("Session")) for n in range(60)))
         eventually(lambda: server.core.clients == 8)
         answers(address)
+
+
+def test_a_probe_whose_answer_nobody_fetches(
+    server: CloudServer, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep its place as long as it likes; a profile, everybody's turn."""
+    monkeypatch.setattr(door, "FETCH_SECONDS", 0.1)
+    with ExitStack() as stack:
+        connection = Connection(address, settings=UNREAD)
+        stack.callback(connection.close)
+        ask = split_pb2.ProbeFrame(last=True, answer_bytes=4 << 20).SerializeToString()
+        connection.send(frame(HEADERS, END_HEADERS, 1, headers("Probe")) + frame(DATA, 0, 1, message(ask)))
+        eventually(lambda: server.core._probes)
+        eventually(lambda: not server.core._probes)

@@ -382,6 +382,12 @@ probe = false
         yield f"127.0.0.1:{server.port}"
         server.stop(grace=0.5)
 
+    def test_the_welcome_tells_which_cuts(self, address: str) -> None:
+        for token, names in ((ALICE, ["layer"]), (BOB, None)):
+            with connected(address, Credentials(token=token)) as connection:
+                welcome = connection.open(PATIENCE)
+                assert (list(welcome.cuts.names) if welcome.HasField("cuts") else None) == names
+
     def test_models(self, address: str) -> None:
         with grpc.insecure_channel(address) as channel:
             stub = split_pb2_grpc.SplitStub(channel)

@@ -30,6 +30,7 @@ from edge_client.process.local_server import local_server
 from edge_client.request.requests import Done
 from edge_client.survey.gather import Wanted
 from edge_client.transport.times import Stamps
+from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import Cancelled, DeadlineExceeded, ModelFailed, SpecError
 from shared_hooks.metrics.reading import Reading
 from shared_hooks.models import find_inputs, load_spec
@@ -127,6 +128,23 @@ def test_runs_where_the_controller_says_and_tells_it_what_that_took() -> None:
     assert [entry["candidate"] for entry in one.decisions.all if entry["kind"] == "choice"] == [
         *("body", "edge-only", "input", "cloud-only")
     ]
+
+
+def test_a_cut_that_it_may_not_use_goes_another_way_and_the_server_counts_as_there() -> None:
+    """The first request is begun before the server has told; `fail` is asked once only."""
+    allowed: list[Any] = []
+    told = Told("body")
+    told.allow = allowed.append  # type: ignore[attr-defined]
+    welcome = {"cuts": split_pb2.Cuts(names=["input"])}
+    choice = ModelChoice(built(small_models.Residual), model_id="m", device="cpu")
+    with FakeServer(fake.fail("AccessRefused", "not this cut"), welcome=welcome) as server:
+        client = EdgeClient(server.address, choice).prepare()
+        with AutoClient(client, told) as one:  # type: ignore[arg-type]
+            answers = [one.infer(image()), one.infer(image())]
+        client.close()
+    assert all(right(answer, expected()) and answer.split == "edge-only" for answer in answers)
+    assert allowed == [frozenset({"input", "cloud-only"})] and len(server.seen.requests) == 1
+    assert "gone" not in kinds(one) and told.heard.count("gone") == 0
 
 
 def test_a_request_that_is_late_is_answered_here() -> None:

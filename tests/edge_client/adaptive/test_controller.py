@@ -202,6 +202,19 @@ def test_constraints_and_objectives_hold_for_every_choice() -> None:
         Steady(gain=2)
 
 
+def test_it_chooses_among_what_the_server_lets_it_use() -> None:
+    one = SplitController(EDGE, CLOUD, link(100))
+    first = one.choose(0).candidate.name
+    others = [cut.name for cut in EDGE.cuts if cut.name not in (first, EDGE_ONLY)]
+    for number, name in enumerate(others):
+        one.allow(frozenset({name}))
+        assert one.choose(number * SECOND).candidate.name in (name, EDGE_ONLY)
+    one.allow(frozenset())
+    assert one.choose(100 * SECOND).candidate.name == EDGE_ONLY
+    one.allow(None)
+    assert [one.choose((200 + n) * SECOND).candidate.name for n in range(5)][-1] == first
+
+
 @given(
     mbit=st.floats(0.1, 1000),
     rtt=st.floats(0.1, 200),
