@@ -35,7 +35,7 @@ def main() -> int:
         material = home / "material.json"
         make().write(material)
         with Siege(home, material, options.workers) as siege:
-            known = {**WHO, "identity": with_tokens(home, CROWD)}
+            known = {**WHO, "identity": with_tokens(home, CROWD, options.weight)}
             for who in options.who:
                 for name in options.cases:
                     outcome = siege.run(CASES[name], known[who], options.seconds)
@@ -72,6 +72,7 @@ def _options() -> argparse.Namespace:
         "--who", nargs="+", choices=[*WHO, "identity"], default=["other", "identity"], help="whom the hostile client is"
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="of each phase: without, with, and after")
+    parser.add_argument("--weight", type=float, default=1.0, help="of the hostile identity; the others have 1")
     parser.add_argument("--workers", type=int, default=1, help="of the server")
     parser.add_argument("--json", type=Path, help="where the results go")
     parser.add_argument("--keep", type=Path, help="a folder for the servers' logs")

@@ -147,8 +147,10 @@ SAME = Who("same address")
 OTHER = Who("other address", source="127.0.0.2")
 
 
-def with_tokens(folder: Path, honest: int) -> Who:
-    """From the same address, everybody with a token and an identity of their own."""
+def with_tokens(folder: Path, honest: int, weight: float = 1.0) -> Who:
+    """From the same address, everybody with a token and an identity of their own. ``weight``: the hostile one's share
+    where several wait, the others' is 1.
+    """
     tokens = [secrets.token_urlsafe(32) for _ in range(honest + 1)]
     names = [f"honest-{number}" for number in range(honest)] + ["hostile"]
     entries = [
@@ -156,7 +158,7 @@ def with_tokens(folder: Path, honest: int) -> Who:
         for name, token in zip(names, tokens, strict=True)
     ]
     file = folder / f"identities-{honest}.toml"
-    file.write_text("\n".join(entries))
+    file.write_text("\n".join([*entries, f"[identities.hostile]\nweight = {weight}\n"]))
     access = {"access": {"identities": str(file)}}
     return Who("own identity", token=tokens[-1], tables=access, honest=tuple(tokens[:-1]))
 
