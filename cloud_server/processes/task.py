@@ -37,7 +37,8 @@ class Task:
         found = {
             "do": "compute" if self.crossing is not None else "file",
             "model": self.model_id,
-            "about": [about.id, about.index, about.total, about.model_id, about.client],
+            # with the account, on which the log lines count that a model writes there
+            "about": [about.id, about.index, about.total, about.model_id, about.client, about.identity, about.account],
             "account": self.account,
             "metrics": self.want_metrics,
             "observers": self.observers,

@@ -30,7 +30,7 @@ from cloud_server.processes.channel import Channel, Lost, Message
 from cloud_server.processes.memory import Mapping
 from cloud_server.work import Overtime, Watchdog
 from shared_hooks import Crossing
-from shared_hooks.crossing import decode
+from shared_hooks.crossing import decode, decoded_bytes
 from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, ServerUnavailable, TooLarge
 from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.lifecycle.log import show
@@ -261,8 +261,9 @@ class _Crossings:
 
     def add(self, digest: str, data: bytes) -> Crossing:
         crossing = decode(data, self._limits.max_request_bytes, remember=False)
-        self._kept[digest] = crossing, len(data)
-        self._bytes += len(data)
-        while len(self._kept) > self._limits.max_cuts or self._bytes > self._limits.max_cuts_bytes:
+        self._kept[digest] = crossing, decoded_bytes(data)
+        self._bytes += self._kept[digest][1]
+        limits = self._limits
+        while len(self._kept) > 1 and (len(self._kept) > limits.max_cuts or self._bytes > limits.max_cuts_bytes):
             self._bytes -= self._kept.popitem(last=False)[1][1]
         return crossing
