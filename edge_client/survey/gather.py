@@ -265,7 +265,7 @@ def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:
     return FileInput(path, Path(path).suffix.lower(), nbytes, Quartiles.of(took))
 
 
-def _served(server: str, model_id: str, credentials: Credentials) -> Any:
+def _served(server: str, model_id: str, credentials: Credentials | None) -> Any:
     """What the server says of this model (`split_pb2.ModelInfo`); None where it says nothing."""
     import grpc
 
