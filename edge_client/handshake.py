@@ -87,7 +87,8 @@ def _encrypted(connection: socket.socket, server: str, name: str, credentials: C
         context = context_of(credentials)
     except (ssl.SSLError, OSError) as error:
         files = [str(one) for one in (credentials.ca, credentials.certificate, credentials.key) if one is not None]
-        reason = getattr(error, "reason", None) or "a file is not PEM, or has a password"
+        reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        reason = reason or "a file is not PEM, or has a password"
         reason = _FILES.get(str(reason), reason)
         return SpecError(f"credentials: {', '.join(files)} cannot be used: {reason}")
     try:
