@@ -71,7 +71,7 @@ def authority(certificate: Path, key: Path, days: int = CA_DAYS) -> tuple[x509.C
     return made, own
 
 
-def new_authority(name: str = "Isthmus, for trying", days: int = CA_DAYS) -> tuple[x509.Certificate, Key]:
+def new_authority(name: str = "Isthmus for trying", days: int = CA_DAYS) -> tuple[x509.Certificate, Key]:
     """A certificate that signs others and itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -31,6 +31,10 @@ _THEIRS: Final = {
 }
 """By OpenSSL's X509_V_ERR_* (openssl/x509_vfy.h)."""
 
+_FILES: Final = {
+    "NO_CERTIFICATE_OR_CRL_FOUND": "--ca wants certificates in PEM, and there is none",
+    "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+}
 _WANTED: Final = "it wants a certificate of this side, and none was given (--cert, --key)"
 _STRANGE: Final = "it does not know the authority that signed this side's certificate"
 _OURS_EXPIRED: Final = "this side's certificate has expired"
@@ -83,7 +87,9 @@ def _encrypted(connection: socket.socket, server: str, name: str, credentials: C
         context = context_of(credentials)
     except (ssl.SSLError, OSError) as error:
         files = [str(one) for one in (credentials.ca, credentials.certificate, credentials.key) if one is not None]
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        reason = reason or "a file is not PEM, or has a password"
+        reason = _FILES.get(str(reason), reason)
         return SpecError(f"credentials: {', '.join(files)} cannot be used: {reason}")
     try:
         encrypted = context.wrap_socket(connection, server_hostname=name)

@@ -11,8 +11,11 @@ from cloud_server.access.caller import Caller
 from cloud_server.access.credentials import Credentials
 from cloud_server.access.identities import Identities, read_identities
 from cloud_server.access.policy import EVERYTHING
-from cloud_server.access.watched import state_of
+from cloud_server.access.watched import state_of, written_since
 from shared_hooks.errors import NotAuthenticated, SpecError
+
+SETTLE_SECONDS = 0.2
+"""After the last change to a file, until it is read."""
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,8 @@ class Register:
             return False
         state, now = state_of(self._paths), time.time()
         if state != self._state:
+            if written_since(self._paths, now - SETTLE_SECONDS):
+                return False  # half a file may be a valid one, which would send everybody away
             self._state = state
             try:
                 self._identities = _told(self._path, read_identities(self._path))

@@ -37,6 +37,9 @@ def main(argv: Sequence[str]) -> int:
     token = new_token()
     try:
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        print(f"cloud-server token: {out} is there already: remove it, or give --out another name", file=sys.stderr)
+        return FAILED
     except OSError as error:
         print(f"cloud-server token: {out}: {error.strerror}", file=sys.stderr)
         return FAILED

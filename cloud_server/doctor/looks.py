@@ -83,7 +83,8 @@ def _identities(config: ServerConfig) -> Iterator[Finding]:
             when = "expired" if left < 0 else f"expires in {left / 86400:.1f} days:"
             yield warning("identities", f"a token of {token.identity} {when}", "a new one: cloud-server token NAME")
     usable = sum(not one.revoked and (one.expires is None or one.expires > now) for one in found.tokens)
-    says = f"{path}: {len(found.policies)} identities, {usable} of {len(found.tokens)} tokens hold"
+    many = "y" if len(found.policies) == 1 else "ies"
+    says = f"{path}: {len(found.policies)} identit{many}, {usable} of {len(found.tokens)} tokens hold"
     if not found.policies:
         yield wrong("identities", f"{says}: nobody is let in", f"cloud-server token NAME >> {path}")
     else:

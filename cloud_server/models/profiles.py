@@ -131,7 +131,10 @@ class Profiles:
 
     def _check(self, request: split_pb2.ProfileRequest, caller: Caller) -> tuple[Engine, _Wanted]:
         if not caller.policy.profile:
-            raise AccessRefused(f'identity "{caller.identity}" may not ask for profiles here')
+            raise AccessRefused(
+                f'identity "{caller.identity}" may not ask for profiles here; '
+                "plan, and --split auto, take one from a file, too (--cloud-profile)"
+            )
         served = granted(caller.policy.models, self._engines)
         if request.model_id not in served:
             there = ", ".join(served)

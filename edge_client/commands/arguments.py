@@ -50,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     layers.add_argument("--all", action="store_true", help="with --explain: do not shorten long lists")
     commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
     doctor = commands.add_parser("doctor", parents=[model], help="what stands between this machine and a server")
-    doctor.add_argument("server", metavar="HOST:PORT")
+    doctor.add_argument("server", metavar="HOST:PORT", help="the server, such as 192.168.1.20:50051")
     add_credentials(doctor)
     _add_run(commands, model)
     _add_lifecycle(commands, model)
@@ -70,7 +70,12 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
         add_credentials(command)
         _add_observe(command, default=("activation", "debug") if command is watch else ())
     run.add_argument("--heat-maps", metavar="DIR", help="with --observe attention: pictures of it, as PNG files")
-    watch.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
+    watch.add_argument(
+        "--server",
+        default=os.environ.get("ISTHMUS_SERVER"),
+        metavar="HOST:PORT",
+        help="(default: the environment variable ISTHMUS_SERVER)",
+    )
     watch.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input|...", help="same as run, without auto")
     watch.add_argument("--input", action="append", required=True, metavar="PATH", help="same as run")
     watch.add_argument("--repeat", type=_count, default=1, metavar="N", help="repeat all inputs N times (default: 1)")
@@ -169,7 +174,12 @@ def _add_lifecycle(commands: Commands, model: argparse.ArgumentParser) -> None:
     hooks.add_argument("--stages", action="store_true", help="list the stages and exit")
     hooks.add_argument("--input", action="append", metavar="PATH", help="run these first, and show what hooks cost")
     add_credentials(hooks)
-    hooks.add_argument("--server", default=os.environ.get("ISTHMUS_SERVER"), metavar="HOST:PORT")
+    hooks.add_argument(
+        "--server",
+        default=os.environ.get("ISTHMUS_SERVER"),
+        metavar="HOST:PORT",
+        help="(default: the environment variable ISTHMUS_SERVER)",
+    )
     hooks.add_argument("--split", metavar="LAYER_ID|NAME|...", help="(default: edge-only, without a server)")
 
 

@@ -93,5 +93,5 @@ def test_a_token_is_made_and_added(
     assert [token.expires is None for token in found.tokens] == [True, False]
     assert not any(token in printed for token in tokens) and len(set(tokens)) == 2
     assert main(["token", "edge-1"]) == 1  # not overwritten
-    assert "edge-1.token: File exists" in capsys.readouterr().err
+    assert "edge-1.token is there already" in capsys.readouterr().err
     assert Path("edge-1.token").read_text().strip() == tokens[0]
