@@ -22,6 +22,7 @@ ROWS = {
     "observers": ("observer_cost", "100 observers"),
     "lifecycle": ("lifecycle_cost", "a stage of the life cycle"),
     "wire": ("wire_bytes", "bytes beside the tensors"),
+    "tls": ("tls_cost", "TLS and a token against none"),
     "workers": ("workers", "worker processes against threads"),
     "lengths": ("lengths", "a new sequence length"),
     "plan": ("plan_cost", "time and memory of planning"),
