@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -124,7 +125,7 @@ class Uploads:
             if name not in allowed:
                 text = ", ".join(allowed) or "none"
                 where = f'to "{self._outlet.caller.identity}"' if name in self._hub.observers else "on this server"
-                raise ObserverRefused(f'the observer "{name[:80]}" is not allowed {where}; allowed: {text}')
+                raise ObserverRefused(f"the observer {json.dumps(name[:80])} is not allowed {where}; allowed: {text}")
 
     def _check_cut(self, name: str) -> None:
         """A client that lies about its cut's name is found out by the rehearsal."""

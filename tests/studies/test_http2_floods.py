@@ -14,7 +14,9 @@ from studies.attacks.http2.floods import FLOODS
 from studies.attacks.http2.frames import END_HEADERS, HEADERS, frame, headers
 
 ALLOWED_MIB = 250
-"""Above what the server takes by itself. Without the bounds a second of each took some hundreds."""
+"""Above what the server takes by itself. Without the bounds a second of each took some hundreds. Pings are left out:
+nothing bounds what they take (docs/decisions/0013-floods.md).
+"""
 
 
 def test_floods_take_no_memory(tmp_path: Path) -> None:
@@ -25,7 +27,7 @@ def test_floods_take_no_memory(tmp_path: Path) -> None:
             (image,), _ = choice.spec().example()  # type: ignore[misc]
             wanted = client.infer(image).output
             before = server.rss
-            for name in ("rapid reset", "half closed calls", "open streams", "pings", "bombs of gzip"):
+            for name in ("rapid reset", "half closed calls", "open streams", "bombs of gzip"):
                 FLOODS[name](server.address, time.monotonic() + 0.4)
                 assert server.status("VmHWM") < before + ALLOWED_MIB, name
                 assert torch.equal(client.infer(image).output, wanted), name

@@ -49,6 +49,6 @@ def test_names_that_are_not_known_are_quoted() -> None:
         client, crossing = CoreClient(core), make_crossing(1)
         client.send(header(1, crossing, cut_digest="a\nb"), header(2, crossing, hooks=["a\nb"]))
         client.send(upload(crossing), header(3, crossing, hooks=[""] * 65))
-        for id, says in ((1, r"no cut 'a\nb'"), (2, r"observer 'a\nb'"), (3, "65 observers")):
+        for id, says in ((1, r"no cut 'a\nb'"), (2, r'observer "a\nb"'), (3, "65 observers")):
             failed = client.answer(id).failed
             assert failed is not None and says in failed.message
