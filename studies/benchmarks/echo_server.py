@@ -40,7 +40,7 @@ class Echo:
 def main() -> None:
     request, *sizes = map(int, sys.argv[1:])
     # the channel options of the real server, its thread pool, and serializers that hand bytes through
-    server = grpc.server(futures.ThreadPoolExecutor(4), options=options(Limits().max_message_bytes))
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=options(Limits().max_message_bytes, streams=4))
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(Echo(request, sizes).session)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
