@@ -16,14 +16,12 @@ import socket
 import sys
 import traceback
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from cloud_server import wire
 from cloud_server.config import ServerConfig
-from cloud_server.limits import Limits
 from cloud_server.models import Computed, ServedModel
 from cloud_server.options import configure, parser
 from cloud_server.processes.channel import Channel, Lost, Message
@@ -35,6 +33,7 @@ from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, ServerUnav
 from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.lifecycle.log import show
 from shared_hooks.models import pick_device, set_threads
+from shared_hooks.sharing import Party, SharedCache
 from shared_hooks.tail import paid_by
 
 INLINE_BYTES = 64 << 10
@@ -43,6 +42,8 @@ KEPT_BYTES = 64 << 20
 """Of payloads that something still refers to after their request; from there on garbage is collected at once."""
 MAX_TRACEBACK = 16 << 10
 """Characters of a traceback that go into the server's log."""
+SERVER = Party()
+"""On whom cuts are charged here: whose they are, the server knows."""
 _CUDA_ERROR = "CUDA error"
 """After most of them (no lack of memory is called so) a process can use its device no more."""
 _PDEATHSIG = 1  # linux/prctl.h
@@ -102,7 +103,7 @@ class Worker:
         self._channel = channel
         self._mapping = mapping
         self._overtime = Watchdog(config.limits.max_compute_seconds)
-        self._crossings = _Crossings(config.limits)
+        self._crossings: SharedCache[str, Crossing] = SharedCache(config.limits.max_cuts, config.limits.max_cuts_bytes)
         self._begun = memoryview(mapping.array(begun, 8)).cast("Q")  # type: ignore[arg-type]
         self._number = 0
         """Of what is being answered."""
@@ -205,11 +206,12 @@ class Worker:
 
     def _crossing(self, digest: str) -> Crossing:
         """The description of a cut, which comes once and is asked for again if it was dropped for newer ones."""
-        known = self._crossings.get(digest)
+        known = self._crossings.get(digest, SERVER)
         if known is None:
             self._say({"is": "cut?"})
             _, (data,) = self._channel.receive()
-            known = self._crossings.add(digest, data)
+            known = decode(data, self._limits.max_request_bytes, remember=False)  # checked by the server
+            self._crossings.put(digest, known, decoded_bytes(data), SERVER)
         return known
 
     # Profiles
@@ -242,28 +244,3 @@ def _failure(error: IsthmusError) -> Message:
     text = "".join(traceback.format_exception(cause)) if cause is not None else ""
     head = {"is": "failure", "spent": isinstance(cause, RuntimeError) and _CUDA_ERROR in str(cause)}
     return head, [wire.failed(0, error).SerializeToString(), text[-MAX_TRACEBACK:].encode("utf-8", "replace")]
-
-
-class _Crossings:
-    """Descriptions of cuts by digest, bounded as the server's own are. They have been checked there."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._kept: OrderedDict[str, tuple[Crossing, int]] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, digest: str) -> Crossing | None:
-        found = self._kept.get(digest)
-        if found is None:
-            return None
-        self._kept.move_to_end(digest)
-        return found[0]
-
-    def add(self, digest: str, data: bytes) -> Crossing:
-        crossing = decode(data, self._limits.max_request_bytes, remember=False)
-        self._kept[digest] = crossing, decoded_bytes(data)
-        self._bytes += self._kept[digest][1]
-        limits = self._limits
-        while len(self._kept) > 1 and (len(self._kept) > limits.max_cuts or self._bytes > limits.max_cuts_bytes):
-            self._bytes -= self._kept.popitem(last=False)[1][1]
-        return crossing

@@ -22,7 +22,7 @@ from cloud_server.access import Caller, Credentials, Register, names_in, token_i
 from cloud_server.core import Core
 from cloud_server.transport.waiting import Place, WaitingCalls
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable, TooLarge
+from shared_hooks.errors import BadFrame, IsthmusError, NotAuthenticated, ServerUnavailable, TooLarge
 from shared_hooks.lifecycle import Stage, on_behalf_of
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,10 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         abort(context, error)
 
     def _heard(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> None:
-        with on_behalf_of(self.caller(context).account):
+        with self._lock:
+            admitted = self._admitted.get(context)
+        caller = Caller(context.peer()) if admitted is None else admitted.caller
+        with on_behalf_of(caller.account):
             self._core.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
 
     def _admit(self, context: grpc.ServicerContext) -> None:
@@ -227,10 +230,16 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     # Whoever is inside
 
     def caller(self, context: grpc.ServicerContext) -> Caller:
-        """Who is at the other end of a call that was let in."""
+        """Who is at the other end of a call that was let in. Raises NotAuthenticated where callers have to prove who
+        they are, and this one is not inside (any more): nobody becomes a stranger with all rights by leaving early.
+        """
         with self._lock:
             admitted = self._admitted.get(context)
-        return Caller(context.peer()) if admitted is None else admitted.caller
+        if admitted is not None:
+            return admitted.caller
+        if self._register.asks:
+            raise NotAuthenticated("the call has ended")
+        return Caller(context.peer())
 
     def when_sent_away(self, context: grpc.ServicerContext, tell: Callable[[IsthmusError], object]) -> None:
         """``tell`` ends the call with an error, from any thread: for who may no longer stay."""

@@ -63,7 +63,7 @@ class SplitServicer:
 
     def session(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[wire.OutFrame]:
         """One standing stream."""
-        caller = self._door.caller(context)
+        caller = self._caller("Session", context)
         with on_behalf_of(caller.account):
             yield from self._session(caller, incoming, context)
 
@@ -110,8 +110,14 @@ class SplitServicer:
 
     def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
         """What is served to who asks."""
-        served = self._core.engines_for(self._door.caller(context))
+        served = self._core.engines_for(self._caller("ListModels", context))
         return wire.model_list(engine.identity for engine in served.values())
+
+    def _caller(self, name: str, context: grpc.ServicerContext) -> Caller:
+        try:
+            return self._door.caller(context)
+        except IsthmusError as error:
+            self._door.refuse(f"/{SERVICE}/{name}", context, error)
 
     def add_to(self, server: grpc.Server) -> None:
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {

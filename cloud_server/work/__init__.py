@@ -2,7 +2,7 @@
 
 workers    threads, and what waits for them
 line       the order: accounts share the time, in each of them its clients
-shares     who has had least
+flows      who has had least
 costs      what a job takes, as it is guessed
 payer      on whose behalf
 overtime   ends what takes too long

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cloud_server.work.costs import Costs
+from cloud_server.work.flows import Flows
 from cloud_server.work.payer import Payer
-from cloud_server.work.shares import Shares
 
 Job = TypeVar("Job")
 
@@ -65,7 +65,7 @@ class _Account(Generic[Job]):
     __slots__ = ("clients", "running", "seconds", "shares")
 
     def __init__(self) -> None:
-        self.shares: Shares[str] = Shares()
+        self.shares: Flows[str] = Flows()
         self.clients: dict[str, _Waiting[Job]] = {}
         self.seconds = 0.0
         """Of work that waits, as it is guessed."""
@@ -78,7 +78,7 @@ class Line(Generic[Job]):
     def __init__(self, workers: int = 1) -> None:
         self._workers = workers
         self._numbers = itertools.count()
-        self._shares: Shares[str] = Shares()
+        self._shares: Flows[str] = Flows()
         self._accounts: dict[str, _Account[Job]] = {}
         """Those with a job that waits or runs, and those whose clients' shares are still remembered."""
         self._costs = Costs()

@@ -22,6 +22,7 @@ from cloud_server.access.token_command import entry
 from cloud_server.access.tokens import hash_of, new_token
 from cloud_server.core import Core
 from cloud_server.transport import CloudServer
+from cloud_server.transport.door import Door
 from edge_client.credentials import Credentials
 from edge_client.dial import _Bearer
 from edge_client.survey.prober import LinkProber
@@ -459,6 +460,24 @@ probe = false
 
 def as_identity(channel: grpc.Channel, token: str) -> GrpcClient:
     return GrpcClient(grpc.intercept_channel(channel, _Bearer(token)))
+
+
+def test_who_left_already_is_nobody(tmp_path: Path) -> None:
+    """Between the door and the work a call may end: then it has no rights, not those of a server that asks nobody."""
+    path = tmp_path / "identities.toml"
+    path.write_text(TOKENS)
+    with Core([FakeEngine()]) as core:
+        door = Door(core, Register(path))
+        with pytest.raises(NotAuthenticated):
+            door.caller(Left())  # type: ignore[arg-type]
+        assert Door(core).caller(Left()).identity == ""  # type: ignore[arg-type]
+
+
+class Left:
+    """The context of a call that is over."""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:5"
 
 
 class TestCertificatesAsIdentities:

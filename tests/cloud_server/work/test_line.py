@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloud_server.work.flows import KEPT, Flows
 from cloud_server.work.line import Line
 from cloud_server.work.payer import Payer
-from cloud_server.work.shares import KEPT, Shares
 from tests.cloud_server.work.simulation import Simulation
 
 LENGTHS = st.sampled_from([0.01, 0.02, 0.05, 0.2])
@@ -25,7 +25,7 @@ def around(mean: float, seed: int) -> Iterator[float]:
         yield mean * draw.uniform(0.5, 1.5)
 
 
-class TestShares:
+class TestFlows:
     @settings(max_examples=15, deadline=None)
     @given(means=st.lists(LENGTHS, min_size=2, max_size=10), workers=st.integers(1, 3), seed=st.integers(0, 999))
     def test_backlogged_clients_of_mixed_sizes_get_equal_time(
@@ -193,7 +193,7 @@ class TestForecast:
 
 class TestMemory:
     def test_of_flows_that_come_once_and_of_ones_that_join_and_leave(self) -> None:
-        shares: Shares[int] = Shares()
+        shares: Flows[int] = Flows()
         shares.wait(-1)
         for number in range(20_000):
             shares.wait(number)

@@ -34,7 +34,7 @@ class _Flow:
         self.waits = False
 
 
-class Shares(Generic[Name]):
+class Flows(Generic[Name]):
     """Flows by name. Every call costs O(log n), on the average over calls. One thread at a time."""
 
     def __init__(self) -> None:
