@@ -18,7 +18,7 @@ from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
 from cloud_server.streams import CrossingCache, Pace, Probe, StreamSession
-from cloud_server.work import Overtime, QueueClocks, Trim, Watchdog, Workers
+from cloud_server.work import Overtime, Payer, QueueClocks, Trim, Watchdog, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -201,6 +201,10 @@ class Core:
     def submit(self, request: Request) -> None:
         """The payload is complete: the request waits for a worker."""
         self.requests.complete(request, partial(self._wait, request))
+
+    def turned_away(self, payer: Payer) -> None:
+        """A request of it was refused because there is too much to do."""
+        self._workers.turned_away(payer)
 
     def _check_new(self, request: Request) -> None:
         """Raises ServerUnavailable for one that cannot be answered in time, and QuotaExceeded."""

@@ -135,6 +135,15 @@ class RequestTable:
             request.about = replace(request.about, index=next(self._numbers))
             return True
 
+    def check_place(self, id: int, outlet: Outlet) -> None:
+        """Raises ServerUnavailable where `admit` would for want of a place of its client's, before anything is looked
+        at that costs time: who floods is refused at the price of a look.
+        """
+        key = outlet.caller.account, outlet.client_id, id
+        with self.changed:
+            if key not in self._live and self._answers.get(key) is None:
+                self._room.check_client(outlet.party, outlet.undelivered)
+
     def complete(self, request: Request, wait: Callable[[], Callable[[], None]]) -> None:
         """The payload is there: the request waits for a worker, in the line that ``wait`` puts it in. What that gives
         takes it out again; what it raises ends the request.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from cloud_server.limits import Limits
 from cloud_server.requests.request import Request, State
 from shared_hooks.errors import ServerUnavailable
-from shared_hooks.sharing import Holding, Shares, giving_way
+from shared_hooks.sharing import Holding, Party, Shares, giving_way
 
 
 class Room:
@@ -26,18 +26,22 @@ class Room:
         self.places.remove(request.party, 1)
         self.memory.remove(request.party, request.held_bytes)
 
-    def make(self, request: Request, undelivered: int, live: Iterable[Request]) -> dict[Request, str]:
-        """The requests that have to give way to this one, each with the reason. Raises ServerUnavailable, naming the
-        bound, where nobody gives way.
-
-        ``undelivered``: answers of its stream that the client has not begun to fetch.
+    def check_client(self, party: Party, undelivered: int) -> None:
+        """Raises ServerUnavailable where a client has no place left of its own. ``undelivered``: answers of its stream
+        that it has not begun to fetch.
         """
         most = self._limits.max_in_flight
-        if self.places.client(request.party) + undelivered >= most:
+        if self.places.client(party) + undelivered >= most:
             raise ServerUnavailable(
                 f"this client has {most} requests in flight, which is the limit (max_in_flight); answers that it has "
                 "not fetched count, too"
             )
+
+    def make(self, request: Request, undelivered: int, live: Iterable[Request]) -> dict[Request, str]:
+        """The requests that have to give way to this one, each with the reason. Raises ServerUnavailable, naming the
+        bound, where nobody gives way. ``undelivered``: see `check_client`.
+        """
+        self.check_client(request.party, undelivered)
         gone: dict[Request, str] = {}
         for bound, shares, unit, weigh in self._bounds(request):
             amount = weigh(request)

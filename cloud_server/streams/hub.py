@@ -11,6 +11,7 @@ from cloud_server.models import Engine
 from cloud_server.requests import Request, RequestTable
 from cloud_server.streams.crossings import CrossingCache
 from cloud_server.streams.pace import Pace
+from cloud_server.work import Payer
 from shared_hooks.lifecycle import Lifecycle
 
 
@@ -46,6 +47,10 @@ class Hub(Protocol):
 
     def check_open(self) -> None:
         """Raises ServerUnavailable while draining."""
+        ...
+
+    def turned_away(self, payer: Payer) -> None:
+        """A request of it was refused because there is too much to do."""
         ...
 
     def submit(self, request: Request) -> None:

@@ -11,6 +11,7 @@ from cloud_server.access import granted
 from cloud_server.models import FILE, Engine
 from cloud_server.requests import Outlet, Request, State, about
 from cloud_server.streams.hub import Hub
+from cloud_server.work import Payer
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
@@ -20,6 +21,7 @@ from shared_hooks.errors import (
     Disagreement,
     IsthmusError,
     ObserverRefused,
+    ServerUnavailable,
     TooLarge,
 )
 from shared_hooks.lifecycle import Stage
@@ -36,6 +38,7 @@ class Uploads:
         self._hub = hub
         self._outlet = outlet
         self._engine = engine
+        self._payer = Payer(outlet.caller.account, outlet.client_id, outlet.caller.policy.weight)
         self._receiving: dict[int, Request] = {}
         self._skipped: OrderedDict[int, None] = OrderedDict()
 
@@ -43,9 +46,12 @@ class Uploads:
         """A request's header: it is taken in, recognised as one that is known, or refused."""
         self._skipped.pop(frame.id, None)
         try:
+            self._hub.requests.check_place(frame.id, self._outlet)
             request = self._checked(frame)
             is_new = self._hub.requests.admit(request)
         except IsthmusError as error:
+            if isinstance(error, ServerUnavailable):
+                self._hub.turned_away(self._payer)
             unfinished = self._receiving.pop(frame.id, None)
             if unfinished is None or unfinished.state is State.OVER:
                 self._tell(frame, error)

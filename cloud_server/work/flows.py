@@ -5,6 +5,9 @@ least tag has had least. A flow that comes back starts at the clock, however lon
 clock is the greatest tag that was served, and goes on a little with every job, so that flows that are new all the time
 pass only so long before one that waits (P. Goyal et al., Start-time Fair Queueing, SIGCOMM 1996). What a job takes is
 known only afterwards: it is guessed when it starts and corrected when it ends.
+
+Who asks for more than its share is turned away, and pays for that, too: at most as much again as for what was done, so
+its share shrinks to half while it goes on, and the others have the rest.
 """
 
 from __future__ import annotations
@@ -18,16 +21,20 @@ Name = TypeVar("Name", bound=Hashable)
 
 STRIDE_SECONDS = 0.1
 """The clock goes on by no more than this for one job: a long job of one flow sends no other to the back."""
+FINE_SECONDS = 1.0
+"""Of jobs turned away, that are paid for at once at the most."""
 KEPT = 256
 """Flows that neither wait nor run, and are remembered for what they took."""
 
 
 class _Flow:
-    __slots__ = ("number", "running", "tag", "waits", "weight")
+    __slots__ = ("finable", "number", "running", "tag", "waits", "weight")
 
     def __init__(self, weight: float, tag: float) -> None:
         self.weight = weight
         self.tag = tag
+        self.finable = 0.0
+        """Seconds that were done, and not paid for twice yet."""
         self.number = 0
         """When it began to wait: settles ties."""
         self.running = 0
@@ -111,6 +118,14 @@ class Flows(Generic[Name]):
         """A job of it that runs has taken so long beyond what was said."""
         self._charge(name, self._flows[name], seconds)
 
+    def fine(self, name: Name, seconds: float) -> None:
+        """A job that would have taken so long was turned away."""
+        flow = self._flows.get(name)
+        if flow is not None:
+            seconds = min(seconds, flow.finable)
+            flow.finable -= seconds
+            self._pay(name, flow, seconds)
+
     def end(self, name: Name, guessed: float, seconds: float) -> None:
         """A job of it is over; ``guessed`` is what `start` was told."""
         flow = self._flows[name]
@@ -120,6 +135,10 @@ class Flows(Generic[Name]):
         self._rest(flow)
 
     def _charge(self, name: Name, flow: _Flow, seconds: float) -> None:
+        flow.finable = min(max(flow.finable + seconds, 0.0), FINE_SECONDS)
+        self._pay(name, flow, seconds)
+
+    def _pay(self, name: Name, flow: _Flow, seconds: float) -> None:
         flow.tag += seconds / flow.weight
         if flow.waits:
             self._push(name, flow)

@@ -62,10 +62,10 @@ class _Waiting(Generic[Job]):
 class _Account(Generic[Job]):
     """One account's."""
 
-    __slots__ = ("clients", "running", "seconds", "shares")
+    __slots__ = ("clients", "flows", "running", "seconds")
 
     def __init__(self) -> None:
-        self.shares: Flows[str] = Flows()
+        self.flows: Flows[str] = Flows()
         self.clients: dict[str, _Waiting[Job]] = {}
         self.seconds = 0.0
         """Of work that waits, as it is guessed."""
@@ -78,9 +78,9 @@ class Line(Generic[Job]):
     def __init__(self, workers: int = 1) -> None:
         self._workers = workers
         self._numbers = itertools.count()
-        self._shares: Flows[str] = Flows()
+        self._flows: Flows[str] = Flows()
         self._accounts: dict[str, _Account[Job]] = {}
-        """Those with a job that waits or runs, and those whose clients' shares are still remembered."""
+        """Those with a job that waits or runs, and those whose clients' flows are still remembered."""
         self._costs = Costs()
         self._seconds = 0.0
         self._length = 0
@@ -99,8 +99,8 @@ class Line(Generic[Job]):
         if waiting is None:
             waiting = account.clients[payer.client] = _Waiting()
         waiting.places[place.number] = place
-        account.shares.wait(payer.client)
-        self._shares.wait(payer.account, payer.weight)
+        account.flows.wait(payer.client)
+        self._flows.wait(payer.account, payer.weight)
         self._length += 1
         self._weigh(account, waiting, place.guess)
         return place
@@ -115,32 +115,39 @@ class Line(Generic[Job]):
 
     def take(self) -> Place[Job] | None:
         """The next job, for a worker; None when none waits."""
-        name = self._shares.first()
+        name = self._flows.first()
         if name is None:
             return None
         account = self._accounts[name]
-        client = account.shares.first()
+        client = account.flows.first()
         assert client is not None, "an account waits without a client that does"
         waiting = account.clients[client]
         _, place = waiting.places.popitem(last=False)
         account.running += 1
-        self._shares.start(name, place.guess)
-        account.shares.start(client, place.guess)
+        self._flows.start(name, place.guess)
+        account.flows.start(client, place.guess)
         self._left(account, waiting, place)
         return place
 
     def charge(self, payer: Payer, seconds: float) -> None:
         """A job of this client runs, and has taken so long so far, or since the last time."""
-        self._accounts[payer.account].shares.charge(payer.client, seconds)
-        self._shares.charge(payer.account, seconds)
+        self._accounts[payer.account].flows.charge(payer.client, seconds)
+        self._flows.charge(payer.account, seconds)
+
+    def turned_away(self, payer: Payer) -> None:
+        """A job of it was refused for want of a place or of time."""
+        account, cost = self._accounts.get(payer.account), self.cost(payer)
+        if account is not None:
+            account.flows.fine(payer.client, cost)
+        self._flows.fine(payer.account, cost)
 
     def done(self, place: Place[Job], seconds: float, counts: bool = True) -> None:
         """A worker is through with it, after so many seconds. ``counts``: it is like the next one of its client."""
         payer = place.payer
         account = self._accounts[payer.account]
         account.running -= 1
-        account.shares.end(payer.client, place.guess, seconds)
-        self._shares.end(payer.account, place.guess, seconds)
+        account.flows.end(payer.client, place.guess, seconds)
+        self._flows.end(payer.account, place.guess, seconds)
         if counts:
             for name in ((payer.account, payer.client), payer.account, EVERYBODY):
                 self._costs.add(name, seconds)
@@ -171,17 +178,17 @@ class Line(Generic[Job]):
         if account is None or own is None:
             return 0.0
         cost = self.cost(payer)
-        of_account = min(account.seconds + cost, (own.seconds + cost) * account.shares.weight)
-        of_all = min(self._seconds + cost, of_account * self._shares.weight / payer.weight)
+        of_account = min(account.seconds + cost, (own.seconds + cost) * account.flows.weight)
+        of_all = min(self._seconds + cost, of_account * self._flows.weight / payer.weight)
         return (of_all - cost) / self._workers
 
     def ahead(self, payer: Payer) -> bool:
         """Whether somebody who waits has had less than this client, of whom a job runs: another account, or another
         client of its own.
         """
-        if self._shares.first() != payer.account:
-            return self._shares.precedes(payer.account)
-        return self._accounts[payer.account].shares.precedes(payer.client)
+        if self._flows.first() != payer.account:
+            return self._flows.precedes(payer.account)
+        return self._accounts[payer.account].flows.precedes(payer.client)
 
     def _left(self, account: _Account[Job], waiting: _Waiting[Job], place: Place[Job]) -> None:
         """One job fewer waits; it was taken out of its client's already."""
@@ -190,10 +197,10 @@ class Line(Generic[Job]):
         if waiting.places:
             return
         del account.clients[place.payer.client]
-        account.shares.leave(place.payer.client)
+        account.flows.leave(place.payer.client)
         if not account.clients:
             account.seconds = 0.0  # sums of what came and went drift
-            self._shares.leave(place.payer.account)
+            self._flows.leave(place.payer.account)
             self._tidy(place.payer.account, account)
         if not self._length:
             self._seconds = 0.0

@@ -55,6 +55,11 @@ class Workers:
 
         return leave
 
+    def turned_away(self, payer: Payer) -> None:
+        """A job of it was refused for want of a place or of time: it pays for having asked."""
+        with self._changed:
+            self._line.turned_away(payer)
+
     def forecast(self, payer: Payer) -> Forecast:
         """Of a job put now."""
         with self._changed:

@@ -281,7 +281,9 @@ class AutoClient:
         candidate = flight.choice.candidate
         with self.lock:
             self.controller.observe_slow(now_ns(), candidate.name, exchange.bytes_up, elapsed)
-        if self._local and is_late(candidate, elapsed):
+        if self._local and running.connection.is_silent:
+            self._start_hedge(flight, "the server does not say that it lives")
+        elif self._local and is_late(candidate, elapsed):
             expected = expected_ns(candidate) / 1e6
             self._start_hedge(flight, f"late: {elapsed / 1e6:.0f} ms, where {expected:.0f} were expected")
 

@@ -101,6 +101,14 @@ class Connection:
         """Why the last stream ended, in words; for messages."""
         return self._last_reason
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether heartbeats are missing, though not yet so many that the stream is left. Only for who waits for a
+        request.
+        """
+        pulse = self._pulse
+        return self._state is State.READY and pulse is not None and pulse.is_weak
+
     def open(self, seconds: float) -> split_pb2.Welcome:
         """Wait for the server's Welcome; raises what the greeting ended with, `ServerUnavailable` after ``seconds``."""
         opener: Opener = Future()

@@ -35,6 +35,11 @@ class Pulse:
         silence, self._heard = now - self._heard, now
         self.bound = max(self._least, FADE * self.bound, min(LONGEST_SECONDS, 2 * silence))
 
+    @property
+    def is_weak(self) -> bool:
+        """Whether the silence is half of what is borne: too little to leave, enough to do without meanwhile."""
+        return time.monotonic() - self._heard > self.bound / 2
+
     def watch(self, ended: threading.Event, patience: Callable[[], float]) -> float:
         """Seconds of silence as soon as it is longer than ``patience()`` times the bound; 0 when ``ended``.
 

@@ -72,6 +72,49 @@ class TestFlows:
         assert max(run.waits[flood]) > 0.5
 
 
+class TestTurnedAway:
+    def flood(self, run: Simulation, until: float) -> dict[str, float]:
+        """What three honest accounts and one that is turned away all the time have used."""
+        flood = Payer("flood")
+        for number in range(3):
+            run.backlogged(Payer(f"honest {number}"), around(0.01, number))
+        run.backlogged(flood, around(0.01, 9))
+        for number in range(int(until / 0.002)):
+            run.at(0.1 + 0.002 * number, lambda: run.line.turned_away(flood))
+        return run.used
+
+    def test_who_asks_for_more_than_its_share_gets_half_of_it(self) -> None:
+        run = Simulation()
+        used = self.flood(run, 30)
+        run.run(30)
+        honest = [used[f"honest {number}"] for number in range(3)]
+        assert used["flood"] == pytest.approx(sum(honest) / 6, rel=0.15)
+        assert sum(honest) >= 0.8 * 30
+
+    def test_and_all_of_it_soon_after(self) -> None:
+        run = Simulation()
+        used = self.flood(run, 10)
+        run.run(10 + 5)
+        before = used["flood"]
+        run.run(35)
+        assert used["flood"] - before >= 0.23 * 20
+
+    def test_who_is_alone_loses_nothing_by_it(self) -> None:
+        run, flood = Simulation(), Payer("flood")
+        run.backlogged(flood, around(0.01, 9))
+        for number in range(1000):
+            run.at(0.01 * number, lambda: run.line.turned_away(flood))
+        run.run(10)
+        assert run.used["flood"] >= 9.9
+
+    def test_unknown_ones_are_no_mistake(self) -> None:
+        line: Line[int] = Line()
+        line.turned_away(Payer("nobody"))
+        line.put(1, Payer("somebody"))
+        line.turned_away(Payer("somebody", "another client"))
+        assert line.take() is not None
+
+
 class TestNobodyStarves:
     def test_beside_clients_that_are_new_all_the_time(self) -> None:
         """Accounts that come once and never return, and together would take all the time there is."""

@@ -156,6 +156,17 @@ def test_a_request_that_is_late_is_answered_here() -> None:
         eventually(lambda: sorted(server.seen.cancelled) == sorted(server.seen.requests))
 
 
+def test_a_server_that_falls_silent_is_not_waited_for() -> None:
+    """Long before the request is late, and before the stream is given up."""
+    told = Told("body", network_ms=1e6)
+    with FakeServer(fake.deaf, welcome={"heartbeat_ms": 1000}) as server, auto(server, told) as one:
+        began = time.monotonic()
+        assert right(one.infer(image()), expected())
+        assert time.monotonic() - began < 4
+        (why,) = [entry["reason"] for entry in one.decisions.all if entry["kind"] == "hedge"]
+        assert "lives" in why and "gone" not in kinds(one)
+
+
 def test_an_answer_that_comes_first_counts_and_the_hedge_is_left() -> None:
     """The model here waits for ever between two layers; the server's answers."""
     entered = threading.Event()
