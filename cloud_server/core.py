@@ -30,6 +30,10 @@ LEAVE_SECONDS = 2.0
 """For a stream that has to give up its place to fetch what is in line."""
 PROBE_BYTES_PER_SECOND = 100e6
 """Of one probe, while requests wait for a worker: copying bytes holds up everybody."""
+REFUSAL_SECONDS = 0.005
+"""What it counts as to take a request that is then turned away: gRPC's threads and the answer cost more than the look,
+and who asks within what it was welcomed with is seldom refused.
+"""
 BURST_SECONDS = 60.0
 """Of a minute's probes, so much may be used at once."""
 
@@ -205,6 +209,7 @@ class Core:
     def turned_away(self, payer: Payer) -> None:
         """A request of it was refused because there is too much to do."""
         self._workers.turned_away(payer)
+        self.pace.spent(payer.account, REFUSAL_SECONDS)
 
     def _check_new(self, request: Request) -> None:
         """Raises ServerUnavailable for one that cannot be answered in time, and QuotaExceeded."""

@@ -469,6 +469,20 @@ class TestBounds:
             alice.ask(5, b"abc")
             assert alice.answer(5, 2).reply
 
+    def test_who_is_refused_again_and_again_waits(self) -> None:
+        """A flood that nothing is done for costs others time none the less."""
+        gate = Gate()
+        with Core([FakeEngine(gate)], SMALL) as core:
+            hostile, honest = CoreClient(core, identity="hostile"), CoreClient(core, identity="honest")
+            honest.ask(1, b"abc")
+            core.pace.spent(honest.session.caller.account, 1e-6)
+            for id in range(1, 100):
+                hostile.ask(id, b"abc")
+            assert core.pace.wait(hostile.session.caller.account) > 0.5
+            assert core.pace.wait(honest.session.caller.account) == 0
+            gate.opened.set()
+            assert honest.answer(1).reply
+
     def test_bytes_of_all_requests(self, core: Core) -> None:
         crossing, alice, bob = make_crossing(90_000), CoreClient(core), CoreClient(core, client_id="bob")
         alice.send(upload(crossing), *(header(id, crossing) for id in (1, 2, 3)))
