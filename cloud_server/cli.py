@@ -24,6 +24,7 @@ from cloud_server.options import configure, parser
 from cloud_server.processes import Pool, PooledModel
 from cloud_server.telemetry import MetricsPage, measured, traced
 from cloud_server.transport import CloudServer, check_free
+from cloud_server.work import few_heaps
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
 from shared_hooks.lifecycle.listing import is_default, lines
@@ -41,6 +42,7 @@ GRACE_SECONDS = 2.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    few_heaps()
     words = sys.argv[1:] if argv is None else list(argv)
     options = parser().parse_args(words)
     bounds = show(options.log_level, options.log_format)

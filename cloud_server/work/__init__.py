@@ -16,7 +16,7 @@ from cloud_server.work.line import Line
 from cloud_server.work.load import QueueClocks
 from cloud_server.work.overtime import Overtime, Watchdog
 from cloud_server.work.payer import Payer
-from cloud_server.work.trim import Trim
+from cloud_server.work.trim import Trim, few_heaps
 from cloud_server.work.workers import Job, Workers
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "Trim",
     "Watchdog",
     "Workers",
+    "few_heaps",
 ]

@@ -8,6 +8,7 @@ import threading
 from cloud_server.core import Core
 from cloud_server.limits import MIB, Limits
 from cloud_server.transport import CloudServer
+from cloud_server.work import few_heaps
 from tests.cloud_server.fakes import FakeEngine
 
 LIMITS = Limits(
@@ -22,6 +23,7 @@ LIMITS = Limits(
 
 def main() -> None:
     """Serves until its input ends."""
+    few_heaps()  # as the command does
     with Core([FakeEngine()], LIMITS) as core:
         server = CloudServer(core, "127.0.0.1:0")
         server.start()
