@@ -8,6 +8,7 @@ rehearsed     ... the operations on its way
 recipe        what the tail does before the cut
 recipe_book   recipes made once, kept, within a budget
 ghosts        kernels without data
+kernel_forms  ... what they gave in other rehearsals
 placing       the memory of one request
 slots         what crossed, in fully written memory
 

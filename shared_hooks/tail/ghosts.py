@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shared_hooks.crossing import TensorForm
 from shared_hooks.errors import CutRefused, TooLarge
 from shared_hooks.forward import FORM_ONLY, Placeholder, arguments_of, call_key, on_meta
+from shared_hooks.tail.kernel_forms import KernelForms
 from shared_hooks.tail.placing import Placing
 from shared_hooks.tensors import View
 
@@ -77,13 +78,16 @@ class Budget:
 
 
 class Ghosts:
-    """Runs kernels for one rehearsal. ``models``: the tensors that are the model's own.
+    """Runs kernels for one rehearsal. ``models``: the tensors that are the model's own; ``known``: what kernels gave in
+    other rehearsals of this model.
 
     Since `begin`: ``taints``, the tensors whose storages were written with what depends on the inputs; ``drew``: random
     numbers were drawn; ``reshaped``: a tensor changed its shape in place.
     """
 
-    def __init__(self, placing: Placing, budget: Budget, models: list[torch.Tensor]) -> None:
+    def __init__(
+        self, placing: Placing, budget: Budget, models: list[torch.Tensor], known: KernelForms | None = None
+    ) -> None:
         self.placing = placing
         self.budget = budget
         self.made: set[int] = set()
@@ -94,6 +98,7 @@ class Ghosts:
         self.drew = False
         self.reshaped = False
         self._alive: list[StorageWeakRef] = []
+        self._known = KernelForms() if known is None else known
         self._forms: dict[Any, Any] = {}
         self._sizes: dict[Any, int] = {}
 
@@ -186,7 +191,7 @@ class Ghosts:
     def _on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
         key = call_key(func, args, kwargs)
         if key not in self._forms:
-            self._forms[key] = _worked_out(func, args, kwargs, tensors)
+            self._forms[key] = self._known.get(func, key, lambda: _worked_out(func, args, kwargs, tensors))
         return self._given(self._forms[key], tensors, held=self.after_cut and not _is_view(func))
 
     def _given(self, found: Any, tensors: list[Any], *, held: bool) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from shared_hooks.purity import is_safe, pure_modules
 from shared_hooks.state import PythonState
 from shared_hooks.tail.claims import Claims
 from shared_hooks.tail.ghosts import Budget, Ghosts, Unknown
+from shared_hooks.tail.kernel_forms import KernelForms
 from shared_hooks.tail.notes import Frame, Notes
 from shared_hooks.tail.placing import Placing
 from shared_hooks.tail.recipe import Alias, End, Enter, ReadValue, Recipe, Skip
@@ -38,12 +39,13 @@ from shared_hooks.tensors import ClassFinder, Structure, UnknownHolder, flatten,
 @dataclass(frozen=True, eq=False)
 class Facts:
     """What rehearsals of one model share as long as its Python ``state`` stays as it is: the tensors that are its own,
-    and the modules whose Python writes no state.
+    the modules whose Python writes no state, and what kernels gave.
     """
 
     state: PythonState
     tensors: list[torch.Tensor]
     pure: set[nn.Module]
+    forms: KernelForms = field(default_factory=KernelForms)
 
     @classmethod
     def of(cls, model: nn.Module, modules: Iterable[nn.Module]) -> Facts:
@@ -74,7 +76,7 @@ class Rehearsal:
         self.placing = placing
         self.pure = facts.pure
         self.notes = Notes(crossing)
-        self.ghosts = Ghosts(placing, budget, facts.tensors)
+        self.ghosts = Ghosts(placing, budget, facts.tensors, facts.forms)
         self.ghosts.after_cut = self.notes.done
         self.claims = Claims(crossing, self.notes, placing, self.ghosts)
         self.operations = Operations(self.notes, self.claims, placing, self.ghosts, values)
