@@ -26,19 +26,6 @@ def pytest_xdist_auto_num_workers() -> int:
     return 1 + (os.cpu_count() or 1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares a server, or whatever its module or package makes once, is for one process (`--dist loadgroup`)."""
-    for item in items:
-        fixtures = getattr(item, "_fixtureinfo", None)
-        shared = {
-            one[-1].baseid
-            for one in (fixtures.name2fixturedefs.values() if fixtures else ())
-            if one[-1].scope in ("module", "package")
-        }
-        if shared:
-            item.add_marker(pytest.mark.xdist_group(min(shared, key=len)))  # of two the wider
-
-
 @pytest.fixture(autouse=True)
 def clean_torch() -> Iterator[None]:
     """The global generator starts the same, and global switches end where they were."""

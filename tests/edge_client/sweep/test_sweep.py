@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
 CUTS = "stage1.0.conv2,classifier"
 WAYS = 3 + 2 + 2  # everything here, there, there as a file; two cuts, networked and local
+MANY = 5
+"""Inputs of a sweep that is interrupted."""
 PATIENCE = 120.0
 Captured = pytest.CaptureFixture[str]
 
@@ -242,7 +244,7 @@ def begun(out: Path, process: subprocess.Popen[str]) -> bool:
 def many(tmp_path: Path) -> Path:
     folder = tmp_path / "many"
     folder.mkdir()
-    for path in sorted(IMAGES.glob("*.png"))[:8]:
+    for path in sorted(IMAGES.glob("*.png"))[:MANY]:
         shutil.copy(path, folder)
     return folder
 
@@ -262,7 +264,7 @@ def test_an_interrupted_sweep_loses_at_most_one_input(
         first.kill()
         first.wait()
     kept = inputs_in(out)
-    assert 1 <= len(kept) < 8
+    assert 1 <= len(kept) < MANY
     if number == signal.SIGINT:
         assert first.returncode == 130 and "the same command goes on" in err and "Traceback" not in err
         assert len(summary(out)["measured_inputs"]) == len(kept)
@@ -270,12 +272,13 @@ def test_an_interrupted_sweep_loses_at_most_one_input(
     second = spawn(argv)
     text, err = second.communicate(timeout=2 * PATIENCE)
     assert second.returncode == 0, err
-    assert f"going on after {len(kept)} of 8 inputs" in text
-    assert inputs_in(out)[: len(kept)] == kept and len(inputs_in(out)) == 8
+    assert f"going on after {len(kept)} of {MANY} inputs" in text
+    assert inputs_in(out)[: len(kept)] == kept and len(inputs_in(out)) == MANY
     known = summary(out)
-    assert len(known["measured_inputs"]) == 8 and known["ended"] is None
+    assert len(known["measured_inputs"]) == MANY and known["ended"] is None
     requests = pl.read_parquet(out / "requests.parquet")
-    assert requests.height == 8 * (15 + 1) * WAYS and requests["sequence"].is_unique().all() and requests["exact"].all()
+    assert requests.height == MANY * (15 + 1) * WAYS
+    assert requests["sequence"].is_unique().all() and requests["exact"].all()
 
 
 def test_a_lost_server_leaves_what_there_was_and_says_so(many: Path, tmp_path: Path) -> None:
@@ -296,7 +299,7 @@ def test_a_lost_server_leaves_what_there_was_and_says_so(many: Path, tmp_path: P
     assert process.returncode == 3, err
     assert "ServerUnavailable" in err and "the same command goes on" in err and "report.html" in text
     known = summary(out)
-    assert 1 <= len(known["measured_inputs"]) < 8 and "ServerUnavailable" in known["ended"]
+    assert 1 <= len(known["measured_inputs"]) < MANY and "ServerUnavailable" in known["ended"]
     with local_server(ModelChoice("digits", threads=1), listen=address):
         assert main([*argv[:-1], "60"]) == 0
-    assert len(summary(out)["measured_inputs"]) == 8
+    assert len(summary(out)["measured_inputs"]) == MANY
