@@ -39,6 +39,7 @@ def main() -> int:
     material = Material.read(options.material)
     print("ready", flush=True)
     sys.stdin.readline()
+    _only_what_is_left()
     stranger = Stranger(address, material, options.seconds, options.token, options.victims)
     stranger.rate = options.rate
     runs = [CASES[name].run for name in options.cases.split(",")]
@@ -47,6 +48,12 @@ def main() -> int:
     print(json.dumps({"sent": stranger.sent, "told": stranger.told()[:12]}), flush=True)
     # its threads and channels need not end in order: whoever is hostile does not say goodbye
     os._exit(0)
+
+
+def _only_what_is_left() -> None:
+    """It gets the processor when nobody else wants it: a hostile client on another machine would take none of ours."""
+    if hasattr(os, "sched_setscheduler"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def through(source: str, address: str) -> str:

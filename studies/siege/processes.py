@@ -135,7 +135,7 @@ class Server:
 class Child:
     """A Python process of ours that speaks lines of JSON."""
 
-    def __init__(self, module: str, *arguments: str, nice: int = 0) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
@@ -143,7 +143,6 @@ class Child:
             text=True,
             cwd=ROOT,
             env=environment(),
-            preexec_fn=(lambda: os.nice(nice)) if nice else None,
         )
 
     def say(self, told: Any) -> None:

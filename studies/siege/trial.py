@@ -33,8 +33,6 @@ WARM_UP = 1.0
 """Seconds in which honest clients ask and nothing is counted."""
 NEWCOMER = 10.0
 """Seconds."""
-NICE = 10
-"""Of the hostile process: it is on this machine only for the test, and should not take the server's processor."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ class Siege:
         arguments = [case, address, str(self.material), str(seconds)]
         arguments += ["--token", who.token] if who.token else []
         arguments += ["--source", who.source] if who.source else []
-        child = Child("studies.siege.hostile", *arguments, *more, nice=NICE)
+        child = Child("studies.siege.hostile", *arguments, *more)
         child.line()
         return child
 

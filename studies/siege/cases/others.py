@@ -10,6 +10,13 @@ from studies.siege.stranger import Stranger, StreamEnded
 FORGED = "2026-01-01 00:00:00,000 WARNING cloud_server: FORGED"
 
 
+@case("nothing")
+def nothing(stranger: Stranger) -> None:
+    """no request at all: what the measurement itself does to honest clients"""
+    while not stranger.over:
+        stranger.rest(0.1)
+
+
 @case("forged-lines", forged=FORGED)
 def forged_lines(stranger: Stranger) -> None:
     """line breaks of every kind in model ids, client ids, digests and suffixes"""
