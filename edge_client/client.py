@@ -334,7 +334,13 @@ class EdgeClient:
             if self.server is None:
                 raise SpecError('no server: this client was made without one, for split="edge-only"')
             if self._connection is None:
-                self._connection = Connection(self.server, self._hello(), self.connection, lifecycle=self.lifecycle)
+                self._connection = Connection(
+                    self.server,
+                    self._hello(),
+                    self.connection,
+                    lifecycle=self.lifecycle,
+                    describe=self._edge_model.manifest,
+                )
                 if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
                     self._connection.close()
                     raise Cancelled("the client is closed")

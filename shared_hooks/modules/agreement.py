@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import types
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,23 +33,43 @@ def structure_digest(model: nn.Module, depth: int | None) -> str:
     return digest_of([modules, tensors, depth])
 
 
-def configuration_digest(model: nn.Module) -> str:
-    """Over what each module says of itself, and its attributes that are numbers. Ask before the first forward.
+def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """By path, what each module holds that is a number, or a tuple of numbers. Ask before the first forward.
 
-    Text is left out: it may hold paths, which differ between machines.
+    Of torch's own modules also text and functions (a mode, an activation); the text of others is left out, for it may
+    hold paths, which differ between machines. So is what torch keeps on every module, which differs between releases.
     """
-    found = []
-    for name, module in model.named_modules():
-        numbers = {key: value for key, value in vars(module).items() if key != "training" and _is_number(value)}
-        found.append([name, _said(module), numbers])
-    return digest_of(found)
+    return {path: dict(sorted(_attributes(module))) for path, module in model.named_modules()}
 
 
-def _said(module: nn.Module) -> str:
-    try:
-        return str(module.extra_repr()) if type(module).__module__.startswith("torch.nn.") else ""
-    except Exception:  # a half-built module may not be able to describe itself; its numbers still count
-        return ""
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    torchs = is_torchs(type(module))
+    for name, value in vars(module).items():
+        if name in _OF_EVERY_MODULE or name.startswith("__"):
+            continue
+        if _is_number(value) or (torchs and type(value) is str):
+            yield name, tuple(value) if isinstance(value, (list, tuple)) else value
+        elif torchs and callable(value) and not isinstance(value, nn.Module) and hasattr(value, "__name__"):
+            yield name, Named(value.__name__)
+
+
+class Named(str):
+    """The name of a function."""
+
+    __slots__ = ()
+
+
+def is_torchs(kind: type) -> bool:
+    """Whether what its instances hold comes from torch, at least in part."""
+    return any(one is not nn.Module and one.__module__.startswith("torch.nn.") for one in kind.__mro__)
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def configuration_digest(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of `attributes`."""
+    return digest_of([[path, [[name, repr(value)] for name, value in each.items()]] for path, each in found.items()])
 
 
 def _is_number(value: Any) -> bool:
@@ -65,6 +86,11 @@ def code_digest(model: nn.Module) -> str:
     kinds: set[Any] = {type(module) for module in model.modules()}
     # without the module's name: what is a script on one side may be installed on the other
     return digest_of(sorted([kind.__qualname__, _source(kind)] for kind in kinds))
+
+
+def source_digest(kind: type) -> str:
+    """The same of one class; of torch's own all the same."""
+    return digest_of(_source(kind))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -89,6 +115,14 @@ def weights_hash(model: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(json.dumps([name, dtype_name(tensor.dtype), list(tensor.shape)]).encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(memoryview(flat.view(torch.uint8).numpy()))
+        digest.update(_bytes(tensor))
     return digest.hexdigest()
+
+
+def tensor_hash(tensor: torch.Tensor) -> str:
+    """Over the bytes of one tensor."""
+    return hashlib.blake2b(_bytes(tensor), digest_size=8).hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
