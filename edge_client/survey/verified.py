@@ -42,8 +42,8 @@ class CutVerdict:
 
 @dataclass(frozen=True)
 class Verified:
-    """``sides``: the whole model on the server against the whole model here; ``unlike``: why the two machines may differ
-    in the last bits, none where they are alike.
+    """``sides``: the whole model on the server against the whole model here; ``unlike``: why the two machines may
+    differ in the last bits, none where they are alike.
     """
 
     cuts: tuple[CutVerdict, ...]
