@@ -3,6 +3,9 @@
 A frame that is cheap to send can be dear to take (thousands of ids, a description of a cut that has to be parsed), and
 Python's lock is everybody's. The time that threads compute on an account's frames drains at the rate it may have; what
 is left above a burst is waited for. One who is alone waits for nothing, and owes nothing later.
+
+And an account's frames are taken one at a time, on however many streams they come: else each of its streams would be
+one more thread that everybody else waits for.
 """
 
 from __future__ import annotations
@@ -11,14 +14,28 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
-BURST_SECONDS = 0.2
+BURST_SECONDS = 0.05
 """Of computing, that need not be waited for."""
 MOST_SECONDS = 10.0
 """To wait at a time."""
 PRESENT_SECONDS = 1.0
 """An account whose last frame is so old counts as one that sends."""
 KEPT = 1024
+
+
+class Turn:
+    """Of one account: who has it takes a frame."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Pace:
@@ -30,6 +47,15 @@ class Pace:
         self._lock = threading.Lock()
         self._owed: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Seconds of computing by account, and when that was; who sent last is last."""
+        self._turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
+
+    def turn(self, account: str) -> Turn:
+        """The same for all streams of an account; to be kept as long as the stream lives."""
+        with self._lock:
+            found = self._turns.get(account)
+            if found is None:
+                found = self._turns[account] = Turn()
+            return found
 
     def spent(self, account: str, seconds: float) -> None:
         """A thread computed so long on a frame of it."""

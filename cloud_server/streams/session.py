@@ -47,6 +47,8 @@ class StreamSession:
         """Answers up to this size go in their header."""
         self._hub = hub
         self._on_left = left
+        self.turn = hub.pace.turn(caller.account)
+        """To be had for what is done with a frame."""
         self._uploads: Uploads | None = None
         """What the client asks for; None until it has greeted."""
         self._phase = Phase.GREETING
@@ -108,12 +110,8 @@ class StreamSession:
                 return False
         self._heard = time.monotonic()
         try:
-            if self._uploads is None:
-                self._on_first(frame)
-            elif isinstance(frame, ChunkFrame):
-                self._uploads.chunk(frame)
-            else:
-                self._on_frame(frame, self._uploads)
+            with self.turn:
+                self._take(frame)
         except IsthmusError as error:
             self.broke(error)
             return False
@@ -123,6 +121,14 @@ class StreamSession:
             self.broke(failure)
             return False
         return True
+
+    def _take(self, frame: InFrame) -> None:
+        if self._uploads is None:
+            self._on_first(frame)
+        elif isinstance(frame, ChunkFrame):
+            self._uploads.chunk(frame)
+        else:
+            self._on_frame(frame, self._uploads)
 
     def wait_turn(self) -> None:
         """Waits while its account's frames have cost more than they may; see `Pace`."""

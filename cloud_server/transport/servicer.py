@@ -37,7 +37,8 @@ def take(session: StreamSession, data: bytes) -> bool:
     session.wait_turn()
     began = time.thread_time()
     try:
-        frame: InFrame = chunks.parse_client_frame(data)
+        with session.turn:
+            frame: InFrame = chunks.parse_client_frame(data)
     except DecodeError:
         session.broke(BadFrame("a message that is no ClientFrame"))
         return False

@@ -53,3 +53,13 @@ def test_accounts_are_forgotten(clock: Clock) -> None:
     for number in range(3 * KEPT):
         pace.spent(f"{number}", 0.1)
     assert len(pace._owed) == KEPT
+
+
+def test_an_account_has_one_turn_on_all_its_streams() -> None:
+    pace = Pace(0.25)
+    turn = pace.turn("one")
+    assert pace.turn("one") is turn and pace.turn("other") is not turn
+    with turn, pace.turn("other"):
+        pass
+    del turn
+    assert len(pace._turns) == 0
