@@ -23,7 +23,7 @@ from torch import nn
 from edge_client.call import Call
 from edge_client.screen.text import one_line
 from edge_client.transport import now_ns
-from edge_client.witness.comparison import Comparison, compare
+from edge_client.witness.comparison import Comparison, compare, tolerance_between
 from edge_client.witness.moment import Moment
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, SpecError

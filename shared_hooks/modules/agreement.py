@@ -29,8 +29,25 @@ def digest_of(value: Any) -> str:
 def structure_digest(model: nn.Module, depth: int | None) -> str:
     """Over paths, classes, depth, and the names, shapes and dtypes of parameters and buffers."""
     modules = [[name, type(module).__name__] for name, module in model.named_modules(remove_duplicate=False)]
-    tensors = [[name, dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in model.state_dict().items()]
-    return digest_of([modules, tensors, depth])
+    return digest_of([modules, [[name, *form_of(value)] for name, value in state_of(model)], depth])
+
+
+def state_of(model: nn.Module) -> list[tuple[str, Any]]:
+    """The state dictionary, without what it is packed in: tensors, and other values (a quantised layer has both)."""
+    return [one for name, value in model.state_dict().items() for one in _unpacked(name, value)]
+
+
+def _unpacked(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (list, tuple)):
+        for number, one in enumerate(value):
+            yield from _unpacked(f"{name}.{number}", one)
+    else:
+        yield name, value
+
+
+def form_of(value: Any) -> list[Any]:
+    """Of a tensor its dtype and shape, of another value itself, in words."""
+    return [dtype_name(value.dtype), list(value.shape)] if isinstance(value, torch.Tensor) else [repr(value)]
 
 
 def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -113,17 +130,23 @@ def _source(kind: Any) -> list[str]:
 def weights_hash(model: nn.Module) -> str:
     """Over the state dictionary: names, shapes, dtypes and bytes, whatever device they are on."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(json.dumps([name, dtype_name(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(_bytes(tensor))
+    for name, value in sorted(state_of(model), key=lambda one: one[0]):
+        digest.update(json.dumps([name, *form_of(value)]).encode())
+        if isinstance(value, torch.Tensor):
+            digest.update(_bytes(value))
     return digest.hexdigest()
 
 
-def tensor_hash(tensor: torch.Tensor) -> str:
-    """Over the bytes of one tensor."""
-    return hashlib.blake2b(_bytes(tensor), digest_size=8).hexdigest()
+def tensor_hash(value: Any) -> str:
+    """Over the bytes of one tensor; empty for another value."""
+    return hashlib.blake2b(_bytes(value), digest_size=8).hexdigest() if isinstance(value, torch.Tensor) else ""
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+def _bytes(tensor: torch.Tensor) -> bytes | memoryview:
+    tensor = tensor.detach().cpu()
+    if tensor.is_quantized:
+        return b"".join((_bytes(tensor.int_repr()), _bytes(tensor.dequantize())))  # the second tells the scales
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    flat = tensor.contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -18,7 +18,6 @@ from torch import nn
 
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.modules import agreement
-from shared_hooks.tensors import dtype_name
 
 MAX_BYTES: Final = 1 << 20
 """Of a manifest on its way."""
@@ -55,9 +54,9 @@ def manifest(
         usual = _defaults(kind)
         for name, value in attributes.get(path, {}).items():
             found[_sort(kind, name, value, usual), path, name] = repr(value)
-    for name, tensor in model.state_dict().items():
+    for name, value in agreement.state_of(model):
         path, _, last = name.rpartition(".")
-        found[TENSOR, path, last] = f"{dtype_name(tensor.dtype)} {list(tensor.shape)} {agreement.tensor_hash(tensor)}"
+        found[TENSOR, path, last] = " ".join(map(str, (*agreement.form_of(value), agreement.tensor_hash(value))))
     for number, name in enumerate(operations):
         found[OPERATION, str(number), ""] = name
     return found
@@ -130,14 +129,12 @@ def _told(place: Fact, client: tuple[str, str] | None, server: tuple[str, str] |
         CODE: f"code of {where}",
         OPERATION: f"operation {path} of the plan",
     }[kind]
-    return f"{what}: client {_value(client)}, server {_value(server)}"
+    text = f"{what}: client {_value(client)}, server {_value(server)}"
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _value(found: tuple[str, str] | None) -> str:
-    if found is None:
-        return "has none"
-    text = found[1][:80]
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
+    return "has none" if found is None else found[1][:80]
 
 
 def encode(facts: Manifest) -> bytes | None:

@@ -11,6 +11,7 @@ from cloud_server.core import Core
 from shared_hooks import errors
 from shared_hooks.modules.manifest import MAX_TEXT, Fact, encode
 from tests.cloud_server.fakes import CoreClient, FakeEngine, hello
+from tests.waiting import eventually
 
 EPS: Fact = ("set", "norm", "eps")
 GROUPS: Fact = ("usual", "norm", "groups")
@@ -23,6 +24,7 @@ def greeted(facts: Mapping[Fact, str] | bytes, **changes: object) -> CoreClient:
         client = CoreClient(core, greet=False)
         manifest = facts if isinstance(facts, bytes) else encode(facts)
         client.send(hello(**{"environment": SETTINGS, "manifest": manifest, **changes}))
+        eventually(lambda: client.others or client.session._error)
         client.leave()
         return client
 
