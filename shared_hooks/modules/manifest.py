@@ -24,6 +24,8 @@ MAX_BYTES: Final = 1 << 20
 MAX_TEXT: Final = 8 << 20
 """... as characters. A model of a thousand modules has some 300,000."""
 MAX_ENTRIES: Final = 100_000
+SHOWN: Final = 4
+"""Names of tensors with other values, in one line."""
 
 Fact = tuple[str, str, str]
 """Kind, path of the module (of ``code``: the class; of ``operation``: its number), name."""
@@ -95,19 +97,34 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
     differences: list[str] = []
     notes: list[str] = []
     mine, theirs = _by_place(client), _by_place(server)
-    for place in {**theirs, **mine}:
+    planned = all(any(place[0] == OPERATION for place in side) for side in (mine, theirs))
+    weights: list[str] = []
+    for place in sorted({**theirs, **mine}, key=lambda one: one[0] == OPERATION):  # which come last
+        if place[0] == OPERATION and not planned:
+            break  # a side without an example has no plan
         there, here = mine.get(place), theirs.get(place)
         if there is not None and here is not None and there[1] == here[1]:
             continue
         one_sided = here if there is None else there if here is None else None
         text = _told(place, there, here)
+        if place[0] == TENSOR and there and here and there[1].split("]")[0] == here[1].split("]")[0]:
+            weights.append(".".join(filter(None, place[1:])))
+            continue
         if one_sided is not None and one_sided[0] in (USUAL, MADE):
             notes.append(text)
         else:
             differences.append(text)
             if place[0] == OPERATION:
-                break  # those after it are shifted; operations come last
+                break  # those after it are shifted
+    if weights:  # all of them, where one side has another file
+        shown = ", ".join(weights[:SHOWN]) + (f" and {len(weights) - SHOWN} more" if len(weights) > SHOWN else "")
+        differences.insert(0, f"weights: other values in {printable(shown)}")
     return Comparison(tuple(differences), tuple(notes))
+
+
+def printable(text: str) -> str:
+    """What the other side wrote stands in logs: it may not begin a line there."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _by_place(facts: Manifest) -> dict[Fact, tuple[str, str]]:
@@ -116,7 +133,7 @@ def _by_place(facts: Manifest) -> dict[Fact, tuple[str, str]]:
     for (kind, path, name), value in facts.items():
         place = _ATTRIBUTE if kind in (SET, USUAL, MADE) else kind
         found[place, path, name] = kind, value
-    return dict(sorted(found.items(), key=lambda one: one[0][0] == OPERATION))
+    return found
 
 
 def _told(place: Fact, client: tuple[str, str] | None, server: tuple[str, str] | None) -> str:
@@ -129,8 +146,7 @@ def _told(place: Fact, client: tuple[str, str] | None, server: tuple[str, str] |
         CODE: f"code of {where}",
         OPERATION: f"operation {path} of the plan",
     }[kind]
-    text = f"{what}: client {_value(client)}, server {_value(server)}"
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
+    return printable(f"{what}: client {_value(client)}, server {_value(server)}")
 
 
 def _value(found: tuple[str, str] | None) -> str:

@@ -200,7 +200,7 @@ def test_who_holds_something_else_is_told_what(server: CloudProcess) -> None:
         next(other.parameters()).add_(1.0)
     with pytest.raises(Disagreement, match="weights"):
         EdgeClient(server.address, ModelChoice(other, model_id="digits")).open()
-    with pytest.raises(Disagreement, match="structure"):
+    with pytest.raises(Disagreement, match="class: client Moody, server DigitsNet"):
         EdgeClient(server.address, ModelChoice(Moody(), model_id="digits")).open()
     with pytest.raises(UnknownModel, match="nothing"):
         EdgeClient(server.address, ModelChoice(Moody(), model_id="nothing")).open()

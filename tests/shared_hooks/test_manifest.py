@@ -77,8 +77,21 @@ def test_a_tensor_is_named_by_shape_or_content() -> None:
     with torch.no_grad():
         theirs.norm.weight[1] += 1e-3
     server = WrappedModel(theirs).manifest()
-    (text,) = compare(client, server).differences
-    assert text.startswith("norm: the tensor weight: client float32 [2] ")
+    assert compare(client, server).differences == ("weights: other values in norm.weight",)
+    wider = facts(nn.Sequential(nn.Linear(2, 3))), facts(nn.Sequential(nn.Linear(3, 3)))
+    assert any("0: the tensor weight: client float32 [3, 2] " in text for text in compare(*wider).differences)
+    (text,) = compare(
+        facts(nn.Sequential(*[nn.Linear(1, 1)] * 3)), _moved(nn.Sequential(*[nn.Linear(1, 1)] * 3))
+    ).differences
+    assert text == "weights: other values in 0.weight, 0.bias, 1.weight, 1.bias and 2 more"
+
+
+def _moved(model: nn.Module) -> dict[Fact, str]:
+    facts(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    return WrappedModel(model).manifest()
 
 
 def test_text_of_ones_own_modules_may_be_a_path() -> None:
@@ -119,6 +132,7 @@ def test_of_operations_the_first_that_differs() -> None:
     def plan(*names: str) -> dict[Fact, str]:
         return {(OPERATION, str(number), ""): name for number, name in enumerate(names)}
 
+    assert compare(plan("linear"), plan()) == compare({}, {}), "a side without an example has no plan"
     found = compare(plan("linear", "relu", "add"), plan("linear", "gelu", "relu", "add"))
     assert found.differences == ("operation 1 of the plan: client relu, server gelu",)
 
