@@ -190,6 +190,12 @@ class EdgeClient:
         return self.requests.witnesses.refused
 
     @property
+    def server_about(self) -> Mapping[str, str]:
+        """What the server said of its machine: versions, device, kind of processor, threads; nothing before it did."""
+        welcome = self._connection.welcome if self._connection else None
+        return {} if welcome is None else dict(welcome.about)
+
+    @property
     def cuts(self) -> frozenset[str] | None:
         """What the server lets this side use: layers' names, "input", "cloud-only-file"; None: all, or unknown."""
         welcome = self._connection.welcome if self._connection else None

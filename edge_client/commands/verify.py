@@ -60,7 +60,7 @@ def _through(options: argparse.Namespace) -> int:
         print("\n".join(_lines(found)))
     if options.json:
         write_json(
-            {"model": client.model_id, "server": options.server, **found.as_dict()}, options.json, options.stdout
+            {"model": choice.spec().model_id, "server": options.server, **found.as_dict()}, options.json, options.stdout
         )
     return exits.SOME_FAILED if found.wrong else exits.OK
 

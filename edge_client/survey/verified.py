@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -90,7 +90,7 @@ class Verified:
 def verified(
     client: EdgeClient,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
     on_cut: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verified:
     """Asks for each cut once. Raises what the first request raises; later failures are verdicts."""
@@ -98,7 +98,7 @@ def verified(
     find = classes_of(holder_modules(model))
     here = client.infer(*args, **kwargs, split=EDGE_ONLY).output
     there = client.infer(*args, **kwargs, split=WHOLE_THERE).output
-    about = client.open().about
+    about = client.server_about
     apart = tuple(unlike(kind(client.device), about))
     formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(here)[1])}
     limit = tolerance_between(formats, about, client.device) if apart else 0.0
