@@ -25,19 +25,6 @@ PRESENT_SECONDS = 1.0
 KEPT = 1024
 
 
-class Turn:
-    """Of one account: who has it takes a frame."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
 class Pace:
     """Of all streams. ``share``: of one processor's time, for the frames of an account. Any thread may call."""
 
@@ -47,14 +34,14 @@ class Pace:
         self._lock = threading.Lock()
         self._owed: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Seconds of computing by account, and when that was; who sent last is last."""
-        self._turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
-    def turn(self, account: str) -> Turn:
-        """The same for all streams of an account; to be kept as long as the stream lives."""
+    def turn(self, account: str) -> threading.Lock:
+        """Who has it takes a frame. The same for all streams of an account; to be kept as long as the stream lives."""
         with self._lock:
             found = self._turns.get(account)
             if found is None:
-                found = self._turns[account] = Turn()
+                found = self._turns[account] = threading.Lock()
             return found
 
     def spent(self, account: str, seconds: float) -> None:

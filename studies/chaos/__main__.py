@@ -20,7 +20,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from studies.chaos.crowd import KINDS, Crowd
 from studies.chaos.faults import FAULTS, WORKER, World
-from studies.chaos.findings import BOUND_SECONDS, DETECTION_SECONDS, Episode, computed_twice, row, table
+from studies.chaos.findings import (
+    BOUND_SECONDS,
+    DETECTION_SECONDS,
+    Episode,
+    computed_twice,
+    refused_by_name,
+    row,
+    table,
+)
 from studies.chaos.model import spec
 from studies.chaos.served import Served
 from studies.experiments.relay import Relay
@@ -77,6 +85,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     finally:
         served.close()
     known = crowd.known
+    lost = [one for one in known if one["came"] not in ("ok", "wrong") and not refused_by_name(one, episodes)]
     rows = [row(name, [one for one in episodes if one.fault == name], known) for name in faults]
     longest = [value for one in rows for value in (one["fixed_max"], one["auto_max"]) if value is not None]
     return {
@@ -89,7 +98,10 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "detection_seconds": DETECTION_SECONDS,
         "bound_seconds": BOUND_SECONDS,
         "asked": len(known),
-        "lost": sum(one["came"] not in ("ok", "wrong") for one in known) - sum(one["refused_by_name"] for one in rows),
+        "lost": len(lost),
+        "why_lost": [
+            {key: one.get(key) for key in ("client", "kind", "asked", "answered", "came", "why")} for one in lost
+        ],
         "other_weights_heard_seconds": [round(seconds, 2) for seconds in world.told],
         "wrong": sum(one["came"] == "wrong" for one in known),
         "computed_twice": computed_twice(served.computed, known),

@@ -66,13 +66,12 @@ def row(fault: str, episodes: Sequence[Episode], known: Sequence[Known]) -> dict
         near = [one for one in known if one["asked"] < episode.over and one["answered"] > episode.began - 60]
         for name in by_kind:
             by_kind[name] += without_service([x for x in near if _group(x["kind"]) == name], episode)
-    fine = ("ok", "wrong", "Disagreement") if fault == OTHER_WEIGHTS else ("ok", "wrong")
-    lost = [one for one in asked if one["came"] not in fine]
+    lost = [one for one in asked if one["came"] not in ("ok", "wrong") and not refused_by_name(one, episodes)]
     return {
         "fault": fault,
         "times": len(episodes),
         "asked": len(asked),
-        "refused_by_name": sum(one["came"] == "Disagreement" for one in asked) if fault == OTHER_WEIGHTS else 0,
+        "refused_by_name": sum(refused_by_name(one, episodes) for one in known),
         "instead": sum(bool(one.get("instead")) for one in asked),
         "lost": len(lost),
         "lost_by": dict(Counter(one["came"] for one in lost)),
@@ -85,6 +84,12 @@ def row(fault: str, episodes: Sequence[Episode], known: Sequence[Known]) -> dict
             for what, function in (("median", median), ("max", max))
         },
     }
+
+
+def refused_by_name(one: Known, episodes: Sequence[Episode]) -> bool:
+    """Whether a request heard that the server had other weights while it had, also one that was asked before."""
+    those = [e for e in episodes if e.fault == OTHER_WEIGHTS]
+    return one["came"] == "Disagreement" and any(one["answered"] >= e.began and one["asked"] < e.over for e in those)
 
 
 def _group(kind: str) -> str:

@@ -483,6 +483,17 @@ class TestBounds:
             gate.opened.set()
             assert honest.answer(1).reply
 
+    def test_an_account_has_one_frame_taken_at_a_time_and_others_do_not_wait(self, core: Core) -> None:
+        one, other = CoreClient(core, identity="one"), CoreClient(core, identity="other")
+        taken = threading.Event()
+        thread = threading.Thread(target=lambda: (one.ask(1, b"abc"), taken.set()))
+        with core.pace.turn(one.session.caller.account):
+            thread.start()
+            other.ask(1, b"abc")
+            assert other.answer(1).reply and not taken.is_set()
+        thread.join()
+        assert one.answer(1).reply
+
     def test_bytes_of_all_requests(self, core: Core) -> None:
         crossing, alice, bob = make_crossing(90_000), CoreClient(core), CoreClient(core, client_id="bob")
         alice.send(upload(crossing), *(header(id, crossing) for id in (1, 2, 3)))

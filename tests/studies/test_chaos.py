@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from studies.chaos.__main__ import run
-from studies.chaos.findings import Episode, computed_twice, row, without_service
+from studies.chaos.faults import OTHER_WEIGHTS
+from studies.chaos.findings import Episode, computed_twice, refused_by_name, row, without_service
 from studies.experiments.relay import Relay
 
 PATIENCE = 30.0
@@ -45,6 +46,16 @@ def test_time_without_service_begins_when_the_fault_is_healed() -> None:
     assert without_service([one(9, 9.1)], Episode("f", 1.5, 5.0, 13.0)) == []  # it came later
     found = row("f", [Episode("f", 1.5, 5.0, 13.0)], [*known, one(3, 8, "ServerUnavailable", why="gone")])
     assert (found["asked"], found["lost"], found["why"], found["fixed_max"]) == (5, 1, ["gone"], 4.1)
+
+
+def test_a_server_with_other_weights_may_refuse_by_name_while_it_has_them() -> None:
+    episodes = [Episode(OTHER_WEIGHTS, 1.5, 5.0, 13.0)]
+    heard = [one(1, 2, "Disagreement", why="weights"), one(3, 4, "Disagreement", why="weights")]
+    found = row(OTHER_WEIGHTS, episodes, [one(0, 1), *heard, one(12, 13)])
+    assert (found["refused_by_name"], found["lost"]) == (2, 0)
+    assert not refused_by_name(one(0.5, 1, "Disagreement", why="weights"), episodes)
+    assert not refused_by_name(one(3, 4, "ServerUnavailable", why="gone"), episodes)
+    assert not refused_by_name(heard[1], [Episode("f", 1.5, 5.0, 13.0)])
 
 
 def test_what_is_computed_twice_is_seen_unless_it_is_reported(tmp_path: Path) -> None:

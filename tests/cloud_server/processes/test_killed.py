@@ -21,7 +21,7 @@ from tests.cloud_server.real import Process
 from tests.waiting import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[3]
-KILLS, REQUESTS = int(os.environ.get("ISTHMUS_KILLS", "2")), int(os.environ.get("ISTHMUS_REQUESTS", "150"))
+KILLS, REQUESTS = int(os.environ.get("ISTHMUS_KILLS", "1")), int(os.environ.get("ISTHMUS_REQUESTS", "150"))
 CUTS = ("input", "stage1.0.conv1", "stage2.0.conv2")
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGKILL, signal.SIGKILL)
 

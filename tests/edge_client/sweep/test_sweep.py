@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
 CUTS = "stage1.0.conv2,classifier"
 WAYS = 3 + 2 + 2  # everything here, there, there as a file; two cuts, networked and local
-MANY = 5
+MANY = 4
 """Inputs of a sweep that is interrupted."""
 PATIENCE = 120.0
 Captured = pytest.CaptureFixture[str]
