@@ -38,6 +38,7 @@ from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUn
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.loading import default
 from shared_hooks.models import ModelSpec
+from shared_hooks.profiling.kind import kind, unlike
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -194,6 +195,13 @@ class EdgeClient:
         """What the server said of its machine: versions, device, kind of processor, threads; nothing before it did."""
         welcome = self._connection.welcome if self._connection else None
         return {} if welcome is None else dict(welcome.about)
+
+    @property
+    def unlike(self) -> tuple[str, ...]:
+        """Why the last bits may differ between this machine and the server's, in words: release of torch, kind of
+        processor, number of threads. Empty where they are alike, or nothing is known.
+        """
+        return tuple(unlike(kind(self.device), self.server_about))
 
     @property
     def cuts(self) -> frozenset[str] | None:

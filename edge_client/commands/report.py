@@ -113,6 +113,8 @@ class Report:
         self._cuts: dict[str, int] = {}  # where inputs were cut, and how many
         self._witness = witness
         self.refused: Mapping[str, str] = {}  # cuts that witnesses took out of use, and why
+        self.unlike: Sequence[str] = ()
+        """Why the last bits may differ between the two machines."""
         self.gave_up = False
         self.interrupted = False
         """By Ctrl-C: what is missing was not sent, or its answer did not come before."""
@@ -145,9 +147,9 @@ class Report:
         for item in items[len(self._outcomes) :]:
             self.add(Outcome(item, error=error))
 
-    def finish(self, refused: Mapping[str, str] | None = None) -> None:
-        """Stop the clock. ``refused``: cuts that witnesses took out of use, and why."""
-        self.refused = refused or {}
+    def finish(self, refused: Mapping[str, str] | None = None, unlike: Sequence[str] = ()) -> None:
+        """Stop the clock. ``refused``: cuts that witnesses took out of use, and why; ``unlike``: see there."""
+        self.refused, self.unlike = refused or {}, unlike
         self._seconds = time.perf_counter() - self._began
 
     @property
@@ -178,6 +180,7 @@ class Report:
             "with_truth": len(judged),
             "correct": sum(judged),
             "accuracy": sum(judged) / len(judged) if judged else None,
+            "unlike": list(self.unlike),
             "wall_seconds": self._seconds,
             "measured_ns": sum(outcome.measured_ns for outcome in answered),
             "times_ns": self._total.as_dict(),
@@ -249,6 +252,11 @@ class Report:
             lines.append(f"{len(fallen)} answered on the edge, for the server did not: {one_line(fallen[-1])}")
         if self._witness:
             lines += witnesses.summary(self._answers, self.refused)
+        if self.unlike and any(one.split != EDGE_ONLY for one in self._answers):
+            lines.append(
+                f"the last bits are not promised between these machines: {printable('; '.join(self.unlike))} "
+                "(edge-client verify --server tells how far they are apart)"
+            )
         changed = dict.fromkeys(name for one in answered if one.answer for name in one.answer.transforms)
         if changed:
             lines.append(f"not the model's own answers: transforms change {', '.join(map(printable, changed))}")

@@ -109,7 +109,7 @@ def main(options: argparse.Namespace) -> int:
             interrupts.heard()
             report.interrupted = True
             print("edge-client: interrupted", file=sys.stderr)
-        report.finish(client.refused)
+        report.finish(client.refused, client.unlike)
     finally:
         client.close()
         if journal is not None:

@@ -62,7 +62,7 @@ def _through(options: argparse.Namespace) -> int:
         write_json(
             {"model": choice.spec().model_id, "server": options.server, **found.as_dict()}, options.json, options.stdout
         )
-    return exits.SOME_FAILED if found.wrong else exits.OK
+    return exits.OK if found.ok else exits.SOME_FAILED
 
 
 def _lines(found: Verified) -> Iterator[str]:
@@ -89,7 +89,7 @@ def _lines(found: Verified) -> Iterator[str]:
         yield f"the answer furthest from the whole model here: {found.largest:.2g} of the output's scale{top1}"
     if found.unlike:
         yield f"bits are not promised between these machines ({'; '.join(found.unlike)}); {found.limit:.2g} may be"
-    yield "NOT OK" if found.wrong else "ok"
+    yield "ok" if found.ok else "NOT OK"
 
 
 def _apart(found: Comparison | None) -> str:

@@ -11,7 +11,6 @@ from edge_client.modes import EDGE_ONLY
 from edge_client.witness.comparison import Comparison, compare, tolerance_between
 from shared_hooks.errors import AccessRefused, CutRefused, IsthmusError
 from shared_hooks.modules import holder_modules
-from shared_hooks.profiling.kind import kind, unlike
 from shared_hooks.tensors import classes_of, flatten
 
 WHOLE_THERE = "input"
@@ -61,9 +60,14 @@ class Verified:
         """Cuts with no answer that should have one, and answers too far from both sides."""
         return [one for one in self.cuts if not one.refused and not self._passes(one)]
 
+    @property
+    def ok(self) -> bool:
+        """The two sides compute the same model, as far as their machines allow, and so does every cut between them."""
+        return self.sides.within(self.limit) and not self.wrong
+
     def as_dict(self) -> dict[str, Any]:
         return {
-            "ok": not self.wrong,
+            "ok": self.ok,
             "sides": asdict(self.sides),
             "unlike": list(self.unlike),
             "limit": self.limit,
@@ -99,7 +103,7 @@ def verified(
     here = client.infer(*args, **kwargs, split=EDGE_ONLY).output
     there = client.infer(*args, **kwargs, split=WHOLE_THERE).output
     about = client.server_about
-    apart = tuple(unlike(kind(client.device), about))
+    apart = client.unlike
     formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(here)[1])}
     limit = tolerance_between(formats, about, client.device) if apart else 0.0
     layers = [(-1, WHOLE_THERE), *((layer.layer_id, layer.name) for layer in client.wrapped.layers)]
