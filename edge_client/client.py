@@ -197,6 +197,14 @@ class EdgeClient:
         return {} if welcome is None else dict(welcome.about)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """In what the two sides' models differ without any effect on results, as the server found: such as an attribute
+        that only one release of torch keeps.
+        """
+        welcome = self._connection.welcome if self._connection else None
+        return () if welcome is None else tuple(welcome.notes)
+
+    @property
     def unlike(self) -> tuple[str, ...]:
         """Why the last bits may differ between this machine and the server's, in words: release of torch, kind of
         processor, number of threads. Empty where they are alike, or nothing is known.

@@ -12,6 +12,7 @@ from edge_client.commands.loading import choice_of, example_of, load
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.dial import check_address
 from edge_client.screen.progress import progress
+from edge_client.screen.text import printable
 from edge_client.survey.verified import Verified, verified
 from edge_client.transport import ConnectionOptions
 from edge_client.witness.comparison import Comparison
@@ -87,8 +88,11 @@ def _lines(found: Verified) -> Iterator[str]:
     if found.largest:
         top1 = "" if found.top1 is None else f"; top-1 the same in {100 * found.top1:.4g} % of its rows"
         yield f"the answer furthest from the whole model here: {found.largest:.2g} of the output's scale{top1}"
+    if found.notes:
+        yield f"without any effect on results: {'; '.join(map(printable, found.notes))}"
     if found.unlike:
-        yield f"bits are not promised between these machines ({'; '.join(found.unlike)}); {found.limit:.2g} may be"
+        unlike = printable("; ".join(found.unlike))
+        yield f"the last bits are not promised between these machines ({unlike}); {found.limit:.2g} may be"
     yield "ok" if found.ok else "NOT OK"
 
 

@@ -50,6 +50,8 @@ class Verified:
     unlike: tuple[str, ...]
     limit: float
     """The largest difference that may be between these two machines; 0 where they are alike."""
+    notes: tuple[str, ...] = ()
+    """What the models differ in without any effect on results."""
 
     @property
     def answered(self) -> list[CutVerdict]:
@@ -72,6 +74,7 @@ class Verified:
             "unlike": list(self.unlike),
             "limit": self.limit,
             "largest": self.largest,
+            "notes": list(self.notes),
             "top1": self.top1,
             "cuts": [one.as_dict() for one in self.cuts],
         }
@@ -121,4 +124,4 @@ def verified(
                 yield CutVerdict(layer_id, name, None, None, False, f"{type(error).__name__}: {error}")
             on_cut(number + 1, len(layers))
 
-    return Verified(tuple(all_of_them()), compare(here, there, find), apart, limit)
+    return Verified(tuple(all_of_them()), compare(here, there, find), apart, limit, client.notes)
