@@ -14,6 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch
 from shared_hooks.models import uploads
+from shared_hooks.models.frames import Pixels
 
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 _FILTERS = {
@@ -90,6 +91,10 @@ class ImagePreprocess:
         """
         return self._read(io.BytesIO(data), name, uploads.IMAGE_FORMATS, max_pixels)
 
+    def of_pixels(self, pixels: Pixels) -> torch.Tensor:
+        """The same of a frame that is in memory already."""
+        return self._tensor(self._resize(Image.fromarray(pixels).convert(self.mode)))
+
     def _read(
         self,
         source: Path | io.BytesIO,
@@ -120,6 +125,9 @@ class ImagePreprocess:
             Image.DecompressionBombWarning,
         ) as error:
             raise InputMismatch(f"{path} cannot be read as an image: {error}") from error
+        return self._tensor(image)
+
+    def _tensor(self, image: Image.Image) -> torch.Tensor:
         pixels = np.array(image, dtype=np.float32).reshape(image.height, image.width, _CHANNELS[self.mode])
         values = torch.from_numpy(pixels) * (self.scale / 255.0)
         values = (values - torch.tensor(self.mean)) / torch.tensor(self.std)
@@ -145,6 +153,13 @@ class ImagePreprocess:
         scaled = image.resize(self._scaled(*image.size), resample)
         left, top = (scaled.width - width) // 2, (scaled.height - height) // 2
         return scaled.crop((left, top, left + width, top + height))
+
+
+def as_png(pixels: Pixels) -> bytes:
+    """A frame as a file, for what takes nothing else; lossless, and not small but quick."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def _size(table: Table) -> tuple[int, int] | None:
