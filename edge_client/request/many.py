@@ -91,7 +91,7 @@ def in_order(
         while True:
             while over(full=live is not None):
                 yield collect()
-            if live and window and not live.wait_for_input(LOOK_SECONDS):
+            if live is not None and window and not live.wait_for_input(LOOK_SECONDS):
                 continue
             try:
                 index, item = next(rest)

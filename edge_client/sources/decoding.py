@@ -67,13 +67,15 @@ def told(name: str, timeout: float | None = None) -> Iterator[None]:
     """What PyAV raises, as InputMismatch about ``name``. FFmpeg's own words may hold a password, so only its reason is
     told.
     """
-    from av.error import ExitError, FFmpegError, InvalidDataError
+    from av.error import ArgumentError, ExitError, FFmpegError, InvalidDataError
 
     try:
         yield
     except ExitError:  # by the timeout
         raise InputMismatch(f"{name}: nothing came within {timeout:g} s") from None
-    except InvalidDataError:
+    except (InvalidDataError, ArgumentError) as error:
+        if name.startswith("/dev/"):
+            raise InputMismatch(f"{name}: {error.strerror}; it may not have this size, rate or pixel format") from None
         raise InputMismatch(f"{name} cannot be read as a video: truncated, damaged or something else") from None
     except FFmpegError as error:
         hint = _HINTS.get(error.errno or 0, "")
