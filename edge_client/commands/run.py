@@ -6,15 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_client import interrupts
-from edge_client.adaptive import AutoClient
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
-from edge_client.commands import auto, exits, witnesses
+from edge_client.commands import exits, witnesses
 from edge_client.commands.credentials import credentials_of
-from edge_client.commands.heat_maps import HeatMaps
 from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.loading import choice_of, cut_for, find
 from edge_client.commands.output import check_json_target, write_json
@@ -28,6 +26,10 @@ from edge_client.transport import ConnectionOptions, now_ns
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle.listing import is_default, lines
 from shared_hooks.models import InputItem, ModelSpec
+
+if TYPE_CHECKING:
+    from edge_client.adaptive import AutoClient
+    from edge_client.commands.heat_maps import HeatMaps
 
 AUTO: Final = "auto"
 
@@ -44,8 +46,11 @@ def main(options: argparse.Namespace) -> int:
     server = None if here else check_address(options.server)
     check_json_target(options.json)
     witnesses.check(options.witness, options.split, options.log_level)
-    chooses = auto.choosing_of(options) if options.split == AUTO else None
-    if chooses:
+    chooses = None
+    if options.split == AUTO:
+        from edge_client.commands import auto  # loads what plans, profiles and measures
+
+        chooses = auto.choosing_of(options)
         auto.log_moves(options.debug)
     items = find(options.input)
     choice = choice_of(options)
@@ -174,6 +179,8 @@ def _heat_maps(folder: str, observers: Sequence[str]) -> HeatMaps:
     """Where --heat-maps go. SpecError before any work is done."""
     if "attention" not in observers:
         raise SpecError("--heat-maps needs --observe attention")
+    from edge_client.commands.heat_maps import HeatMaps
+
     return HeatMaps(folder)
 
 

@@ -6,24 +6,20 @@ import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch
 from shared_hooks.models import uploads
 
+if TYPE_CHECKING:  # else where an image is read: many an edge has tensors
+    from PIL import Image
+
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
-_FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "box": Image.Resampling.BOX,
-    "bilinear": Image.Resampling.BILINEAR,
-    "hamming": Image.Resampling.HAMMING,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+_FILTERS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")  # of PIL.Image.Resampling, in lower case
 DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -97,6 +93,8 @@ class ImagePreprocess:
         formats: tuple[str, ...] | None = None,
         max_pixels: int | None = None,
     ) -> torch.Tensor:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+
         try:
             with warnings.catch_warnings(), Image.open(source, formats=formats) as file:
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -138,8 +136,10 @@ class ImagePreprocess:
     def _resize(self, image: Image.Image) -> Image.Image:
         if self.size is None:
             return image
+        from PIL import Image
+
         height, width = self.size
-        resample = _FILTERS[self.interpolation]
+        resample = Image.Resampling[self.interpolation.upper()]
         if self.shorter_side is None:
             return image if image.size == (width, height) else image.resize((width, height), resample)
         scaled = image.resize(self._scaled(*image.size), resample)
