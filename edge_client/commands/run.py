@@ -7,16 +7,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_client import interrupts
-from edge_client.adaptive import AutoClient
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
-from edge_client.commands import auto, exits, witnesses
+from edge_client.commands import exits, witnesses
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.feed import Feed, Named, feed_of
-from edge_client.commands.heat_maps import HeatMaps
 from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.loading import choice_of, cut_for
 from edge_client.commands.outcome import Outcome
@@ -31,6 +29,11 @@ from edge_client.transport import ConnectionOptions, now_ns
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle.listing import is_default, lines
 from shared_hooks.models import InputItem, ModelSpec
+
+if TYPE_CHECKING:
+    from edge_client.adaptive import AutoClient
+    from edge_client.commands.auto import Choosing
+    from edge_client.commands.heat_maps import HeatMaps
 
 AUTO: Final = "auto"
 
@@ -47,14 +50,17 @@ def main(options: argparse.Namespace) -> int:
     server = None if here else check_address(options.server)
     check_json_target(options.json)
     witnesses.check(options.witness, options.split, options.log_level)
-    chooses = auto.choosing_of(options) if options.split == AUTO else None
-    if chooses:
+    chooses = None
+    if options.split == AUTO:
+        from edge_client.commands import auto  # loads what plans, profiles and measures
+
+        chooses = auto.choosing_of(options)
         auto.log_moves(options.debug)
     with closing(feed_of(options)) as feed:
         return _run(options, server, feed, chooses)
 
 
-def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: auto.Choosing | None) -> int:
+def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: Choosing | None) -> int:
     choice = choice_of(options)
     spec = choice.spec()
     lifecycle = configured(options.config, options.log_level, options.log_format)
@@ -96,6 +102,8 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: a
             if feed.items == []:
                 report.start()
             elif chooses:
+                from edge_client.commands import auto
+
                 chosen: list[Any] = []
                 try:
                     with auto.auto_client(chooses, client, feed.samples) as chooser:
@@ -191,6 +199,9 @@ def _heat_maps(folder: str, observers: Sequence[str]) -> HeatMaps:
     """Where --heat-maps go. SpecError before any work is done."""
     if "attention" not in observers:
         raise SpecError("--heat-maps needs --observe attention")
+    from edge_client.commands.auto import Choosing
+    from edge_client.commands.heat_maps import HeatMaps
+
     return HeatMaps(folder)
 
 

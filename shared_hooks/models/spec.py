@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,7 +24,9 @@ from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_
 from shared_hooks.models.predictions import Prediction, TopK, read_labels
 from shared_hooks.models.tokenizers import load_tokenizer
 from shared_hooks.models.weights import load_weights
-from shared_hooks.selection.file import read_selection
+
+if TYPE_CHECKING:
+    from shared_hooks.selection.file import Selection
 
 BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "digits.toml"}
 """The models that ship with Isthmus, by name."""
@@ -84,12 +86,19 @@ class ModelSpec:
             )
         if self.dtype is not None:
             model = model.to(self.dtype)
-        chosen = None if self.selection is None else read_selection(self.selection)
+        chosen = self._chosen()
         if self.weights and (chosen is None or chosen.is_mask):
             load_weights(model, self.weights, f"{self.origin}: weights")
         if chosen is not None:
             model = chosen.apply(model)
         return model.eval().to(device)
+
+    def _chosen(self) -> Selection | None:
+        if self.selection is None:
+            return None
+        from shared_hooks.selection.file import read_selection  # few models have one
+
+        return read_selection(self.selection)
 
     def example(self, device: torch.device | str = "cpu") -> Inputs | None:
         """The inputs both sides plan on, equal in every process; None when the spec has none."""
