@@ -4,6 +4,7 @@ client      `EdgeClient`: infer, infer_many
 answer      `Answer`, `Failure`
 call        what a model is called with
 modes       ways to run without a cut
+sources     where inputs come from: files, videos, cameras
 tracing     a trace for every request, for OpenTelemetry
 load        how busy a server says it is
 model_choice  which model, on what device
