@@ -9,6 +9,7 @@ from cloud_server.models import Engine, Identity
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Disagreement, TooLarge, UnknownModel
+from shared_hooks.forward.context import excused
 from shared_hooks.modules.manifest import compare, decode
 
 MAX_NAME = 256
@@ -76,7 +77,10 @@ def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
         facts, notes = found.differences, found.notes
         if notes and not facts:
             digests.pop(CONFIGURATION, None)  # nothing else is told by notes alone
-    different = [*(facts or digests.values()), *differing_settings(hello, engine.identity)]
+    settings = dict(differing_settings(hello, engine.identity))
+    releases = hello.about.get("torch"), engine.identity.about.get("torch")
+    harmless = [settings.pop(name) for name in [*settings] if excused(name, *releases)]
+    different = [*(facts or digests.values()), *settings.values()]
     if different:
         shown = [text[:MAX_TEXT] for text in different[:MAX_DIFFERENCES]] + ["more"] * (
             len(different) > MAX_DIFFERENCES
@@ -85,17 +89,11 @@ def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
             f'model "{hello.model_id}": client and server differ in {"; ".join(shown)} '
             f"(client: {_listed(hello.about)}; server: {_listed(engine.identity.about)})"
         )
-    return Agreement(engine, tuple(text[:MAX_TEXT] for text in notes[:MAX_NOTES]))
-
-
-def differences(hello: split_pb2.Hello, identity: Identity) -> Iterator[str]:
-    """One text for each thing in which a client's hello differs from a served model."""
-    yield from dict(differing_digests(hello, identity)).values()
-    yield from differing_settings(hello, identity)
+    return Agreement(engine, tuple(text[:MAX_TEXT] for text in [*notes, *harmless][:MAX_NOTES]))
 
 
 def differing_digests(hello: split_pb2.Hello, identity: Identity) -> Iterator[tuple[str, str]]:
-    """... of what a manifest can tell more about, by name."""
+    """In which digests, of which a manifest can tell more, a client's hello differs from a served model: name, text."""
     if hello.weights_hash != identity.weights_hash:
         yield "weights", _both("weights", hello.weights_hash, identity.weights_hash)
     if hello.structure_digest != identity.structure_digest:
@@ -107,10 +105,10 @@ def differing_digests(hello: split_pb2.Hello, identity: Identity) -> Iterator[tu
         yield from ((key, text) for text in _differing_setting(key, hello, identity))
 
 
-def differing_settings(hello: split_pb2.Hello, identity: Identity) -> Iterator[str]:
-    """... of how a process is set up."""
+def differing_settings(hello: split_pb2.Hello, identity: Identity) -> Iterator[tuple[str, str]]:
+    """The same of how a process is set up."""
     for key in sorted({*hello.environment, *identity.environment} - {CONFIGURATION, CODE}):
-        yield from _differing_setting(key, hello, identity)
+        yield from ((key, text) for text in _differing_setting(key, hello, identity))
 
 
 def _differing_setting(key: str, hello: split_pb2.Hello, identity: Identity) -> Iterator[str]:

@@ -99,6 +99,7 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
     mine, theirs = _by_place(client), _by_place(server)
     planned = all(any(place[0] == OPERATION for place in side) for side in (mine, theirs))
     weights: list[str] = []
+    others = {place[1] for place in {**theirs, **mine} if place[0] == KIND and mine.get(place) != theirs.get(place)}
     for place in sorted({**theirs, **mine}, key=lambda one: one[0] == OPERATION):  # which come last
         if place[0] == OPERATION and not planned:
             break  # a side without an example has no plan
@@ -106,6 +107,10 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
         if there is not None and here is not None and there[1] == here[1]:
             continue
         one_sided = here if there is None else there if here is None else None
+        if place[0] in (_ATTRIBUTE, TENSOR) and place[1] in others:
+            continue  # its module is another one, which is told
+        if place[0] == CODE and one_sided and others:
+            continue  # so is its class
         text = _told(place, there, here)
         if place[0] == TENSOR and there and here and there[1].split("]")[0] == here[1].split("]")[0]:
             weights.append(".".join(filter(None, place[1:])))

@@ -83,7 +83,7 @@ class FakeEngine:
 def hello(client_id: str = "alice", **changes: object) -> split_pb2.ClientFrame:
     """A hello that agrees with `FakeEngine`, but for ``changes``."""
     values: dict[str, object] = {
-        "protocol_version": 2,
+        "protocol_version": 3,
         "client_id": client_id,
         "model_id": "fake",
         "weights_hash": "w1",

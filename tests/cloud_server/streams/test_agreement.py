@@ -58,7 +58,7 @@ def test_what_cannot_change_a_result_is_welcome_and_noted() -> None:
         ({"structure_digest": "s2"}, "structure"),
         ({"plan_digest": "p2"}, "plan"),
         ({"environment": {**SETTINGS, "model_code": "other"}}, "model_code"),
-        ({"environment": {**SETTINGS, "mkldnn": "off"}}, "mkldnn"),
+        ({"environment": {**SETTINGS, "default_dtype": "float64"}}, "default_dtype"),
     ],
 )
 def test_a_note_excuses_nothing_else(changes: dict[str, object], says: str) -> None:
@@ -84,3 +84,17 @@ def test_hostile_facts(data: bytes) -> None:
 def test_nobody_reads_facts_where_the_digests_are_alike() -> None:
     client = greeted(b"junk", environment=dict(FakeEngine().identity.environment))
     assert client.session._error is None
+
+
+KERNELS = {**FakeEngine().identity.environment, "attention_kernels": "flash, math"}
+
+
+def test_which_kernels_may_be_used_differs_between_releases() -> None:
+    release = FakeEngine().identity.about["torch"]
+    client = greeted(b"", environment=KERNELS, about={"torch": "2.4.1"})
+    assert client.session._error is None
+    assert "attention_kernels" in client.others[0].welcome.notes[0]
+    for about in ({"torch": release}, {}):
+        assert "attention_kernels" in str(refusal(b"", environment=KERNELS, about=about))
+    other = {**FakeEngine().identity.environment, "default_dtype": "float64"}
+    assert "default_dtype" in str(refusal(b"", environment=other, about={"torch": "2.4.1"}))
