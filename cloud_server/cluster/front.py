@@ -21,7 +21,7 @@ from cloud_server.cluster.census import Census, Finder
 from cloud_server.cluster.relay import Relay
 from cloud_server.config import ServerConfig
 from cloud_server.telemetry import MetricsPage, RequestCounts
-from cloud_server.transport import MAX_WAITING, Door, Listener
+from cloud_server.transport import MAX_WAITING, SERVICE, Door, Listener
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.lifecycle import Lifecycle
 
@@ -39,7 +39,7 @@ class Front:
 
     def __init__(self, config: ServerConfig, finder: Finder) -> None:
         self.lifecycle: Lifecycle = config.lifecycle
-        self._limits = config.limits
+        self.limits = config.limits
         self._draining = False
         self._closed = threading.Event()
         self._stack = ExitStack()
@@ -48,12 +48,13 @@ class Front:
         """HOST:PORT of the metrics; empty = none."""
         tls = config.tls
         self._door = Door(self, Register(config.identities, certificates=tls is not None and tls.client_ca is not None))
-        limits = config.limits
+        limits = self.limits
         replicas = config.scale.max_replicas * max(1, len(config.models))
         each = limits.max_clients + limits.max_probes + limits.max_profiles
         self._listener = Listener(
             config.listen,
             self._door,
+            (SERVICE,),
             min(MOST_THREADS, each * replicas + MAX_WAITING + SPARE_THREADS),
             limits.max_message_bytes,
             tls,
@@ -96,8 +97,8 @@ class Front:
             return
         self._draining = True
         self._listener.unwell()
-        limit = time.monotonic() + self._limits.drain_seconds
-        self._listener.server.stop(self._limits.drain_seconds + TELL_SECONDS)
+        limit = time.monotonic() + self.limits.drain_seconds
+        self._listener.server.stop(self.limits.drain_seconds + TELL_SECONDS)
         told = time.monotonic() + TELL_SECONDS
         while self._relay.tell_all() and time.monotonic() < min(limit, told):
             time.sleep(0.05)

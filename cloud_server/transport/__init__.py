@@ -8,8 +8,9 @@ port       is the address free? before the models are loaded
 listener   a gRPC server with a door: health, reflection, the port
 server     a core on a port, and shutting down
 servicer   frames between gRPC and sessions
+inference_servicer  the Open Inference Protocol's messages
 
-May import core, access, streams, models, wire, limits.
+May import core, inference, access, streams, models, wire, limits.
 """
 
 from cloud_server.transport.door import MAX_WAITING, SERVICE, Door

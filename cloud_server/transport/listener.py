@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent import futures
 
 import grpc
@@ -44,15 +45,16 @@ def options(max_message_bytes: int, streams: int) -> list[tuple[str, int]]:
 
 
 class Listener:
-    """``address`` is HOST:PORT, ``port`` the real one. ``threads``: as many calls as are served at a time.
+    """``address`` is HOST:PORT, ``port`` the real one. ``services``: of which health is told.
 
-    ``tls``: None = in the clear. ``reuse_port``: other servers may listen there, too. Raises SpecError.
+    ``threads``: as many calls as are served at a time. ``tls``: None = in the clear. ``reuse_port``: other servers may listen there, too. Raises SpecError.
     """
 
     def __init__(
         self,
         address: str,
         door: Door,
+        services: Iterable[str],
         threads: int,
         max_message_bytes: int,
         tls: Tls | None = None,
@@ -71,8 +73,8 @@ class Listener:
             maximum_concurrent_rpcs=CALLS_PER_THREAD * threads,
             interceptors=[door],
         )
-        self._health = health.Health(("", SERVICE))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        self.health = health.Health(("", *services))
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         if reflection:
             enable_server_reflection((SERVICE, health.NAME, REFLECTION), self.server)
         try:
@@ -93,11 +95,11 @@ class Listener:
 
     def serving(self, able: bool) -> None:
         """What health says, until `unwell`."""
-        self._health.set(health.State.SERVING if able else health.State.NOT_SERVING)
+        self.health.set(health.State.SERVING if able else health.State.NOT_SERVING)
 
     def unwell(self) -> None:
         """Health says NOT_SERVING for good."""
-        self._health.end()
+        self.health.end()
 
     def close(self, grace: float | None) -> None:
         """Ends what is left; frames under way have ``grace`` seconds."""

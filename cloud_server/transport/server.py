@@ -7,7 +7,9 @@ from pathlib import Path
 
 from cloud_server.access import Register, Tls
 from cloud_server.core import Core
-from cloud_server.transport.door import MAX_WAITING, Door
+from cloud_server.inference import Inference
+from cloud_server.transport.door import INFERENCE, MAX_WAITING, SERVICE, Door
+from cloud_server.transport.inference_servicer import InferenceServicer
 from cloud_server.transport.listener import Listener
 from cloud_server.transport.servicer import SplitServicer
 from shared_hooks.lifecycle import Stage
@@ -45,13 +47,23 @@ class CloudServer:
         self._ending = threading.Lock()  # taken by the first who stops it, and kept
         # Every stream holds one thread of the pool for as long as it lives.
         limits = core.limits
-        threads = limits.max_clients + limits.max_probes + limits.max_profiles + MAX_WAITING + SPARE_THREADS
+        # A request of the Open Inference Protocol does so, too, and before its message is there.
+        threads = 2 * limits.max_clients + limits.max_probes + limits.max_profiles + MAX_WAITING + SPARE_THREADS
         if register is None:
             register = Register(identities, certificates=tls is not None and tls.client_ca is not None)
         self._door = door = Door(core, register)
         self._listener = Listener(
-            address, door, threads, limits.max_message_bytes, tls, reflection=reflection, reuse_port=reuse_port
+            address,
+            door,
+            (SERVICE, INFERENCE),
+            threads,
+            limits.max_message_bytes,
+            tls,
+            reflection=reflection,
+            reuse_port=reuse_port,
         )
+        self.inference = Inference(core, lambda: self._listener.health.serving)
+        InferenceServicer(self.inference, door).add_to(self._listener.server)
         SplitServicer(core, door).add_to(self._listener.server)
         self.port = self._listener.port
 
