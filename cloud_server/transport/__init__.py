@@ -8,6 +8,7 @@ port       is the address free? before the models are loaded
 server     our service, health, reflection, and shutting down
 servicer   frames between gRPC and sessions
 inference_servicer  the Open Inference Protocol's messages
+rest       the same protocol by HTTP
 
 May import core, inference, access, streams, models, wire, limits.
 """

@@ -20,6 +20,7 @@ from cloud_server.transport.credentials import server_credentials
 from cloud_server.transport.door import INFERENCE, MAX_WAITING, SERVICE, Door
 from cloud_server.transport.inference_servicer import InferenceServicer
 from cloud_server.transport.port import check_free
+from cloud_server.transport.rest import RestServer
 from cloud_server.transport.servicer import SplitServicer
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Stage
@@ -74,8 +75,11 @@ class CloudServer:
         *,
         reflection: bool = False,
         reuse_port: bool = False,
+        rest: str = "",
     ) -> None:
-        """``reuse_port``: other servers may listen there, too, and a draining one does so no more."""
+        """``reuse_port``: other servers may listen there, too, and a draining one does so no more. ``rest``: HOST:PORT
+        of the Open Inference Protocol by HTTP; empty = none.
+        """
         self.core = core
         self._reuse_port = reuse_port
         self._ending = threading.Lock()  # taken by the first who stops it, and kept
@@ -112,11 +116,14 @@ class CloudServer:
             raise SpecError(f"listen: {address} cannot be used: {error}") from error
         if self.port == 0:
             raise SpecError(f"listen: {address} cannot be used")
+        self.rest = RestServer(self.inference, register, rest, tls) if rest else None
 
     def start(self) -> None:
         self._server.start()
         self._door.open()
         self.serving(True)
+        if self.rest is not None:
+            self.rest.start()
 
     def serving(self, able: bool) -> None:
         """What health says, until the server drains."""
@@ -138,6 +145,8 @@ class CloudServer:
         self.core.dismiss()
         self.core.wait_gone(grace or 0)
         self._server.stop(grace).wait(grace)
+        if self.rest is not None:
+            self.rest.stop()
         self._door.close()
         self.core.close()
         self.core.lifecycle.emit(Stage.AFTER_SHUTDOWN)
