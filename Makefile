@@ -9,6 +9,8 @@
 #   SIEGE_FLAGS=    for the siege, e.g. "--cases tiny-flood --who same --json siege.json"
 #   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
 #   MATRIX_FLAGS=   for the matrix, e.g. "--json docs/results/matrix.json pi='ssh pi python3'"
+#   DOORS_FLAGS=    for the doors, e.g. "--json docs/results/doors.json"
+#   WHEEL_FLAGS=    for the wheel, e.g. "--python python3.10 --python python3.13"
 #   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
 
@@ -28,6 +30,8 @@ ATTACK_FLAGS ?=
 CHAOS_FLAGS ?=
 SIEGE_FLAGS ?=
 SOAK_FLAGS ?=
+DOORS_FLAGS ?=
+WHEEL_FLAGS ?=
 MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
@@ -46,6 +50,8 @@ help:
 	@echo "make siege   one hostile client beside three honest ones, in every way we know: a table"
 	@echo "make matrix  edges with other releases of torch and processors (MATRIX_FLAGS) against this server: a table"
 	@echo "make soak    100,000 requests and 1,000 reconnects: does anything grow?"
+	@echo "make doors   tritonclient, curl, Prometheus and OpenTelemetry against a server, each for real"
+	@echo "make wheel   wheel and sdist, each installed in a clean environment and tried there"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
 	@echo "make library the models of transformers, timm and torchvision cut at a sample of their layers; hours"
 	@echo "make protos  regenerate the code of the wire"
@@ -87,6 +93,12 @@ soak: $(DEV)
 
 matrix: $(DEV)
 	$(PY) -m studies.matrix $(MATRIX_FLAGS)
+
+doors: $(DEV)
+	$(PY) -m studies.doors $(DOORS_FLAGS)
+
+wheel: $(PY)
+	$(PY) -m studies.wheel $(WHEEL_FLAGS)
 
 experiments: $(DEV)
 	$(PY) -m studies.experiments all $(EXPERIMENT_FLAGS)
