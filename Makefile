@@ -36,7 +36,7 @@ MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo certs test lint bench fuzz attacks chaos siege soak matrix experiments library protos clean
+.PHONY: help demo certs test lint bench fuzz attacks chaos siege soak matrix doors wheel experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -79,6 +80,8 @@ def _query(url: str, text: str) -> list[Any]:
     try:
         found = json.load(urllib.request.urlopen(asked, timeout=30))
     except urllib.error.HTTPError as error:
+        if error.code == 503:  # it is not up
+            raise
         raise RuntimeError(f"{text}: {error.read()!r:.500}") from error
     return list(found["data"]["result"])
 
