@@ -199,7 +199,6 @@ def _heat_maps(folder: str, observers: Sequence[str]) -> HeatMaps:
     """Where --heat-maps go. SpecError before any work is done."""
     if "attention" not in observers:
         raise SpecError("--heat-maps needs --observe attention")
-    from edge_client.commands.auto import Choosing
     from edge_client.commands.heat_maps import HeatMaps
 
     return HeatMaps(folder)
