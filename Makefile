@@ -9,6 +9,7 @@
 #   SIEGE_FLAGS=    for the siege, e.g. "--cases tiny-flood --who same --json siege.json"
 #   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
 #   CAMERA_FLAGS=   for the cameras, e.g. "--kernel linux-image-...-amd64.deb --json cameras.json"
+#   MATRIX_FLAGS=   for the matrix, e.g. "--json docs/results/matrix.json pi='ssh pi python3'"
 #   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
 
@@ -29,10 +30,11 @@ CHAOS_FLAGS ?=
 SIEGE_FLAGS ?=
 SOAK_FLAGS ?=
 CAMERA_FLAGS ?=
+MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo certs test lint bench fuzz attacks chaos siege soak cameras experiments library protos clean
+.PHONY: help demo certs test lint bench fuzz attacks chaos siege soak cameras matrix experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -44,6 +46,7 @@ help:
 	@echo "make chaos   servers, clients and the path between them killed, cut and stopped: a table, what was lost"
 	@echo "make attacks hostile requests against a server, for a long time: a table and JSON"
 	@echo "make siege   one hostile client beside three honest ones, in every way we know: a table"
+	@echo "make matrix  edges with other releases of torch and processors (MATRIX_FLAGS) against this server: a table"
 	@echo "make soak    100,000 requests and 1,000 reconnects: does anything grow?"
 	@echo "make cameras cameras and streams before edge-client run: GStreamer, RTSP, HTTP, V4L2 (Linux, GStreamer)"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
@@ -87,6 +90,9 @@ soak: $(DEV)
 
 cameras: $(DEV)
 	$(PY) -m studies.cameras $(CAMERA_FLAGS)
+
+matrix: $(DEV)
+	$(PY) -m studies.matrix $(MATRIX_FLAGS)
 
 experiments: $(DEV)
 	$(PY) -m studies.experiments all $(EXPERIMENT_FLAGS)
