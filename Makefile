@@ -112,7 +112,7 @@ $(PY):
 
 # Installing again only when what to install has changed. dev includes runtime.
 $(RUNTIME): pyproject.toml constraints.txt | $(PY)
-	$(PY) -m pip install $(PIP_FLAGS) -c constraints.txt -e ".[sweep,onnx,prune,tls]"
+	$(PY) -m pip install $(PIP_FLAGS) -c constraints.txt -e ".[cloud,sweep,onnx,prune,tls]"
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(PY)

@@ -6,9 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT
+USAGE = 2
+NEEDED = {"grpc_reflection": "grpcio-reflection", "prometheus_client": "prometheus-client"}
+"""What only this side imports: package -> its name for pip."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # dropped where it is raised: in the import of a library, in a destructor, in a callback from C++.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
+    if missing := [name for package, name in NEEDED.items() if find_spec(package) is None]:
+        print(f'cloud-server: {" and ".join(missing)} missing: pip install "isthmus[cloud]"', file=sys.stderr)
+        return USAGE
     try:
         if words[:1] == ["doctor"]:
             from cloud_server.doctor import command

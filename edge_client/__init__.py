@@ -4,11 +4,13 @@ client      `EdgeClient`: infer, infer_many
 answer      `Answer`, `Failure`
 call        what a model is called with
 modes       ways to run without a cut
+sources     where inputs come from: files, videos, cameras
 tracing     a trace for every request, for OpenTelemetry
 load        how busy a server says it is
 model_choice  which model, on what device
 dial        the one place that opens a channel
 interrupts  Ctrl-C, never lost
+inference   a tail for who speaks the Open Inference Protocol
 journal     lines of JSON that outlive their process
 credentials  what this side shows a server
 handshake   why a connection does not come about, where TLS is the reason

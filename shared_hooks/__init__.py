@@ -38,15 +38,35 @@ observers   looks at modules on either side
 profiling   layers and cuts measured
 """
 
-from shared_hooks import errors
-from shared_hooks.crossing import Crossing, EarlyOutput, Parcel
-from shared_hooks.explanation import Explanation
-from shared_hooks.forward import HookExitException
-from shared_hooks.metrics import ForwardMetrics, LayerMetrics, TensorShape
-from shared_hooks.planning import LayerInfo, Plan
-from shared_hooks.report import Report
-from shared_hooks.tail import Recipe, RehearsalLimits
-from shared_hooks.wrapped import WrappedModel
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shared_hooks import errors
+    from shared_hooks.crossing import Crossing, EarlyOutput, Parcel
+    from shared_hooks.explanation import Explanation
+    from shared_hooks.forward import HookExitException
+    from shared_hooks.metrics import ForwardMetrics, LayerMetrics, TensorShape
+    from shared_hooks.planning import LayerInfo, Plan
+    from shared_hooks.report import Report
+    from shared_hooks.tail import Recipe, RehearsalLimits
+    from shared_hooks.wrapped import WrappedModel
+
+_HOME = {
+    "Crossing": "crossing",
+    "EarlyOutput": "crossing",
+    "Explanation": "explanation",
+    "ForwardMetrics": "metrics",
+    "HookExitException": "forward",
+    "LayerInfo": "planning",
+    "LayerMetrics": "metrics",
+    "Parcel": "crossing",
+    "Plan": "planning",
+    "Recipe": "tail",
+    "RehearsalLimits": "tail",
+    "Report": "report",
+    "TensorShape": "metrics",
+    "WrappedModel": "wrapped",
+}
 
 __all__ = [
     "Crossing",
@@ -65,3 +85,14 @@ __all__ = [
     "WrappedModel",
     "errors",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names, imported when used: an edge that only runs heads loads no tails, and a message loads no torch."""
+    from importlib import import_module
+
+    if name == "errors":
+        return import_module("shared_hooks.errors")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"shared_hooks.{_HOME[name]}"), name)

@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from shared_hooks.crossing import Crossing, EarlyOutput, generators
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMismatch, UnknownLayer
-from shared_hooks.explaining import explain
-from shared_hooks.explanation import Explanation
 from shared_hooks.forward import HookExitException, Session, check_real, context, interruptible
 from shared_hooks.head import Attempt, Diverged, HeadSession, watching
 from shared_hooks.lifecycle.registry import Lifecycle
@@ -25,11 +23,13 @@ from shared_hooks.metrics.sampler import sampler
 from shared_hooks.modules import agreement, attach, fast_path_off, hierarchy
 from shared_hooks.planning import Cut, Cutting, LayerInfo, Plan, Planner
 from shared_hooks.purity import Turns
-from shared_hooks.report import Report
 from shared_hooks.state import PythonState
-from shared_hooks.tail import RecipeBook, RehearsalLimits, TailSession
 from shared_hooks.tensors import classes_of, flatten, tensors_in
-from shared_hooks.verification import verify
+
+if TYPE_CHECKING:  # where heads run, these are not loaded
+    from shared_hooks.explanation import Explanation
+    from shared_hooks.report import Report
+    from shared_hooks.tail import RecipeBook, RehearsalLimits, TailSession
 
 
 class WrappedModel:
@@ -67,7 +67,9 @@ class WrappedModel:
         self._save: frozenset[int | str] = frozenset()
         self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle)
         self._turns = Turns(model)
-        self.recipes = RecipeBook(model, self._modules, self._find, rehearsals or RehearsalLimits(), self._turns)
+        self._rehearsals = rehearsals
+        self._recipes: RecipeBook | None = None
+        self._making = threading.Lock()
         self._python: PythonState | None = None
         self._own = threading.local()
         self._attached = True
@@ -101,6 +103,17 @@ class WrappedModel:
             sampler.touch(gpu_of(self.device))  # so that sensors are found by the time of the first forward
         return self._planner.plan(args, kwargs)
 
+    @property
+    def recipes(self) -> RecipeBook:
+        """The recipes of its tails."""
+        with self._making:
+            if self._recipes is None:
+                from shared_hooks.tail import RecipeBook, RehearsalLimits
+
+                limits = self._rehearsals or RehearsalLimits()
+                self._recipes = RecipeBook(self.model, self._modules, self._find, limits, self._turns)
+            return self._recipes
+
     def refuse(self, layer: str, reason: str) -> None:
         """Refuse every later cut after the layer of this name ("input": before the first): CutRefused, ``reason``."""
         self._planner.refuse(layer, reason)
@@ -125,6 +138,8 @@ class WrappedModel:
 
         Plans, and rehearses the tail here. Raises `UnknownLayer`, and `CutRefused` with the reason.
         """
+        from shared_hooks.explaining import explain
+
         plan = self.plan(*args, **kwargs)
         cutting, crossing = plan.cutting(cut)
         values = tuple(plan.trace.ops[ordinal].structure or ["v", None] for ordinal in cutting.banked)
@@ -277,6 +292,8 @@ class WrappedModel:
             raise Diverged
 
     def _tail(self, early: EarlyOutput, start: Cut) -> Any:
+        from shared_hooks.tail import TailSession
+
         crossing = early.crossing
         if (
             start not in (crossing.layer_id, crossing.layer_name, str(crossing.layer_id))
@@ -413,6 +430,8 @@ class WrappedModel:
 
         ``on_cut(done, total)`` shows progress. A cut that differs is refused from then on.
         """
+        from shared_hooks.verification import verify
+
         return verify(self.model, self.forward, self.plan(*args, **kwargs), args, kwargs, on_cut)
 
     def _check_attached(self) -> None:

@@ -32,6 +32,8 @@ class Identity:
     """`shared_hooks.profiling.machine.describe`: what a profile is compared with."""
     preprocess_digest: str = ""
     """How input files are read; empty when they cannot be."""
+    form: Mapping[str, Any] = field(default_factory=dict)
+    """What goes in and comes out, by name (`models.form`); empty when the model has no example."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from cloud_server.limits import FileLimits
 from cloud_server.models.admission import check_file, check_frontier
 from cloud_server.models.custody import Custody
 from cloud_server.models.engine import FILE, Computed, Identity, Progress
+from cloud_server.models.form import Form, form_of
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.errors import (
     CutRefused,
@@ -63,6 +64,7 @@ class ServedModel:
         self._spec = entry.spec
         model = entry.spec.load_model(device)
         self._wrapped = WrappedModel(model, depth=entry.depth, lifecycle=self._lifecycle, rehearsals=rehearsals)
+        self._form: Form = {}
         self._plan = self._plan_example(entry)
         if self._plan is not None:
             self._warm(self._plan)
@@ -78,6 +80,7 @@ class ServedModel:
             layers=len(self._plan.layers) if self._plan else 0,
             preprocess_digest=entry.spec.preprocess_digest(),
             machine=describe(device),
+            form=self._form,
         )
         self._custody = Custody(entry.spec.model_id, model, lambda: entry.spec.load_model(device))
         self._lifecycle.emit(
@@ -91,7 +94,9 @@ class ServedModel:
         args, kwargs = example
         self._example_elements = sum(tensor.numel() for tensor in tensors_in(example))
         try:
-            return self._wrapped.plan(*args, **kwargs)
+            plan = self._wrapped.plan(*args, **kwargs)
+            self._form = form_of(plan, self._wrapped.model, args, kwargs)
+            return plan
         except IsthmusError:
             raise
         except Exception as error:
@@ -144,8 +149,10 @@ class ServedModel:
             raise Disagreement(f'layer {cut} is "{name}" here, and "{crossing.layer_name}" in the request')
         plan.cutting(cut)  # raises CutRefused where this side would not cut
         here = plan.frontier_bytes(cut)
-        # A client that knows more paths through the model than this plan sends what those read, too, but never less.
-        if crossing.payload_bytes < here or (crossing.payload_bytes > here and not self._branches):
+        # A client that knows more paths through the model than this plan sends what those read, too, but never less;
+        # before the first layer, who knows nothing of the model sends all inputs.
+        may_be_more = self._branches or cut < 0
+        if crossing.payload_bytes < here or (crossing.payload_bytes > here and not may_be_more):
             raise Disagreement(
                 f"after {name} {here} bytes cross by this side's plan, {crossing.payload_bytes} by the request"
             )

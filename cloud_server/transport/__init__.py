@@ -7,8 +7,9 @@ credentials  certificates as gRPC takes them, read again when they change
 port       is the address free? before the models are loaded
 server     our service, health, reflection, and shutting down
 servicer   frames between gRPC and sessions
+inference_servicer  the Open Inference Protocol's messages
 
-May import core, access, streams, models, wire, limits.
+May import core, inference, access, streams, models, wire, limits.
 """
 
 from cloud_server.transport.port import check_free

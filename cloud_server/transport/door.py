@@ -22,16 +22,19 @@ from cloud_server.access import Caller, Credentials, Register, names_in, token_i
 from cloud_server.core import Core
 from cloud_server.transport.waiting import Place, WaitingCalls
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import BadFrame, IsthmusError, NotAuthenticated, ServerUnavailable, TooLarge
+from shared_hooks.errors import BadFrame, Cancelled, IsthmusError, NotAuthenticated, ServerUnavailable, TooLarge
 from shared_hooks.lifecycle import Stage, on_behalf_of
 
 log = logging.getLogger(__name__)
 
 SERVICE = split_pb2.DESCRIPTOR.services_by_name["Split"].full_name
-BEGINS_WORK = frozenset(f"/{SERVICE}/{name}" for name in ("Session", "Probe", "Profile"))
+INFERENCE = "inference.GRPCInferenceService"
+"""The Open Inference Protocol's, on the wire."""
+INFER = f"/{INFERENCE}/ModelInfer"
+BEGINS_WORK = frozenset({*(f"/{SERVICE}/{name}" for name in ("Session", "Probe", "Profile")), INFER})
 """Calls that a draining server does not take; health, reflection and the list of models it answers to the end."""
 SESSION = f"/{SERVICE}/Session"
-OPEN_TO_ALL = frozenset({"/grpc.health.v1.Health/Check"})
+OPEN_TO_ALL = frozenset({"/grpc.health.v1.Health/Check", f"/{INFERENCE}/ServerLive", f"/{INFERENCE}/ServerReady"})
 """What asks it has no credentials (an orchestrator), and hears one word."""
 LOOK_SECONDS = 1.0
 """Between two looks whether credentials still hold."""
@@ -77,6 +80,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         self._sending: dict[grpc.ServicerContext, float] = {}
         """When each began to send what it sends."""
         self._waiting = WaitingCalls(MAX_WAITING, MESSAGE_SECONDS)
+        self._uploading = WaitingCalls(core.limits.max_clients, core.limits.deadline_seconds)
+        """Requests in one message, which may be a large one."""
         self._closed = threading.Event()
 
     # Every call
@@ -146,6 +151,21 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(answers, reads, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(answer, reads, handler.response_serializer)
+
+    def message(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """A request's only message, for which it waits. Raises BadFrame, and ServerUnavailable for who has to go."""
+        with self._uploading.place(Caller(context.peer()).address, context.cancel) as place:
+            try:
+                data = next(incoming, None)
+            except Exception:  # gRPC raises a bare Exception here when the call ends
+                raise place.error or Cancelled("the call has ended") from None
+        if data is None:
+            raise BadFrame("no message came")
+        return data
+
+    def is_open(self, method: str) -> bool:
+        """Whether nobody is asked who he is."""
+        return method in OPEN_TO_ALL
 
     def _fetched(self, handler: Any) -> Any:
         """A handler that ends when what it sends is not fetched: what it holds (a place, everybody's lock on profiles)
@@ -270,6 +290,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
             self._waiting.sweep()
+            self._uploading.sweep()
             self._cut_unfetched()
             if self._register.refresh():
                 self._look_again()

@@ -14,9 +14,11 @@ from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from cloud_server.access import Register, Tls
 from cloud_server.core import Core
+from cloud_server.inference import Inference
 from cloud_server.transport import health
 from cloud_server.transport.credentials import server_credentials
-from cloud_server.transport.door import MAX_WAITING, SERVICE, Door
+from cloud_server.transport.door import INFERENCE, MAX_WAITING, SERVICE, Door
+from cloud_server.transport.inference_servicer import InferenceServicer
 from cloud_server.transport.port import check_free
 from cloud_server.transport.servicer import SplitServicer
 from shared_hooks.errors import SpecError
@@ -79,7 +81,8 @@ class CloudServer:
         self._ending = threading.Lock()  # taken by the first who stops it, and kept
         # Every stream holds one thread of the pool for as long as it lives.
         limits = core.limits
-        threads = limits.max_clients + limits.max_probes + limits.max_profiles + MAX_WAITING + SPARE_THREADS
+        # A request of the Open Inference Protocol does so, too, and before its message is there.
+        threads = 2 * limits.max_clients + limits.max_probes + limits.max_profiles + MAX_WAITING + SPARE_THREADS
         register = Register(identities, certificates=tls is not None and tls.client_ca is not None)
         self._door = door = Door(core, register)
         self._server = grpc.server(
@@ -92,7 +95,9 @@ class CloudServer:
             maximum_concurrent_rpcs=CALLS_PER_THREAD * threads,
             interceptors=[door],
         )
-        self._health = health.Health(("", SERVICE))
+        self._health = health.Health(("", SERVICE, INFERENCE))
+        self.inference = Inference(core, lambda: self._health.serving)
+        InferenceServicer(self.inference, door).add_to(self._server)
         SplitServicer(core, door).add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if reflection:

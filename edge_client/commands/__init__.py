@@ -6,6 +6,8 @@ file, and its name and options in `arguments`.
 arguments   the commands and their options; loads nothing, so that ``--help`` is quick
 credentials options by which a command proves who it is
 loading     model, inputs and cut from them
+feed        what run is fed with
+outcome     what became of one input
 constraints limits, from them
 units       sizes, rates and durations
 auto        run with --split auto

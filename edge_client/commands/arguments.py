@@ -97,8 +97,16 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="PATH",
-        help="an image, .npy, .safetensors, a folder or a glob; may be repeated",
+        help="an image, .npy, .safetensors, a folder, a glob, a video; may be repeated. Or one camera: a device as "
+        "/dev/video0, an address as rtsp://...",
     )
+    run.add_argument("--frames", type=_count, metavar="N", help="of a video or a camera: end after N frames")
+    run.add_argument(
+        "--queue", type=_count, metavar="N", help="of a camera: frames that wait; the oldest gives way (default: 2)"
+    )
+    run.add_argument("--camera-size", type=_pixels, metavar="WxH", help="asked of a device, such as 640x480")
+    run.add_argument("--camera-rate", type=_rate, metavar="N", help="asked of a device: frames a second")
+    run.add_argument("--camera-format", metavar="NAME", help="asked of a device: its pixel format, such as mjpeg")
     run.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     run.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
     run.add_argument("--in-flight", type=_count, default=4, metavar="N", help="requests under way (default: 4)")
@@ -204,7 +212,7 @@ def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:
     plan.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")
     plan.add_argument("--max-edge-memory", metavar="SIZE", help="such as 64MiB: limit on the edge, weights included")
     plan.add_argument("--max-bytes-per-second", metavar="SIZE", help="such as 500kB: limit for both ways, at --rate")
-    plan.add_argument("--rate", type=_seconds, metavar="N", help="requests per second")
+    plan.add_argument("--rate", type=_rate, metavar="N", help="requests per second")
     plan.add_argument("--min-accuracy", type=float, metavar="X", help="agreement with the whole model, 0 to 1")
     plan.add_argument("--power-active", type=float, metavar="W", help="of this machine at work, with --power-idle")
     plan.add_argument("--power-idle", type=float, metavar="W", help="of this machine waiting")
@@ -298,7 +306,7 @@ def _add_auto(run: argparse.ArgumentParser) -> None:
     auto.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")
     auto.add_argument("--max-edge-memory", metavar="SIZE", help="such as 64MiB: limit on the edge, weights included")
     auto.add_argument("--max-bytes-per-second", metavar="SIZE", help="such as 500kB: limit for both ways, at --rate")
-    auto.add_argument("--rate", type=_seconds, metavar="N", help="requests per second")
+    auto.add_argument("--rate", type=_rate, metavar="N", help="requests per second")
     auto.add_argument("--min-accuracy", type=float, metavar="X", help="agreement with the whole model, 0 to 1")
     auto.add_argument("--edge-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
     auto.add_argument("--cloud-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
@@ -314,6 +322,13 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
+
+
+def _pixels(text: str) -> tuple[int, int]:
+    width, cross, height = text.lower().partition("x")
+    if not (cross and width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise argparse.ArgumentTypeError(f'expected WIDTHxHEIGHT in pixels, such as 640x480, found "{text}"')
+    return int(width), int(height)
 
 
 def _names(text: str) -> list[str]:
@@ -339,10 +354,18 @@ def _share(text: str) -> float:
 
 
 def _seconds(text: str) -> float:
+    return _above_0(text, "a number of seconds")
+
+
+def _rate(text: str) -> float:
+    return _above_0(text, "a number")
+
+
+def _above_0(text: str, what: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what} above 0")
     return value

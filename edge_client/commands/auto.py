@@ -25,6 +25,7 @@ from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.partitioners import ByObjective, Partitioner, find_partitioner
 from edge_client.planning.predict import predict
 from edge_client.screen.text import one_line
+from edge_client.sources import Item
 from edge_client.survey.gather import Gathered, Wanted, edge_profile, gather, probe_sizes
 from edge_client.survey.loaded import Loaded
 from edge_client.survey.prober import LinkProber
@@ -79,12 +80,12 @@ def choosing_of(options: argparse.Namespace) -> Choosing:
 
 
 @contextmanager
-def auto_client(chooses: Choosing, client: EdgeClient, items: Sequence[InputItem]) -> Iterator[AutoClient]:
+def auto_client(chooses: Choosing, client: EdgeClient, items: Sequence[Item]) -> Iterator[AutoClient]:
     """A client that chooses; ``client`` is prepared. Ends what it started, not the client."""
 
     assert client.spec is not None
     item = first_readable(client.spec, items)
-    loaded, wanted = _loaded(client, item), replace(chooses.wanted, file=str(item.path))
+    loaded, wanted = _loaded(client, item), replace(chooses.wanted, file=_file(item))
     with ExitStack() as stack:
         write = _writer(chooses.log, stack)
         gathered = _gather(loaded, wanted, chooses)
@@ -105,7 +106,11 @@ def auto_client(chooses: Choosing, client: EdgeClient, items: Sequence[InputItem
         yield stack.enter_context(auto)
 
 
-def _loaded(client: EdgeClient, item: InputItem) -> Loaded:
+def _file(item: Item) -> str | None:
+    return str(item.path) if isinstance(item, InputItem) else None
+
+
+def _loaded(client: EdgeClient, item: Item) -> Loaded:
     """The client's own model, planned on the spec's example, or on ``item``."""
     assert client.spec is not None
     args, kwargs = client.spec.example() or client.spec.preprocess(item)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import TypeVar
 
 from edge_client.client import EdgeClient
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.sources import Item
 from edge_client.survey.loaded import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
@@ -15,6 +17,8 @@ from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLay
 from shared_hooks.models import InputItem, ModelSpec, find_inputs
 from shared_hooks.models.example import to_device
 from shared_hooks.modules import walk
+
+AnItem = TypeVar("AnItem", bound=Item)
 
 
 def choice_of(options: argparse.Namespace) -> ModelChoice:
@@ -52,7 +56,7 @@ def find(patterns: Sequence[str]) -> list[InputItem]:
         raise SpecError(f"--input: {error}") from error
 
 
-def first_readable(spec: ModelSpec, items: Sequence[InputItem]) -> InputItem:
+def first_readable(spec: ModelSpec, items: Sequence[AnItem]) -> AnItem:
     """The first input that ``spec`` can read, for what takes one of many; the first where none can be."""
     for item in items:
         try:
@@ -63,7 +67,7 @@ def first_readable(spec: ModelSpec, items: Sequence[InputItem]) -> InputItem:
     return items[0]
 
 
-def cut_for(client: EdgeClient, split: str, items: Sequence[InputItem]) -> int | str:
+def cut_for(client: EdgeClient, split: str, items: Sequence[Item]) -> int | str:
     """--split for a prepared client, before anything is sent: on the example's plan, else on the first that an input
     gives.
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_client import interrupts
-from edge_client.adaptive import AutoClient
 from edge_client.answer import Answer, Failure
 from edge_client.client import CONNECTION_ERRORS, EdgeClient
-from edge_client.commands import auto, exits, witnesses
+from edge_client.commands import exits, witnesses
 from edge_client.commands.credentials import credentials_of
-from edge_client.commands.heat_maps import HeatMaps
+from edge_client.commands.feed import Feed, Named, feed_of
 from edge_client.commands.hooks import as_dicts, configured
-from edge_client.commands.loading import choice_of, cut_for, find
+from edge_client.commands.loading import choice_of, cut_for
+from edge_client.commands.outcome import Outcome
 from edge_client.commands.output import check_json_target, write_json
-from edge_client.commands.report import Outcome, Report
+from edge_client.commands.report import Report
 from edge_client.commands.run_journal import RunJournal
 from edge_client.dial import check_address
 from edge_client.modes import EDGE_ONLY
@@ -28,6 +29,11 @@ from edge_client.transport import ConnectionOptions, now_ns
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle.listing import is_default, lines
 from shared_hooks.models import InputItem, ModelSpec
+
+if TYPE_CHECKING:
+    from edge_client.adaptive import AutoClient
+    from edge_client.commands.auto import Choosing
+    from edge_client.commands.heat_maps import HeatMaps
 
 AUTO: Final = "auto"
 
@@ -44,10 +50,17 @@ def main(options: argparse.Namespace) -> int:
     server = None if here else check_address(options.server)
     check_json_target(options.json)
     witnesses.check(options.witness, options.split, options.log_level)
-    chooses = auto.choosing_of(options) if options.split == AUTO else None
-    if chooses:
+    chooses = None
+    if options.split == AUTO:
+        from edge_client.commands import auto  # loads what plans, profiles and measures
+
+        chooses = auto.choosing_of(options)
         auto.log_moves(options.debug)
-    items = find(options.input)
+    with closing(feed_of(options)) as feed:
+        return _run(options, server, feed, chooses)
+
+
+def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: Choosing | None) -> int:
     choice = choice_of(options)
     spec = choice.spec()
     lifecycle = configured(options.config, options.log_level, options.log_format)
@@ -74,41 +87,49 @@ def main(options: argparse.Namespace) -> int:
     stopped = False
     try:
         client.prepare()
-        client.split = "input" if chooses else cut_for(client, options.split, items)
+        client.split = "input" if chooses else cut_for(client, options.split, feed.samples)
         if options.journal:
             journal = RunJournal(options.journal, {"model": spec.model_id, "weights": client.wrapped.weights_hash()})
-            items, before = journal.left(items)
-        report = Report(spec.model_id, server, options.split, options.codec, str(client.device), options.witness)
+            assert feed.items is not None
+            feed.items, before = journal.left(feed.items)
+        tally = feed.tally if feed.items is None else None
+        about = (spec.model_id, server, options.split, options.codec, str(client.device), options.witness)
+        report = Report(*about, tally)
         if before:
             report.resume(before)
             print(f"edge-client: {len(before)} inputs are in {options.journal} already", file=sys.stderr)
         try:
-            if not items:
+            if feed.items == []:
                 report.start()
             elif chooses:
+                from edge_client.commands import auto
+
                 chosen: list[Any] = []
                 try:
-                    with auto.auto_client(chooses, client, items) as chooser:
+                    with auto.auto_client(chooses, client, feed.samples) as chooser:
                         chosen.append(chooser)
                         report.start()
-                        _send(chooser, spec, items, report, maps, journal, show=not options.no_progress)
+                        _send(chooser, spec, feed, report, maps, journal, show=not options.no_progress)
                 finally:  # once nobody decides any more
                     decisions = chosen[0].decisions.all if chosen else []
             else:
                 client.open()
-                _send(client, spec, items, report, maps, journal, show=not options.no_progress)
+                _send(client, spec, feed, report, maps, journal, show=not options.no_progress)
         except JournalFull as error:
             stopped = True
             print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
         except CONNECTION_ERRORS as error:
             if options.debug:
                 raise
-            report.give_up(items, error)
+            report.give_up(feed.unanswered(), error)
             print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
         except KeyboardInterrupt:  # what was answered is told all the same
             interrupts.heard()
             report.interrupted = True
             print("edge-client: interrupted", file=sys.stderr)
+        if feed.broken is not None:
+            print(f"edge-client: error: --input: {one_line(str(feed.broken))}", file=sys.stderr)
+        feed.tally.stop()
         report.finish(client.refused)
     finally:
         client.close()
@@ -122,7 +143,7 @@ def main(options: argparse.Namespace) -> int:
         else exits.CONNECTION
         if report.gave_up
         else exits.SOME_FAILED
-        if report.some_failed or report.refused
+        if report.some_failed or report.refused or feed.broken
         else exits.OK
     )
     # The text first: a disk that is full by now costs the file, and not this, too.
@@ -141,43 +162,50 @@ def main(options: argparse.Namespace) -> int:
 def _send(
     client: EdgeClient | AutoClient,
     spec: ModelSpec,
-    items: Sequence[InputItem],
+    feed: Feed,
     report: Report,
     maps: HeatMaps | None,
     journal: RunJournal | None,
     *,
     show: bool,
 ) -> None:
-    width = max(len(printable(item.name)) for item in items)
-    with progress("inputs", len(items), show) as advance:
-        answers = client.infer_many(items, prepare=spec.preprocess, failures="return")
-        for number, (item, answer) in enumerate(zip(items, answers, strict=True), 1):
+    names = ["" if feed.items is None else printable(item.name) for item in feed.items or ()]
+    width = max(map(len, names), default=len(printable(feed.source.name)))
+    feed.tally.start()
+    with progress("frames" if feed.items is None else "inputs", len(feed.items or ()) or feed.most, show) as advance:
+        answers = client.infer_many(feed, prepare=spec.preprocess, failures="return")
+        for number, answer in enumerate(answers, 1):
+            item = feed.next_done()
             outcome = _outcome(spec, item, answer)
             if journal is not None:
+                assert isinstance(item, InputItem)
                 try:
                     journal.add(item, outcome.as_dict(), outcome.error)
                 except SpecError as error:
                     raise JournalFull(str(error)) from error
             report.add(outcome)
-            advance(printable(item.name))
+            if outcome.error is None:
+                feed.tally.add()
+            advance(feed.tally.line() if feed.items is None else printable(item.name))
             if outcome.error is None:
                 print(report.line(outcome, width), flush=True)
                 if maps is not None and outcome.answer is not None:
                     maps.write(number, item.name, outcome.answer.observations)
             else:
-                print(
-                    f"edge-client: {printable(str(item.path))}: {_one_line(outcome.error)}", file=sys.stderr, flush=True
-                )
+                print(f"edge-client: {printable(item.origin)}: {_one_line(outcome.error)}", file=sys.stderr, flush=True)
 
 
 def _heat_maps(folder: str, observers: Sequence[str]) -> HeatMaps:
     """Where --heat-maps go. SpecError before any work is done."""
     if "attention" not in observers:
         raise SpecError("--heat-maps needs --observe attention")
+    from edge_client.commands.auto import Choosing
+    from edge_client.commands.heat_maps import HeatMaps
+
     return HeatMaps(folder)
 
 
-def _outcome(spec: ModelSpec, item: InputItem, answer: Answer | Failure) -> Outcome:
+def _outcome(spec: ModelSpec, item: Named, answer: Answer | Failure) -> Outcome:
     if isinstance(answer, Failure):
         return Outcome(item, error=answer.error)
     try:
@@ -186,7 +214,11 @@ def _outcome(spec: ModelSpec, item: InputItem, answer: Answer | Failure) -> Outc
         return Outcome(item, error=error)
     spent = now_ns() - answer.finished_ns
     return Outcome(
-        item, predictions, answer, replace(answer.times, postprocess=spent), measured_ns=answer.measured_ns + spent
+        item,
+        predictions,
+        replace(answer, output=None),  # it may be large, and is not told
+        replace(answer.times, postprocess=spent),
+        measured_ns=answer.measured_ns + spent,
     )
 
 

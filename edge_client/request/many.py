@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from edge_client.answer import Answer, Failure
 from shared_hooks.errors import IsthmusError
@@ -21,6 +21,23 @@ class Started(Protocol):
 
 
 Request = TypeVar("Request", bound=Started)
+
+LOOK_SECONDS: Final = 0.005
+"""While a live source has no frame: how often it is looked whether an answer has come."""
+
+
+@runtime_checkable
+class Live(Protocol):
+    """Inputs that come by themselves (`edge_client.sources`): the next is taken when there is a place for it, and until
+    it comes, answers are given out.
+    """
+
+    @property
+    def live(self) -> bool:
+        """Whether they do."""
+
+    def wait_for_input(self, seconds: float) -> bool:
+        """Whether the next input (or the end) is there, or comes within so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +62,8 @@ def in_order(
     """``finish(start(input))`` of each input, in order, with up to ``most`` started and not finished.
 
     A failure takes its place in the order: raised, or yielded as `Failure` unless it is ``fatal``. A server that says
-    when to ask again is there: only that request has failed. Whatever is under way when the iteration ends is
-    cancelled. Hooks hear of the run as a whole here.
+    when to ask again is there: only that request has failed. An error of ``inputs`` is raised after the answers to all
+    that came before it. Whatever is under way when the iteration ends is cancelled. Hooks hear of the run here.
     """
     window: deque[tuple[int, Any, Request | Exception]] = deque()
     total = _length(inputs)
@@ -63,10 +80,27 @@ def in_order(
                 raise
             return Failure(index, item, error)
 
+    def over(full: bool) -> bool:
+        return bool(window) and (_is_over(window[0][2]) or (full and len(window) >= most))
+
+    live = inputs if isinstance(inputs, Live) and inputs.live else None
+    broken: Exception | None = None
     lifecycle.emit(Stage.BEFORE_RUN, total=total)
     try:
-        for index, item in enumerate(inputs):
-            while window and (len(window) >= most or _is_over(window[0][2])):
+        rest = enumerate(inputs)
+        while True:
+            while over(full=live is not None):
+                yield collect()
+            if live is not None and window and not live.wait_for_input(LOOK_SECONDS):
+                continue
+            try:
+                index, item = next(rest)
+            except StopIteration:
+                break
+            except Exception as error:
+                broken = error
+                break
+            while over(full=True):
                 yield collect()
             try:
                 started: Request | Exception = start(item, Position(index, total))
@@ -75,6 +109,8 @@ def in_order(
             window.append((index, item, started))
         while window:
             yield collect()
+        if broken is not None:
+            raise broken
     finally:
         for _, _, left in window:
             if not isinstance(left, Exception):

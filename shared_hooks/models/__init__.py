@@ -3,6 +3,7 @@
 spec         `ModelSpec`, `load_spec`: the TOML format of docs/model-spec.md
 example      the input both sides plan on
 inputs       input files and their true labels; tensors from .npy and .safetensors
+frames       a picture of a video or a camera
 images       image file -> tensor
 uploads      input files that a client sends as bytes
 tokenizers   the tokenizer that a spec names
@@ -14,12 +15,15 @@ digits       the model that ships
 
 from shared_hooks.config import Table
 from shared_hooks.models.device import pick_device, set_threads
+from shared_hooks.models.frames import Frame, FrameId
 from shared_hooks.models.inputs import InputItem, find_inputs, truth_of
 from shared_hooks.models.predictions import Prediction
 from shared_hooks.models.spec import BUILT_IN, ModelSpec, load_spec, spec_from_table
 
 __all__ = [
     "BUILT_IN",
+    "Frame",
+    "FrameId",
     "InputItem",
     "ModelSpec",
     "Prediction",

@@ -6,24 +6,21 @@ import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch
 from shared_hooks.models import uploads
+from shared_hooks.models.frames import Pixels
+
+if TYPE_CHECKING:  # else where an image is read: many an edge has tensors
+    from PIL import Image
 
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
-_FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "box": Image.Resampling.BOX,
-    "bilinear": Image.Resampling.BILINEAR,
-    "hamming": Image.Resampling.HAMMING,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+_FILTERS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")  # of PIL.Image.Resampling, in lower case
 DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -90,6 +87,12 @@ class ImagePreprocess:
         """
         return self._read(io.BytesIO(data), name, uploads.IMAGE_FORMATS, max_pixels)
 
+    def of_pixels(self, pixels: Pixels) -> torch.Tensor:
+        """The same of a frame that is in memory already."""
+        from PIL import Image
+
+        return self._tensor(self._resize(Image.fromarray(pixels).convert(self.mode)))
+
     def _read(
         self,
         source: Path | io.BytesIO,
@@ -97,6 +100,8 @@ class ImagePreprocess:
         formats: tuple[str, ...] | None = None,
         max_pixels: int | None = None,
     ) -> torch.Tensor:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+
         try:
             with warnings.catch_warnings(), Image.open(source, formats=formats) as file:
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -120,6 +125,9 @@ class ImagePreprocess:
             Image.DecompressionBombWarning,
         ) as error:
             raise InputMismatch(f"{path} cannot be read as an image: {error}") from error
+        return self._tensor(image)
+
+    def _tensor(self, image: Image.Image) -> torch.Tensor:
         pixels = np.array(image, dtype=np.float32).reshape(image.height, image.width, _CHANNELS[self.mode])
         values = torch.from_numpy(pixels) * (self.scale / 255.0)
         values = (values - torch.tensor(self.mean)) / torch.tensor(self.std)
@@ -138,13 +146,24 @@ class ImagePreprocess:
     def _resize(self, image: Image.Image) -> Image.Image:
         if self.size is None:
             return image
+        from PIL import Image
+
         height, width = self.size
-        resample = _FILTERS[self.interpolation]
+        resample = Image.Resampling[self.interpolation.upper()]
         if self.shorter_side is None:
             return image if image.size == (width, height) else image.resize((width, height), resample)
         scaled = image.resize(self._scaled(*image.size), resample)
         left, top = (scaled.width - width) // 2, (scaled.height - height) // 2
         return scaled.crop((left, top, left + width, top + height))
+
+
+def as_png(pixels: Pixels) -> bytes:
+    """A frame as a file, for what takes nothing else; lossless, and not small but quick."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def _size(table: Table) -> tuple[int, int] | None:

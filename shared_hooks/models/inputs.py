@@ -40,6 +40,11 @@ class InputItem:
         """The file's name, for tables and messages."""
         return self.path.name
 
+    @property
+    def origin(self) -> str:
+        """The file, in full."""
+        return str(self.path)
+
     @classmethod
     def of(cls, path: str | Path) -> InputItem:
         """The item of a path, its truth looked up."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,12 +18,15 @@ from shared_hooks.config import Table, kind_of, looks_like_target, resolve
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError, UnknownModel, near
 from shared_hooks.models import uploads
 from shared_hooks.models.example import Example, inputs_of, read_example, to_device
-from shared_hooks.models.images import DTYPES, ImagePreprocess
+from shared_hooks.models.frames import Frame
+from shared_hooks.models.images import DTYPES, ImagePreprocess, as_png
 from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_tensors, tensors_of_bytes
 from shared_hooks.models.predictions import Prediction, TopK, read_labels
 from shared_hooks.models.tokenizers import load_tokenizer
 from shared_hooks.models.weights import load_weights
-from shared_hooks.selection.file import read_selection
+
+if TYPE_CHECKING:
+    from shared_hooks.selection.file import Selection
 
 BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "digits.toml"}
 """The models that ship with Isthmus, by name."""
@@ -83,12 +86,19 @@ class ModelSpec:
             )
         if self.dtype is not None:
             model = model.to(self.dtype)
-        chosen = None if self.selection is None else read_selection(self.selection)
+        chosen = self._chosen()
         if self.weights and (chosen is None or chosen.is_mask):
             load_weights(model, self.weights, f"{self.origin}: weights")
         if chosen is not None:
             model = chosen.apply(model)
         return model.eval().to(device)
+
+    def _chosen(self) -> Selection | None:
+        if self.selection is None:
+            return None
+        from shared_hooks.selection.file import read_selection  # few models have one
+
+        return read_selection(self.selection)
 
     def example(self, device: torch.device | str = "cpu") -> Inputs | None:
         """The inputs both sides plan on, equal in every process; None when the spec has none."""
@@ -104,14 +114,17 @@ class ModelSpec:
         args, kwargs = to_device(args, device), to_device(kwargs, device)
         return args, {**self.call_kwargs, **kwargs}
 
-    def preprocess(self, item: InputItem | Path | str) -> Inputs:
-        """One input file as (args, kwargs), tensors on the CPU, batch of one.
+    def preprocess(self, item: InputItem | Frame | Path | str) -> Inputs:
+        """One input file, or a frame, as (args, kwargs): tensors on the CPU, batch of one.
 
         Images take the spec's [preprocess]; .npy and .safetensors pass through as they are, unless the spec names its
-        own callable, which gets the path of every file. Raises InputMismatch when the file cannot be used.
+        own callable, which gets the path of every file (a frame's is a PNG file for as long as it is called). Raises
+        InputMismatch when the file cannot be used.
         """
-        path = item.path if isinstance(item, InputItem) else Path(item)
-        args, kwargs = self._read(path)
+        if isinstance(item, Frame):
+            args, kwargs = self._read_frame(item)
+        else:
+            args, kwargs = self._read(item.path if isinstance(item, InputItem) else Path(item))
         return args, {**self.call_kwargs, **kwargs}
 
     def preprocess_bytes(
@@ -153,6 +166,12 @@ class ModelSpec:
         if path.suffix.lower() in TENSOR_SUFFIXES:
             return read_tensors(path, self._keywords)
         return self._image(self._images(str(path))(path))
+
+    def _read_frame(self, frame: Frame) -> Inputs:
+        if isinstance(self._preprocess, str):
+            with uploads.as_path(".png", as_png(frame.pixels)) as path:
+                return self._read(path)
+        return self._image(self._images(frame.id.name).of_pixels(frame.pixels))
 
     def _images(self, name: str) -> ImagePreprocess:
         if isinstance(self._preprocess, ImagePreprocess):

@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import safetensors
-from PIL import features
 
 from shared_hooks.errors import InputMismatch, TooLarge
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES
@@ -92,6 +90,9 @@ def digest(settings: Any, own: Callable[..., Any] | None, constants: Mapping[str
 @functools.cache
 def libraries() -> dict[str, str | None]:
     """Versions of what decodes files."""
+    import PIL
+    from PIL import features
+
     return {
         "Pillow": PIL.__version__,
         **{name: features.version(name) for name in ("jpg", "libjpeg_turbo", "zlib", "webp", "libtiff")},

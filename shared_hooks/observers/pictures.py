@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from shared_hooks.errors import InputMismatch
 from shared_hooks.observers.kinds.attention import Attention
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 STOPS = np.array([[0, 0, 0], [120, 28, 109], [237, 105, 37], [252, 255, 164]], dtype=np.float64)
 LEAST_SIDE = 256
@@ -32,6 +34,8 @@ def heat_map(record: Attention, head: int | None = None, row: int = 0) -> Image.
 
 def coloured(grid: np.ndarray[Any, Any]) -> Image.Image:
     """An RGB picture of (queries, keys), scaled to its maximum and enlarged by a whole factor."""
+    from PIL import Image
+
     grid = np.nan_to_num(grid.astype(np.float64))
     grid = grid / max(grid.max(initial=0.0), 1e-12) * (len(STOPS) - 1)
     below = np.clip(grid.astype(int), 0, len(STOPS) - 2)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 from shared_hooks.errors import BadFrame
 
@@ -45,6 +44,8 @@ def encoded(grid: np.ndarray[Any, Any]) -> str:
     """
     grid = np.nan_to_num(grid.astype(np.float64), posinf=0.0, neginf=0.0).clip(0.0)
     pixels = (np.sqrt(grid / max(grid.max(initial=0.0), 1e-12)) * 255).round().astype(np.uint8)
+    from PIL import Image
+
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "PNG")
     return base64.b64encode(data.getvalue()).decode("ascii")
@@ -64,6 +65,8 @@ def decoded(text: str) -> np.ndarray[Any, Any]:
     """(queries, keys), as shares of the greatest weight. Raises BadFrame for what is no thumbnail, or is damaged."""
     if not is_thumbnail(text):
         raise BadFrame("a heat map that is no small greyscale PNG")
+    from PIL import Image
+
     try:
         with Image.open(io.BytesIO(base64.b64decode(text)), formats=["PNG"]) as picture:
             return (np.asarray(picture, dtype=np.float64) / 255) ** 2

@@ -14,6 +14,7 @@ import grpc
 import pytest
 import torch
 
+from cloud_server.__main__ import main as cloud_main
 from cloud_server.cli import main
 from shared_hooks import WrappedModel
 from shared_hooks.models import load_spec
@@ -191,3 +192,13 @@ def test_ctrl_c_while_torch_is_loaded(tmp_path: Path, start: list[str]) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "cloud-server: interrupted\n")
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "cloud_server.__main__.find_spec", lambda name: None if name == "prometheus_client" else object()
+    )
+    assert cloud_main(["--model", "digits"]) == 2
+    assert capsys.readouterr().err == 'cloud-server: prometheus-client missing: pip install "isthmus[cloud]"\n'

@@ -1,0 +1,30 @@
+"""Where inputs come from: files of a folder, frames of a video, frames of a camera. docs/sources.md
+
+    with sources.camera("/dev/video0") as frames, EdgeClient("cloud:50051", "digits", split="relu") as client:
+        for answer in client.infer_many(frames, prepare=client.spec.preprocess):
+            ...
+
+opening    which source a word names
+camera     a V4L2 device, or a stream from the network
+video      a video file
+decoding   frames out of PyAV; its errors by name
+live       any frames that come by themselves, read in a thread of its own
+latest     the queue where the oldest gives way
+files      image and tensor files
+source     what all of them are: `Source`
+tally      frames a second
+extras     PyAV, where it is installed
+
+A source that waits (files, videos) drops nothing. A live one keeps the newest frames. Loads PyAV when a video or a
+camera is opened.
+"""
+
+from edge_client.sources.camera import camera
+from edge_client.sources.files import folder
+from edge_client.sources.live import live
+from edge_client.sources.source import Item, Source
+from edge_client.sources.tally import Tally
+from edge_client.sources.video import video
+from shared_hooks.models.frames import Frame, FrameId
+
+__all__ = ["Frame", "FrameId", "Item", "Source", "Tally", "camera", "folder", "live", "video"]

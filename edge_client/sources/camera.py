@@ -1,0 +1,140 @@
+"""A camera: a V4L2 device of this machine, or a stream from the network."""
+
+from __future__ import annotations
+
+import glob
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from edge_client.sources import extras
+from edge_client.sources.decoding import ToPixels, opened, told
+from edge_client.sources.live import KEPT, Live
+from shared_hooks.errors import InputMismatch, SpecError
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+SCHEMES: Final[Mapping[str, str]] = {
+    "rtsp": "rtsp,rtp,tcp,udp",
+    "rtsps": "rtsp,rtp,tcp,tls",
+    "http": "http,tcp",
+    "https": "https,http,tls,tcp",
+    "tcp": "tcp",
+    "udp": "udp",
+}
+"""Of addresses, and what FFmpeg may open for each."""
+TIMEOUT: Final = 10.0
+DAMAGED_IN_A_ROW: Final = 300
+"""Packets that cannot be decoded, as before the first whole picture, until a stream is given up."""
+
+
+def camera(
+    where: str | Path,
+    *,
+    size: tuple[int, int] | None = None,
+    rate: float | None = None,
+    pixel_format: str | None = None,
+    queue: int = KEPT,
+    timeout: float = TIMEOUT,
+) -> Live:
+    """The newest frames of a V4L2 device (``/dev/video0``) or of an address (``rtsp://``, ``http://``, ``tcp://`` ...).
+
+    ``size`` (width, height), ``rate`` and ``pixel_format`` ("mjpeg", "yuyv422") are asked of a device, which may give
+    something else. ``queue`` frames wait, and the oldest gives way. ``timeout``: seconds without a frame after which it
+    is given up. Returns when the first frame is there; raises InputMismatch.
+    """
+    text = str(where)
+    if size is not None and (len(size) != 2 or min(size) < 1):
+        raise SpecError(f"size={size}: expected (width, height) in pixels")
+    if not timeout > 0:
+        raise SpecError(f"timeout={timeout}: must be more than 0 seconds")
+    if "://" in text:
+        if size or rate or pixel_format:
+            raise SpecError(f"{without_password(text)}: size, rate and pixel format can be asked of a device only")
+        _check_address(text)
+    else:
+        _check_device(text)
+    name = without_password(text)
+    extras.check(name)
+    asked = {
+        "video_size": f"{size[0]}x{size[1]}" if size else "",
+        "framerate": f"{rate:g}" if rate else "",
+        "input_format": pixel_format or "",
+    }
+    options = {key: value for key, value in asked.items() if value}
+    source = Live(_frames(text, name, options, timeout), name, queue=queue, timeout=2 * timeout, pixels=ToPixels())
+    try:
+        source.first()
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+def is_camera(text: str) -> bool:
+    """Whether a word names a camera, good or bad: an address, or something under /dev/video."""
+    return "://" in text or text.startswith(("/dev/video", "/dev/v4l/"))
+
+
+def without_password(address: str) -> str:
+    """An address as it may be shown: no password, and nothing after "?"."""
+    if "://" not in address:
+        return address
+    scheme, _, rest = address.partition("://")
+    rest, question, _ = rest.partition("?")
+    place, slash, path = rest.partition("/")
+    login, at, host = place.rpartition("@")
+    user, colon, _ = login.partition(":")
+    return f"{scheme}://{user}{':***' if colon else ''}{at}{host}{slash}{path}{'?...' if question else ''}"
+
+
+def _frames(text: str, name: str, options: Mapping[str, str], timeout: float) -> Iterator[VideoFrame]:
+    """In the reading thread. Ends by an error only: cameras have no end."""
+    from av.error import InvalidDataError
+
+    scheme, _, _ = text.partition("://")
+    how = {"format": "v4l2", "protocols": ""} if scheme == text else {"protocols": SCHEMES[scheme.lower()]}
+    network = {"fflags": "nobuffer"} if scheme != text else {}
+    if scheme.lower().startswith("rtsp"):
+        network["rtsp_transport"] = "tcp"  # through any firewall, and nothing is lost on the way
+    with opened(text, name, options={**options, **network}, timeout=timeout, quick=True, **how) as (container, stream):
+        damaged = count = 0
+        with told(name, timeout):
+            for packet in container.demux(stream):
+                try:
+                    for frame in packet.decode():
+                        count, damaged = count + 1, 0
+                        yield frame
+                except InvalidDataError:
+                    damaged += 1
+                    if damaged == DAMAGED_IN_A_ROW:
+                        raise InputMismatch(f"{name}: {damaged} packets in a row cannot be decoded") from None
+    raise InputMismatch(f"{name}: the stream ended after {count} frames: its sender closed it or is gone")
+
+
+def _check_address(text: str) -> None:
+    name, scheme = without_password(text), text.partition("://")[0].lower()
+    if scheme not in SCHEMES:
+        raise InputMismatch(f"{name}: {scheme}:// is not taken; take {', '.join(f'{one}://' for one in SCHEMES)}")
+    try:
+        parts = urlsplit(text)
+        good = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise InputMismatch(f"{name}: no host in it, or no such port")
+
+
+def _check_device(text: str) -> None:
+    path = Path(text)
+    there = sorted(glob.glob("/dev/video*"))
+    others = f"; there are {', '.join(there)}" if there else "; there is none on this machine"
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise InputMismatch(f"no such camera: {text} ({error.strerror}){others}") from None
+    if not stat.S_ISCHR(mode):
+        raise InputMismatch(f"{text} is no camera: not a device{others}")

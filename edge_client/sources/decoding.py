@@ -1,0 +1,104 @@
+"""Frames out of PyAV, and its errors by name."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
+
+from shared_hooks.errors import InputMismatch
+from shared_hooks.models.frames import Pixels
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+FORMATS: Final = (
+    "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,h264,hevc,av1,ivf,mjpeg,mpjpeg,flv,asf,ogg,mxf,m4v,h263,"
+    "rtsp,sdp,rtp,hls,v4l2,video4linux2"
+)
+"""Of FFmpeg's readers. Others read lists of further files, or draw pictures of their own."""
+MAX_PIXELS: Final = 1 << 26
+"""Of a frame (8192 x 8192): a file of a few bytes may announce any size."""
+
+
+@contextmanager
+def opened(
+    where: str,
+    name: str,
+    *,
+    protocols: str,
+    format: str | None = None,
+    options: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    quick: bool = False,
+) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """A file, device or address, and its first video stream. ``name`` is what messages call it.
+
+    ``protocols``: all that FFmpeg may open for it, whatever the file says. ``timeout``: seconds, to open and for each
+    packet. ``quick``: frames come at once; else the decoder takes several at a time on several processors. Raises
+    InputMismatch.
+    """
+    import av
+
+    bounds = {"protocol_whitelist": protocols, "format_whitelist": FORMATS}
+    with told(name, timeout):
+        container = av.open(where, "r", format=format, options={**bounds, **(options or {})}, timeout=timeout)
+    with container:
+        if not container.streams.video:
+            raise InputMismatch(f"{name} holds no video")
+        stream = container.streams.video[0]
+        context = stream.codec_context
+        context.options = {"max_pixels": str(MAX_PIXELS)}
+        if quick:
+            context.thread_type = "SLICE"
+            context.options = {**context.options, "flags": "+low_delay"}
+        else:
+            context.thread_type = "AUTO"
+        yield container, stream
+
+
+@contextmanager
+def told(name: str, timeout: float | None = None) -> Iterator[None]:
+    """What PyAV raises, as InputMismatch about ``name``. FFmpeg's own words may hold a password, so only its reason is
+    told.
+    """
+    from av.error import ArgumentError, ExitError, FFmpegError, InvalidDataError
+
+    try:
+        yield
+    except ExitError:  # by the timeout
+        raise InputMismatch(f"{name}: nothing came within {timeout:g} s") from None
+    except (InvalidDataError, ArgumentError) as error:
+        if name.startswith("/dev/"):
+            raise InputMismatch(f"{name}: {error.strerror}; it may not have this size, rate or pixel format") from None
+        raise InputMismatch(f"{name} cannot be read as a video: truncated, damaged or something else") from None
+    except FFmpegError as error:
+        hint = _HINTS.get(error.errno or 0, "")
+        raise InputMismatch(f"{name}: {error.strerror}{hint}") from None
+    except OSError as error:
+        raise InputMismatch(f"{name}: {error.strerror or error}") from None
+
+
+_HINTS: Final = {
+    errno.EACCES: "; on most systems the group video may read cameras",
+    errno.EBUSY: "; another program holds it",
+}
+
+
+class ToPixels:
+    """Decoded frame -> RGB, turned as its display matrix says (telephones). For one thread."""
+
+    def __init__(self) -> None:
+        from av.video.reformatter import VideoReformatter
+
+        self._reformatter = VideoReformatter()
+
+    def __call__(self, frame: VideoFrame) -> Pixels:
+        pixels = cast(Pixels, self._reformatter.reformat(frame, format="rgb24").to_ndarray())
+        turns = round(frame.rotation / 90) % 4
+        return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels

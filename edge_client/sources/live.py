@@ -1,0 +1,106 @@
+"""Frames that come by themselves: read in a thread of its own, which never waits for whoever takes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from edge_client.sources.latest import Closed, Late, Latest
+from edge_client.sources.source import Source
+from shared_hooks.errors import InputMismatch, SpecError
+from shared_hooks.models.frames import Frame, FrameId, Pixels
+
+KEPT: Final = 2
+"""Frames that wait, by default: one is the freshest, two outlast a hitch of one frame."""
+LEAVE_SECONDS: Final = 1.0
+"""For the thread to end at `close`. One that a device holds ends when that returns, or with the process."""
+
+
+def live(frames: Iterable[Pixels], name: str = "camera", *, queue: int = KEPT, timeout: float | None = None) -> Live:
+    """A source of your own camera's frames: arrays of uint8, (height, width, 3), RGB, a new one for each.
+
+    ``frames`` is read in another thread, as fast as it gives them, until the source is closed (a generator is closed,
+    too); it ends the source when it ends, and what it raises is raised where the frame would be taken. ``queue`` frames
+    wait, and the oldest gives way. ``timeout``: seconds without a frame after which it is given up (None: never).
+    """
+    return Live(frames, name, queue=queue, timeout=timeout)
+
+
+class Live(Source):
+    """``frames`` gives anything that ``pixels`` makes an array of; only frames that are taken are converted."""
+
+    live = True
+
+    def __init__(
+        self,
+        frames: Iterable[Any],
+        name: str,
+        *,
+        queue: int = KEPT,
+        timeout: float | None = None,
+        pixels: Callable[[Any], Pixels] = lambda frame: frame,
+    ) -> None:
+        """Begins to read at once. Raises SpecError for a queue of less than 1."""
+        super().__init__(name)
+        if queue < 1:
+            raise SpecError(f"queue={queue}: at least one frame must be able to wait")
+        self._frames = frames
+        self._pixels = pixels
+        self._timeout = timeout
+        self._latest: Latest[tuple[int, Any]] = Latest(queue)
+        self._dropped_before: int | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._read, name=f"frames of {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        return 0 if self._dropped_before is None else self._latest.dropped - self._dropped_before
+
+    def first(self) -> Frame:
+        """The newest, once one has come."""
+        return self._frame(*self._one(self._latest.newest))
+
+    def wait_for_input(self, seconds: float) -> bool:
+        return self._latest.ready(seconds)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._latest.end()
+        if self._thread is not threading.current_thread():
+            self._thread.join(LEAVE_SECONDS)
+
+    def _items(self) -> Iterator[Frame]:
+        if self._dropped_before is None:  # what went by before anybody asked was not dropped
+            self._dropped_before = self._latest.dropped
+        while True:
+            try:
+                index, frame = self._one(self._latest.take)
+            except Closed:
+                return
+            yield self._frame(index, frame)
+
+    def _one(self, get: Callable[[float | None], tuple[int, Any]]) -> tuple[int, Any]:
+        try:
+            return get(self._timeout)
+        except Late:
+            raise InputMismatch(f"{self.name}: no frame for {self._timeout:g} s") from None
+
+    def _frame(self, index: int, frame: Any) -> Frame:
+        return Frame(FrameId(self.name, index), self._pixels(frame))
+
+    def _read(self) -> None:
+        frames: Iterator[Any] = iter(())
+        try:
+            frames = iter(self._frames)
+            for index, frame in enumerate(frames):
+                if self._closing.is_set():
+                    break
+                self._latest.put((index, frame))
+            self._latest.end()
+        except Exception as error:
+            self._latest.end(error)
+        finally:
+            if (close := getattr(frames, "close", None)) is not None:
+                close()

@@ -1,0 +1,87 @@
+"""A video file, frame by frame; nothing is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from edge_client.sources import extras
+from edge_client.sources.decoding import ToPixels, opened, told
+from edge_client.sources.source import Source
+from shared_hooks.errors import InputMismatch, near
+from shared_hooks.models.frames import Frame, FrameId
+from shared_hooks.models.inputs import truth_of
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+SUFFIXES: Final = frozenset(
+    f".{kind}"
+    for kind in "mp4 m4v mov mkv webm avi ts mts m2ts mpg mpeg flv wmv ogv 3gp mxf ivf h264 hevc mjpeg mjpg".split()
+)
+"""By which a file is known as a video."""
+MISSING_SECONDS: Final = 0.75
+"""Less than the file announces is truncated. Sound, and edits of a few frames, may last longer than the pictures."""
+
+
+def video(path: str | Path) -> Video:
+    """The frames of a video file, in the order in which they are shown.
+
+    Raises InputMismatch for a file without a readable frame; later, at its place, for one that ends early.
+    """
+    return Video(Path(path))
+
+
+class Video(Source):
+    """Decoded in the thread that takes the frames, as it takes them; each iteration begins anew."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.path = path
+        if not path.exists():
+            siblings = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise InputMismatch(f"no such input: {path}.{near(path.name, siblings)}")
+        extras.check(str(path))
+        self._truth = truth_of(path)
+        with closing(self._items()) as frames:
+            self._first = next(frames)
+
+    def first(self) -> Frame:
+        return self._first
+
+    def _items(self) -> Generator[Frame, None, None]:
+        where = f"file:{self.path}"  # so that a colon in a name is no protocol
+        with opened(where, self.name, protocols="file") as (container, stream):
+            frames, pixels = container.decode(stream), ToPixels()
+            index, end = 0, 0.0
+            while True:
+                with told(f"{self.name} after {index} frames" if index else self.name):
+                    frame = next(frames, None)
+                if frame is None:
+                    break
+                end = max(end, frame.time or 0.0)
+                yield Frame(FrameId(self.name, index, frame.time, self._truth), pixels(frame))
+                index += 1
+            if not index:
+                raise InputMismatch(f"{self.name} holds no frame that can be read: truncated?")
+            announced = _announced_end(container, stream)
+            if announced is not None and end < announced - MISSING_SECONDS - _frame_seconds(stream):
+                raise InputMismatch(
+                    f"{self.name} ends after {index} frames, {end:.1f} of {announced:.1f} s: it is truncated or damaged"
+                )
+
+
+def _announced_end(container: InputContainer, stream: VideoStream) -> float | None:
+    """When the pictures end, in seconds, as the file's head says; None where it says nothing of them alone."""
+    if stream.duration is not None and stream.time_base is not None:
+        return float(((stream.start_time or 0) + stream.duration) * stream.time_base)
+    if container.duration is not None and len(container.streams) == 1:
+        return ((container.start_time or 0) + container.duration) / 1e6
+    return None
+
+
+def _frame_seconds(stream: VideoStream) -> float:
+    return float(1 / stream.average_rate) if stream.average_rate else 0.0

@@ -1,0 +1,89 @@
+"""A camera on loopback: MPEG-TS by TCP and RTSP; and what is no camera."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from edge_client import sources
+from edge_client.sources import Frame
+from edge_client.sources.camera import without_password
+from shared_hooks.errors import InputMismatch, SpecError
+from tests.edge_client.sources.streams import number_of, streaming
+
+
+@pytest.mark.parametrize("rtsp", [False, True], ids=["tcp", "rtsp"])
+def test_its_frames_until_it_dies_in_the_middle(rtsp: bool) -> None:
+    with streaming(frames=60, rtsp=rtsp) as address, sources.camera(address, queue=100) as source:
+        assert source.live and "secret" not in source.name
+        seen: list[Frame] = []
+        with pytest.raises(InputMismatch, match=r"the stream ended after \d+ frames: its sender closed it") as told:
+            for item in source:
+                assert isinstance(item, Frame)
+                seen.append(item)
+        assert "secret" not in str(told.value)
+    numbers = [number_of(one.pixels) for one in seen]
+    first = numbers[0]
+    assert len(seen) > 10 and numbers == [(first + step) % 51 for step in range(len(seen))]
+    assert [one.id.index for one in seen] == list(range(len(seen)))
+
+
+def test_one_that_falls_silent_is_given_up() -> None:
+    silent = pytest.raises(InputMismatch, match="nothing came within 0.5 s|no frame for 1 s")
+    with streaming(frames=40, hang=True) as address, sources.camera(address, timeout=0.5) as source, silent:
+        list(source)
+
+
+def test_it_can_be_left_in_the_middle() -> None:
+    before = threading.active_count()
+    with streaming(frames=400) as address:
+        with sources.camera(address) as source:
+            next(iter(source))
+        assert threading.active_count() <= before + 1  # the streamer's
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("/dev/video99", "no such camera: /dev/video99"),
+        ("/dev/null", "/dev/null: "),
+        (__file__, "is no camera: not a device"),
+        ("gopher://cam/x", "gopher:// is not taken; take rtsp://"),
+        ("file:///etc/passwd", "file:// is not taken"),
+        ("rtsp://", "no host in it"),
+        ("rtsp://cam:99999/x", "no such port"),
+        ("rtsp://me:secret@127.0.0.1:1/x?token=secret", "rtsp://me:***@127.0.0.1:1/x?...: Connection refused"),
+        ("tcp://127.0.0.1:1", "Connection refused"),
+    ],
+)
+def test_what_is_no_camera(where: str, told: str) -> None:
+    with pytest.raises(InputMismatch) as error:
+        sources.camera(where, timeout=5)
+    assert told in str(error.value) and "secret" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_stream_of_something_else(tmp_path: Path) -> None:
+    with streaming(frames=1) as address, pytest.raises(InputMismatch):
+        sources.camera(address, timeout=5)  # one frame is too little to know what it is
+
+
+def test_wrong_words() -> None:
+    for wrong in ({"size": (0, 480)}, {"timeout": 0}, {"size": (640, 480)}):
+        with pytest.raises(SpecError):
+            sources.camera("rtsp://127.0.0.1:1/", **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("rtsp://a:b@c/d", "rtsp://a:***@c/d"),
+        ("rtsp://a:b@x@c:55/d@e", "rtsp://a:***@c:55/d@e"),
+        ("http://c/d?pwd=1", "http://c/d?..."),
+        ("tcp://c:1", "tcp://c:1"),
+        ("/dev/video0", "/dev/video0"),
+    ],
+)
+def test_passwords_are_not_shown(address: str, shown: str) -> None:
+    assert without_password(address) == shown

@@ -1,0 +1,172 @@
+"""Real video files: every frame, in order, and one line about those that cannot be read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edge_client import sources
+from edge_client.sources import Frame
+from edge_client.sources.opening import open_source
+from edge_client.sources.video import Video
+from shared_hooks.config import Table
+from shared_hooks.errors import InputMismatch, IsthmusError, SpecError
+from shared_hooks.models import load_spec, spec_from_table
+from shared_hooks.models.images import as_png
+from tests.edge_client.sources.streams import HEIGHT, WIDTH, make_video, number_of, picture
+
+
+def numbers(source: sources.Source) -> list[int]:
+    return [number_of(item.pixels) for item in source if isinstance(item, Frame)]
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"), [("a.mp4", "libx264"), ("a.mkv", "libx264"), ("a.avi", "mjpeg"), ("a.ts", "mpeg2video")]
+)
+def test_every_frame_in_the_order_in_which_they_are_shown(tmp_path: Path, name: str, codec: str) -> None:
+    with sources.video(make_video(tmp_path / name, codec=codec, rate=25)) as source:
+        assert numbers(source) == numbers(source) == list(range(20)), "nothing is dropped, and it begins anew"
+        assert (source.taken, source.dropped, source.live) == (40, 0, False)
+        first = source.first()
+    assert first.id.name == f"{name}#0" and first.pixels.shape == (HEIGHT, WIDTH, 3)
+
+
+def test_time_and_truth_of_a_frame(tmp_path: Path) -> None:
+    frames = list(sources.video(make_video(tmp_path / "walk_label7.mp4", frames=3)))
+    assert [(one.id.seconds, one.id.truth) for one in frames if isinstance(one, Frame)] == [
+        (0.0, "7"),
+        (pytest.approx(0.1), "7"),
+        (pytest.approx(0.2), "7"),
+    ]
+
+
+def test_a_telephones_video_is_turned_as_its_head_says(tmp_path: Path) -> None:
+    path = make_video(tmp_path / "upright.mp4", frames=1)
+    data = bytearray(path.read_bytes())
+    # the display matrix of the track: a quarter clockwise (ISO 14496-12, 8.3.2)
+    at = data.index(b"tkhd") + 4 + 4 + 20 + 16
+    data[at : at + 36] = b"".join(
+        value.to_bytes(4, "big", signed=True) for value in (0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30)
+    )
+    path.write_bytes(data)
+    assert sources.video(path).first().pixels.shape == (WIDTH, HEIGHT, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("text.mp4", b"hello world\n" * 100, "cannot be read as a video"),
+        ("empty.mkv", b"", "cannot be read as a video"),
+        # lists of other files, which FFmpeg would open
+        ("list.mp4", b"#EXTM3U\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n", "cannot be read as a video"),
+        ("join.mp4", b"ffconcat version 1.0\nfile '/etc/passwd'\n", "cannot be read as a video"),
+    ],
+)
+def test_what_is_no_video(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputMismatch, match=told) as error:
+        sources.video(tmp_path / name)
+    assert name in str(error.value) and "\n" not in str(error.value)
+
+
+def test_one_that_is_not_there(tmp_path: Path) -> None:
+    make_video(tmp_path / "walk.mp4", frames=1)
+    with pytest.raises(InputMismatch, match=r"no such input: .*walt.mp4. Did you mean walk.mp4\?"):
+        sources.video(tmp_path / "walt.mp4")
+    (tmp_path / "folder.mp4").mkdir()
+    with pytest.raises(InputMismatch, match="folder.mp4"):
+        sources.video(tmp_path / "folder.mp4")
+
+
+def test_sound_alone(tmp_path: Path) -> None:
+    import av
+
+    with av.open(str(tmp_path / "sound.mp4"), "w") as container:
+        stream = container.add_stream("aac", rate=8000)
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 8000), np.float32), format="fltp", layout="mono")
+        sound.sample_rate = 8000
+        container.mux(stream.encode(sound))
+        container.mux(stream.encode())
+    with pytest.raises(InputMismatch, match="holds no video"):
+        sources.video(tmp_path / "sound.mp4")
+
+
+@pytest.mark.parametrize("options", [{}, {"movflags": "faststart"}, {"movflags": "frag_keyframe"}], ids=str)
+def test_a_truncated_one_gives_what_is_there_and_says_so(tmp_path: Path, options: dict[str, str]) -> None:
+    path = make_video(tmp_path / "cut.mp4", 60, "mjpeg", **options)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    seen = []
+    with pytest.raises(InputMismatch, match="truncated") as told:
+        for item in sources.video(path):
+            seen.append(item)
+    assert len(seen) < 60 and "cut.mp4" in str(told.value)
+    if "movflags" in options:  # its head is at the beginning
+        assert len(seen) > 10 and f"after {len(seen)} frames" in str(told.value)
+
+
+def test_several_files_and_videos_come_one_after_the_other(tmp_path: Path) -> None:
+    for name in ("one.mp4", "two.mp4"):
+        make_video(tmp_path / name, frames=2)
+    (tmp_path / "image.png").write_bytes(as_png(picture(3)))
+    words = [str(tmp_path / "*.png"), str(tmp_path / "*.mp4"), str(tmp_path / "one.mp4")]
+    with open_source(words) as source:
+        first = source.first()
+        names = [item.id.name if isinstance(item, Frame) else item.name for item in source]
+    assert names == ["image.png", "one.mp4#0", "one.mp4#1", "two.mp4#0", "two.mp4#1", "one.mp4#0", "one.mp4#1"]
+    assert first.name == "image.png"  # type: ignore[union-attr]
+
+
+def test_a_folder_drops_nothing_and_an_empty_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.png").write_bytes(as_png(picture(1)))
+    (tmp_path / "a.png").write_bytes(b"not an image")
+    with sources.folder(tmp_path) as source:
+        assert [item.name for item in source] == ["a.png", "b.png"] and len(source) == 2  # type: ignore[union-attr,arg-type]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputMismatch, match="holds no input"):
+        sources.folder(tmp_path / "empty")
+
+
+def test_without_pyav_one_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_video(tmp_path / "a.mp4", frames=1)
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.setattr("edge_client.sources.extras.find_spec", lambda name: None)
+    for make in (lambda: sources.video(path), lambda: sources.camera("rtsp://127.0.0.1:1/")):
+        with pytest.raises(SpecError, match=r'pip install "isthmus\[video\]"'):
+            make()
+
+
+def test_a_frame_is_read_as_the_same_image_in_a_file(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    (tmp_path / "same.png").write_bytes(as_png(pixels))
+    frame = Frame(sources.FrameId("clip.mp4", 0), pixels)
+    spec = load_spec("digits")
+    assert torch.equal(spec.preprocess(frame)[0][0], spec.preprocess(tmp_path / "same.png")[0][0])
+
+
+def shape_of_file(path: Path) -> torch.Tensor:
+    """A spec's own way to read."""
+    return torch.tensor([len(path.read_bytes())]) if path.suffix == ".png" else torch.zeros(0)
+
+
+def test_a_specs_own_code_gets_a_frame_as_a_file() -> None:
+    table = {"id": "m", "factory": "torch.nn:Identity", "preprocess": f"{__name__}:shape_of_file"}
+    spec = spec_from_table(Table(table, "test"), Path())
+    (size,), _ = spec.preprocess(Frame(sources.FrameId("cam", 0), picture(1)))
+    assert int(size) == len(as_png(picture(1)))
+    silent = spec_from_table(Table({"id": "m", "factory": "torch.nn:Identity"}, "test"), Path())
+    with pytest.raises(IsthmusError, match="cam#0: model m says nothing about images"):
+        silent.preprocess(Frame(sources.FrameId("cam", 0), picture(1)))
+
+
+def test_one_source_is_what_it_is(tmp_path: Path) -> None:
+    path = make_video(tmp_path / "A.MP4", frames=1)
+    assert isinstance(open_source([str(path)]), Video)
+    with pytest.raises(SpecError, match="for a camera"):
+        open_source([str(path)], queue=3)
+    with pytest.raises(SpecError, match="only input"):
+        open_source([str(path), "rtsp://127.0.0.1/"])
