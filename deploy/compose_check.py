@@ -26,7 +26,7 @@ COMPILERS = "gcc g++ cc c++ clang as ld make ninja rustc go nvcc".split()
 CACHES = "/root/.cache /var/cache/apt/archives/*.deb /var/lib/apt/lists/*Packages* /build /tmp/pip*".split()
 IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
 WEIGHTS = ROOT / "shared_hooks" / "models" / "digits" / "weights.safetensors"
-HEALTHY_SECONDS, DEMO_SECONDS = 180.0, 90.0
+HEALTHY_SECONDS, DEMO_SECONDS = 300.0, 90.0
 
 
 class Check:
