@@ -9,9 +9,11 @@ work        threads that compute
 processes   worker processes, in which tails are computed
 wire        frames that answer no request
 transport   gRPC, with health and reflection
+cluster     replicas on many machines, and fronts before them: Ray Serve
 access      who calls, and what one may
 telemetry   the server seen from outside
 doctor      would it serve, and be safe?
 limits      every bound in one place
+scale       how many replicas of it
 config, options, cli   what is served and how: TOML file and command line
 """

@@ -37,6 +37,11 @@ listen = "127.0.0.1:9464"            # HOST:PORT, or a port of loopback
 [tracing]                            # OpenTelemetry, see docs/telemetry.md; absent = as the environment says
 endpoint = "http://127.0.0.1:4317"
 
+[ray]                                # with --on ray, see docs/ray.md
+min_replicas = 1                     # of each model; or replicas = N, for as many at any time
+max_replicas = 4
+target_pending = 2.0                 # requests in a replica for which another one is started
+
 [lifecycle]                          # the server's own hooks, see shared_hooks/lifecycle/loading.py
 hooks = ["my_hooks:Watchdog"]
 """
@@ -52,6 +57,7 @@ from typing import Any
 
 from cloud_server.access import Register, Tls
 from cloud_server.limits import Limits
+from cloud_server.scale import Scale, scale_of
 from shared_hooks.config import Table, kind_of
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle import Lifecycle
@@ -105,6 +111,8 @@ class ServerConfig:
     """HOST:PORT of the metrics; empty = none."""
     tracing: str = ""
     """Where traces go; empty = where the environment says."""
+    scale: Scale = field(default_factory=Scale)
+    """How far it is scaled out by Ray Serve."""
     lifecycle: Lifecycle = field(default_factory=lambda: load("cloud", None, Path.cwd()), compare=False)
 
     def __post_init__(self) -> None:
@@ -149,7 +157,7 @@ def read_config(path: Path) -> ServerConfig:
     }
     models, limits, observers = table.table("models"), table.table("limits"), table.table("observers")
     lifecycle, tls, access = table.table("lifecycle"), table.table("tls"), table.table("access")
-    metrics, tracing = table.table("metrics"), table.table("tracing")
+    metrics, tracing, ray = table.table("metrics"), table.table("tracing"), table.table("ray")
     table.done()
     try:
         if tls is not None:
@@ -168,6 +176,8 @@ def read_config(path: Path) -> ServerConfig:
             metrics.done()
         if tracing is not None:
             values["tracing"] = endpoint_of(tracing)
+        if ray is not None:
+            values["scale"] = scale_of(ray)
         if lifecycle is not None:
             values["lifecycle"] = load("cloud", lifecycle, path.resolve().parent)
         return ServerConfig(**{key: value for key, value in values.items() if value is not None})
@@ -216,12 +226,15 @@ def _tls(table: Table, folder: Path) -> Tls:
 def _models(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
     entries = []
     for name, value in table.rest().items():
-        if isinstance(value, str):
-            file = folder / value
-            try:
-                entries.append(ModelEntry(load_spec(f"{name}={file if file.is_file() else value}")))
-            except IsthmusError as error:
-                raise SpecError(f"{table.origin}: {table.name(name)}: {error}") from error
+        # Several versions of one model: behind Ray Serve each has replicas of its own (docs/ray.md).
+        references = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+        if references and (isinstance(value, str) or references == value):
+            for reference in references:
+                file = folder / reference
+                try:
+                    entries.append(ModelEntry(load_spec(f"{name}={file if file.is_file() else reference}")))
+                except IsthmusError as error:
+                    raise SpecError(f"{table.origin}: {table.name(name)}: {error}") from error
         elif isinstance(value, dict):
             inner = Table(value, table.origin, table.name(name))
             depth = inner.take("depth", int)

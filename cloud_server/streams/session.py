@@ -172,13 +172,14 @@ class StreamSession:
     def _on_hello(self, hello: split_pb2.Hello) -> None:
         self._hub.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.caller.peer)
         self._hub.check_open()
-        engine = agree(hello, self._hub.engines_for(self.caller))
+        agreed = agree(hello, self._hub.engines_for(self.caller))
+        engine = agreed.engine
         self.client_id = hello.client_id
         self._uploads = Uploads(self._hub, self, engine)
         self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
         if hello.heartbeat_ms:
             self._beat = max(hello.heartbeat_ms / 1000, self._hub.limits.heartbeat_seconds)
-        self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat))
+        self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat, agreed.notes))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN

@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from cloud_server import wire
-from cloud_server.access import Caller, Credentials, Register, names_in, token_in
-from cloud_server.core import Core
+from cloud_server.access import Caller, Credentials, Register, names_in, passport_in, token_in
+from cloud_server.limits import Limits
 from cloud_server.transport.waiting import Place, WaitingCalls
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Cancelled, IsthmusError, NotAuthenticated, ServerUnavailable, TooLarge
-from shared_hooks.lifecycle import Stage, on_behalf_of
+from shared_hooks.lifecycle import Lifecycle, Stage, on_behalf_of
 
 log = logging.getLogger(__name__)
 
@@ -69,18 +69,32 @@ class _Admitted:
         self.tell: Callable[[IsthmusError], object] | None = None
 
 
+class House(Protocol):
+    """What the door leads into; `core.Core` is one."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def lifecycle(self) -> Lifecycle: ...
+
+    def check_open(self) -> None:
+        """Raises ServerUnavailable while draining."""
+        ...
+
+
 class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     """Of one server. ``register``: who is let in; None = everybody."""
 
-    def __init__(self, core: Core, register: Register | None = None) -> None:
-        self._core = core
+    def __init__(self, house: House, register: Register | None = None) -> None:
+        self._house = house
         self._register = register or Register()
         self._lock = threading.Lock()
         self._admitted: dict[grpc.ServicerContext, _Admitted] = {}
         self._sending: dict[grpc.ServicerContext, float] = {}
         """When each began to send what it sends."""
         self._waiting = WaitingCalls(MAX_WAITING, MESSAGE_SECONDS)
-        self._uploading = WaitingCalls(core.limits.max_clients, core.limits.deadline_seconds)
+        self._uploading = WaitingCalls(house.limits.max_clients, house.limits.deadline_seconds)
         """Requests in one message, which may be a large one."""
         self._closed = threading.Event()
 
@@ -91,7 +105,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         if call.method not in OPEN_TO_ALL and self._register.asks:
             self._register.check_token(token_in(call.metadata))
         if call.method in BEGINS_WORK:
-            self._core.check_open()
+            self._house.check_open()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
         """gRPC's entry: the method's own handler, or one that refuses."""
@@ -232,11 +246,12 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
             admitted = self._admitted.get(context)
         caller = Caller(context.peer()) if admitted is None else admitted.caller
         with on_behalf_of(caller.account):
-            self._core.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
+            self._house.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
 
     def _admit(self, context: grpc.ServicerContext) -> None:
         names = names_in(context.auth_context()) if self._register.certificates else ()
-        shown = Credentials(token_in(context.invocation_metadata() or ()), names)
+        metadata = context.invocation_metadata() or ()
+        shown = Credentials(token_in(metadata), names, passport_in(metadata))
         admitted = _Admitted(self._register.caller(context.peer(), shown), shown)
         with self._lock:
             self._admitted[context] = admitted

@@ -130,7 +130,7 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
         if feed.broken is not None:
             print(f"edge-client: error: --input: {one_line(str(feed.broken))}", file=sys.stderr)
         feed.tally.stop()
-        report.finish(client.refused)
+        report.finish(client.refused, client.unlike)
     finally:
         client.close()
         if journal is not None:
@@ -199,7 +199,6 @@ def _heat_maps(folder: str, observers: Sequence[str]) -> HeatMaps:
     """Where --heat-maps go. SpecError before any work is done."""
     if "attention" not in observers:
         raise SpecError("--heat-maps needs --observe attention")
-    from edge_client.commands.auto import Choosing
     from edge_client.commands.heat_maps import HeatMaps
 
     return HeatMaps(folder)
