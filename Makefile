@@ -11,6 +11,7 @@
 #   CAMERA_FLAGS=   for the cameras, e.g. "--kernel linux-image-...-amd64.deb --json cameras.json"
 #   MATRIX_FLAGS=   for the matrix, e.g. "--json docs/results/matrix.json pi='ssh pi python3'"
 #   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"
+#   COMPOSE_FLAGS=  for the containers, e.g. "--base my/python:3.12 --torch 2.13.0+cpu --profile demo"
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
 
 VENV := .venv
@@ -20,6 +21,7 @@ DEV := $(VENV)/.installed-dev
 PIP_FLAGS ?=
 PYTEST_FLAGS ?= -n auto
 DEMO_FLAGS ?=
+COMPOSE_FLAGS ?=
 CERT_FLAGS ?=
 BENCH_FLAGS ?=
 EXPERIMENT_FLAGS ?=
@@ -34,7 +36,7 @@ MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo certs test lint bench fuzz attacks chaos siege soak cameras matrix experiments library protos clean
+.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak cameras matrix experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -51,6 +53,8 @@ help:
 	@echo "make cameras cameras and streams before edge-client run: GStreamer, RTSP, HTTP, V4L2 (Linux, GStreamer)"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
 	@echo "make library the models of transformers, timm and torchvision cut at a sample of their layers; hours"
+	@echo "make compose the containers of deploy/docker-compose.yml, built, run, looked into and taken down (a Docker engine)"
+	@echo "make manifests  the files for Kubernetes, systemd and Compose, by kubectl, systemd-analyze and Compose"
 	@echo "make protos  regenerate the code of the wire"
 	@echo "make clean   remove .venv and caches"
 
@@ -99,6 +103,13 @@ experiments: $(DEV)
 
 library: $(DEV)
 	$(PY) -m studies.library $(LIBRARY_FLAGS)
+
+compose: | $(PY)
+	$(PY) -m deploy.compose_check $(COMPOSE_FLAGS)
+
+manifests: $(DEV)
+	$(PY) -m pip install -q $(PIP_FLAGS) -c constraints.txt -e ".[manifests]"
+	$(PY) -m deploy.manifests_check
 
 protos: $(DEV)
 	$(PY) -m protos.generate
