@@ -61,9 +61,13 @@ class Start:
         few_heaps()
         options = parser().parse_args(self.words)
         bounds = show(options.log_level, options.log_format)
-        config = configure(options)
+        config = self.read()
         bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
         return config
+
+    def read(self) -> ServerConfig:
+        """The configuration, as its files are now. Raises SpecError."""
+        return configure(parser().parse_args(self.words))
 
     def stamp(self, config: ServerConfig, number: int | None = None) -> str:
         """Of the files that a process reads when it starts: of a model's replica (``number``), or of a front. Deploying

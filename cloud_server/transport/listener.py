@@ -47,7 +47,8 @@ def options(max_message_bytes: int, streams: int) -> list[tuple[str, int]]:
 class Listener:
     """``address`` is HOST:PORT, ``port`` the real one. ``services``: of which health is told.
 
-    ``threads``: as many calls as are served at a time. ``tls``: None = in the clear. ``reuse_port``: other servers may listen there, too. Raises SpecError.
+    ``threads``: as many calls as are served at a time. ``tls``: None = in the clear. ``reuse_port``: other servers may
+    listen there, too. Raises SpecError.
     """
 
     def __init__(
