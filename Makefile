@@ -7,6 +7,7 @@
 #   CHAOS_FLAGS=    for the faults, e.g. "--requests 20000 --seed 2 --json docs/results/chaos.json"
 #   ATTACK_FLAGS=   for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
 #   SIEGE_FLAGS=    for the siege, e.g. "--cases tiny-flood --who same --json siege.json"
+#   RAY_FLAGS=      for Ray Serve, e.g. "--cases killed --times 5 --json ray.json"
 #   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
 #   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
@@ -27,10 +28,11 @@ ATTACK_FLAGS ?=
 CHAOS_FLAGS ?=
 SIEGE_FLAGS ?=
 SOAK_FLAGS ?=
+RAY_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo certs test lint bench fuzz attacks chaos siege soak experiments library protos clean
+.PHONY: help demo certs test lint bench fuzz attacks chaos siege soak ray experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -43,6 +45,7 @@ help:
 	@echo "make attacks hostile requests against a server, for a long time: a table and JSON"
 	@echo "make siege   one hostile client beside three honest ones, in every way we know: a table"
 	@echo "make soak    100,000 requests and 1,000 reconnects: does anything grow?"
+	@echo "make ray     Ray Serve on a local cluster: latency, replicas, deaths; installs the extra ray (250 MB)"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
 	@echo "make library the models of transformers, timm and torchvision cut at a sample of their layers; hours"
 	@echo "make protos  regenerate the code of the wire"
@@ -81,6 +84,10 @@ siege: $(DEV)
 
 soak: $(DEV)
 	$(PY) -m studies.soak $(SOAK_FLAGS)
+
+ray: $(DEV)
+	$(PY) -m pip install $(PIP_FLAGS) -q -c constraints.txt -e ".[ray]"
+	$(PY) -m studies.ray $(RAY_FLAGS)
 
 experiments: $(DEV)
 	$(PY) -m studies.experiments all $(EXPERIMENT_FLAGS)

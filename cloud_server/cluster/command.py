@@ -28,6 +28,7 @@ log = logging.getLogger("cloud_server")
 
 OK, CUT_SHORT = 0, 3
 APPLICATION: Final = "isthmus"
+MISSING: Final = '--on ray needs Ray Serve: pip install "isthmus[ray]"'
 OBJECT_STORE_BYTES: Final = 80 << 20
 """What Ray takes for its objects; nothing of a request is one. Ray wants no less than 75 MiB."""
 LOOK_SECONDS: Final = 2.0
@@ -36,9 +37,9 @@ _REASON: Final = re.compile(r"^(?:ray\.exceptions\.\w+: )?(?:\w+\.)*errors\.(\w+
 
 
 def check_installed() -> None:
-    """Raises SpecError without Ray Serve."""
-    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("ray.serve") is None:
-        raise SpecError('--on ray needs Ray Serve: pip install "isthmus[ray]"')
+    """Raises SpecError without Ray. Loads nothing of it: Ray reads the environment when it is loaded (`_settle`)."""
+    if importlib.util.find_spec("ray") is None:
+        raise SpecError(MISSING)
 
 
 def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
@@ -47,16 +48,20 @@ def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
     check_installed()
     address = os.environ.get("RAY_ADDRESS", "")
     _settle(config, alone=not address)
-    import ray
-    from ray import serve
+    try:
+        import ray
+        from ray import serve
 
-    from cloud_server.cluster.application import FRONT, Start
+        from cloud_server.cluster.application import FRONT, Start
+    except ImportError as error:  # Ray alone, without what its Serve needs
+        raise SpecError(f"{MISSING} ({error})") from error
 
     try:
         if address:
             ray.init(address=address, namespace=APPLICATION, logging_level=logging.WARNING)
         else:
             ray.init(
+                address="local",
                 num_cpus=math.ceil(config.scale.cpus * config.scale.max_replicas * len(config.models)) + 1,
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,

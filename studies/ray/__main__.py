@@ -1,6 +1,7 @@
 """``make ray``: what Ray Serve costs, what replicas give, what a death takes. On loopback; needs the extra ``ray``.
 
-The exit status is 0 if nothing was lost or wrong, service was back within 10 s, and 4 replicas gave 3.5 times one process.
+The exit status is 0 if nothing was lost or wrong, service was back within 10 s, and 4 replicas gave 3.5 times as
+much as one process.
 """
 
 from __future__ import annotations
@@ -123,8 +124,6 @@ def _throughput(folder: Path, options: argparse.Namespace) -> list[dict[str, Any
 
 
 def _killed(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    import ray
-
     rows = []
     for replicas, fronts in ((3, 2), (1, 1)):
         model = folder / f"killed-{replicas}.toml"
@@ -135,14 +134,12 @@ def _killed(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
             encoding="utf-8",
         )
         # The head node runs Ray's own bookkeeping: one replica fits there, so that a worker node has something to lose.
-        with nodes(3) as there, server(folder, [str(config)], there.address) as front:
-            ray.init(address=there.address, logging_level="ERROR", log_to_driver=False)
-            try:
-                world = killed.World(there, front, model, random.Random(options.seed), replicas, fronts)
-                faults = options.faults if replicas > 1 else [one for one in options.faults if "node" not in one]
-                rows += killed.run(folder, world, options.times, faults)
-            finally:
-                ray.shutdown()
+        metrics = _free_port() + 500
+        words = [str(config), "--metrics", str(metrics)]
+        with nodes(3) as there, server(folder, words, there.address) as front:
+            world = killed.World(there, front, model, random.Random(options.seed), replicas, fronts, metrics)
+            faults = options.faults if replicas > 1 else [one for one in options.faults if "node" not in one]
+            rows += killed.run(folder, world, options.times, faults)
     return rows
 
 

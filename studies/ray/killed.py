@@ -10,8 +10,10 @@ import signal
 import statistics
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,22 +38,22 @@ class World:
     draw: random.Random
     replicas: int
     fronts: int
+    metrics: int
+    """The port of the fronts' page."""
 
     def pids(self) -> set[int]:
         return set(processes(NAME)) | set(processes(FRONT))
 
     @property
     def whole(self) -> bool:
-        return len(processes(NAME)) >= self.replicas and len(processes(FRONT)) >= self.fronts and up(self)
-
-
-def up(world: World) -> bool:
-    """Whether Ray Serve says so."""
-    from ray import serve
-
-    found = serve.status().applications["isthmus"].deployments
-    wanted = {NAME: world.replicas, FRONT: world.fronts}
-    return all(found[name].replica_states.get("RUNNING", 0) >= count for name, count in wanted.items())
+        """Whether everybody is there, and answers a front."""
+        if len(processes(NAME)) < self.replicas or len(processes(FRONT)) < self.fronts:
+            return False
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=5) as page:
+                return page.read().count(b"isthmus_sessions{replica=") >= self.replicas
+        except OSError:
+            return False
 
 
 def _kill(deployment: str, world: World) -> set[int]:
@@ -140,5 +142,5 @@ def run(folder: Path, world: World, times: int, faults: Sequence[str]) -> list[d
 def _longest(known: list[dict[str, Any]], began: float, over: float) -> float:
     """Seconds between two answers of one client, the longest that touch this time."""
     times = sorted(one["answered"] for one in known if one["came"] == "ok")
-    gaps = [later - sooner for sooner, later in zip(times, times[1:], strict=False) if later > began and sooner < over]
+    gaps = [later - sooner for sooner, later in pairwise(times) if later > began and sooner < over]
     return max(gaps, default=float("inf"))

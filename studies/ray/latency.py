@@ -1,4 +1,4 @@
-"""The same requests at one plain process and elsewhere, in turns, so that what else the machine does counts for both."""
+"""The same requests at one plain process and elsewhere, in turns: what else the machine does counts for both."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def table(result: dict[str, Any]) -> str:
         ]
         for row in result["killed"]:
             lines.append(
-                f"| {row['fault']} | {row['replicas']}, {row['fronts']} | {row['times']} | {row['asked']:,} | {row['lost']} "
-                f"| {row['wrong']} | {row['sent_again']} | {row['without_service_median']:.2f} / "
+                f"| {row['fault']} | {row['replicas']}, {row['fronts']} | {row['times']} | {row['asked']:,} "
+                f"| {row['lost']} | {row['wrong']} | {row['sent_again']} | {row['without_service_median']:.2f} / "
                 f"{row['without_service_max']:.2f} | {row['whole_again_max']:.1f} |"
             )
     return "\n".join(lines)
