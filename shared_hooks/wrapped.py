@@ -21,7 +21,7 @@ from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics, Measurement, gpu_of
 from shared_hooks.metrics.sampler import sampler
 from shared_hooks.modules import agreement, attach, fast_path_off, hierarchy
-from shared_hooks.planning import Cut, Cutting, LayerInfo, Plan, Planner
+from shared_hooks.planning import Cut, Cutting, LayerInfo, Loads, Plan, Planner
 from shared_hooks.purity import Turns
 from shared_hooks.state import PythonState
 from shared_hooks.tensors import classes_of, flatten, tensors_in
@@ -39,7 +39,7 @@ class WrappedModel:
     is not edited; `detach`, or leaving the ``with`` block, removes exactly what was attached. Several threads may run
     requests at once; each thread has its own results of the last forward (`get_layer_metrics`, `banked_output`,
     `durations`). Hooks of ``lifecycle`` are called at the stages of planning, head, bank, inject and tail.
-    ``rehearsals`` bounds what working out tails may cost.
+    ``rehearsals`` bounds what working out tails may cost. ``loads`` has weights at hand that are not in memory.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class WrappedModel:
         metrics: bool = True,
         lifecycle: Lifecycle | None = None,
         rehearsals: RehearsalLimits | None = None,
+        loads: Loads | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputMismatch(f"WrappedModel takes a torch.nn.Module, not {type(model).__name__}")
@@ -65,9 +66,10 @@ class WrappedModel:
         self._configuration = agreement.configuration_digest(model)
         self._find = classes_of(hierarchy.holder_modules(model))
         self._save: frozenset[int | str] = frozenset()
-        self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle)
+        self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle, loads)
         self._turns = Turns(model)
         self._rehearsals = rehearsals
+        self._loads = loads
         self._recipes: RecipeBook | None = None
         self._making = threading.Lock()
         self._python: PythonState | None = None
@@ -414,7 +416,11 @@ class WrappedModel:
 
     def weights_hash(self) -> str:
         """Hexadecimal; see `agreement.weights_hash`."""
-        return agreement.weights_hash(self.model)
+        try:
+            return agreement.weights_hash(self.model)
+        finally:
+            if self._loads is not None:
+                self._loads.release()
 
     def environment(self) -> dict[str, str]:
         """What else must be the same on both sides: settings that change kernels, the model's configuration and

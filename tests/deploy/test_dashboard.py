@@ -53,7 +53,9 @@ def test_panels_can_be_told_apart_and_lie_beside_each_other() -> None:
     places: set[tuple[int, int]] = set()
     for panel in panels():
         grid = panel["gridPos"]
-        cells = {(x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])}
+        cells = {
+            (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
+        }
         assert not cells & places and all(0 <= x < 24 for x, _ in cells), panel["title"]
         places |= cells
         assert panel["description"] and panel["fieldConfig"]["defaults"]["unit"]
