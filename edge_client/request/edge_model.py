@@ -96,8 +96,10 @@ class EdgeModel:
             assert self.spec is not None
             if choice.only_head is None:
                 module = self.spec.load_model(device)
+            elif device.type != "cpu":
+                raise SpecError(f"only_head leaves weights in their files, for the CPU; this model is for {device}")
             else:
-                module, weights = self.spec.load_mapped(device)
+                module, weights = self.spec.load_mapped()
                 self.only_head = OnlyHead(choice.only_head, module, weights)
             example = example or self.spec.example(device)
         self.wrapped = WrappedModel(

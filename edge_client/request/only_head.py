@@ -15,9 +15,8 @@ from torch import nn
 from shared_hooks import Plan
 from shared_hooks.errors import UnknownLayer
 from shared_hooks.models.mapped import MappedWeights
-from shared_hooks.planning import Loads
+from shared_hooks.planning import INPUT, Loads
 from shared_hooks.planning.needed import parameters_of_head
-
 
 _trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 """glibc's: else what was freed stays with the process."""
@@ -30,10 +29,7 @@ class OnlyHead(Loads):
         self.layer = layer
         self.weights = weights
         self._model = model
-        anchor = next(model.parameters())
-        self._device = anchor.device
-        weights.load([anchor], self._device)  # it tells on which device the model is
-        self._known = False
+        self._until: set[str] = set()  # names of layers, up to the one, on every path that is known
 
     @property
     def told(self) -> str:
@@ -42,7 +38,7 @@ class OnlyHead(Loads):
         return f"{loaded:.1f} of {total:.1f} MiB of the weights are in memory"
 
     def before_plan(self) -> None:
-        self.weights.bring(self._device)
+        self.weights.check()
 
     def after_plan(self, plan: Plan | None) -> None:
         try:
@@ -53,29 +49,25 @@ class OnlyHead(Loads):
 
     def release(self) -> None:
         """Give back what was read of other weights, and what planning used."""
-        self.weights.release(self._device)
+        self.weights.release()
         if _trim is not None:
             _trim(0)
 
     def _settle(self, plan: Plan) -> None:
         """Loads what heads need on this path, and refuses later cuts."""
+        names = [info.name for info in plan.layers]
         try:
             last = plan.layer_id(self.layer)
-        except UnknownLayer:
-            for info in plan.layers:
-                plan.refuse(info.layer_id, f"{self.layer}, up to which weights are loaded, does not run here")
-            if not self._known and not self._is_module:
-                raise
-            return
-        if last >= 0:
-            self.layer = plan.layers[last].name  # on another path it has another id
-        self._known = True
-        self.weights.load(parameters_of_head(self._model, plan, last), self._device)
-        for info in plan.layers[last + 1 :]:
-            plan.refuse(info.layer_id, f"only the weights up to {self.layer} are loaded")
-
-    @property
-    def _is_module(self) -> bool:
-        """Whether the layer is a leaf of this model, which another input may run."""
-        path = str(self.layer).partition("#")[0]
-        return any(name == path and not list(module.children()) for name, module in self._model.named_modules())
+        except UnknownLayer as error:
+            if not self._until:  # nor does it run on any path so far
+                for number in range(len(names)):
+                    plan.refuse(number, f"no weights are loaded, for no layer {self.layer} has run")
+                raise UnknownLayer(f"only_head: {error}") from error
+            # on this path the last of those that come before it on another
+            last = max((number for number, name in enumerate(names) if name in self._until), default=-1)
+        else:
+            self._until.update(names[: last + 1])
+            self.layer = names[last] if last >= 0 else INPUT  # on another path it has another id
+        self.weights.load(parameters_of_head(self._model, plan, last))
+        for number in range(last + 1, len(names)):
+            plan.refuse(number, f"only the weights up to {self.layer} are loaded")

@@ -75,27 +75,24 @@ class MappedWeights:
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for name, parameter in parameters.items():
             names.setdefault(id(parameter), []).append(name)
-        for parameter in model.parameters():
-            stored = next((name for name in names[id(parameter)] if name in found), None)
+        for parameter in list(model.parameters()):
+            # under several names the last one counts, as load_state_dict has it
+            stored = next((name for name in reversed(names[id(parameter)]) if name in found), None)
             if stored is None or id(parameter) in odd or type(parameter) is not nn.Parameter:
                 if parameter.is_meta:
-                    _put(parameter, torch.empty_like(parameter, device="cpu"))
+                    _put(model, parameter, torch.empty_like(parameter, device="cpu"))
                 continue  # load_state_dict below
+            value, view = found[stored], None
             for name in names[id(parameter)]:
-                value = found.pop(name, None)
-                if name == stored and value is not None:
-                    self._place(parameter, stored, value)
+                found.pop(name, None)
+            if value.dtype == parameter.dtype and parameter.is_contiguous():
+                view = next(file for file in self._files if stored in file).view(stored, parameter)
+            if view is None:
+                _put(model, parameter, torch.empty_like(parameter, device="cpu").copy_(value))
+            else:
+                parameter = _put(model, parameter, view)
+                self._left[id(parameter)] = parameter, view
         model.load_state_dict(found, strict=False)
-
-    def _place(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
-        view = None
-        if value.dtype == parameter.dtype and parameter.is_contiguous():
-            view = next(file for file in self._files if name in file).view(name, parameter)
-        if view is None:
-            _put(parameter, torch.empty_like(parameter, device="cpu").copy_(value))
-        else:
-            _put(parameter, view)
-            self._left[id(parameter)] = parameter, view
 
     @property
     def loaded(self) -> int:
@@ -106,38 +103,38 @@ class MappedWeights:
         """Whether it is in memory for good."""
         return id(parameter) not in self._left
 
-    def load(self, parameters: Iterable[nn.Parameter], device: torch.device) -> None:
+    def load(self, parameters: Iterable[nn.Parameter]) -> None:
         """Into memory of their own, for good."""
         for parameter in parameters:
             if (left := self._left.pop(id(parameter), None)) is not None:
-                with torch.no_grad():
-                    parameter.data = torch.empty_like(left[1], device=device).copy_(left[1])
+                parameter.data = torch.empty_like(left[1]).copy_(left[1])
 
-    def bring(self, device: torch.device) -> None:
-        """Where the whole model is about to run: all parameters on its device. Raises SpecError for a changed file."""
+    def check(self) -> None:
+        """SpecError if a file was changed since."""
         for file in self._files:
             file.check()
-        if device.type != "cpu":
-            for parameter, view in self._left.values():
-                parameter.data = view.to(device)
 
-    def release(self, device: torch.device) -> None:
-        """Take back what is not loaded."""
-        if device.type != "cpu":
-            for parameter, view in self._left.values():
-                parameter.data = view
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+    def release(self) -> None:
+        """Give back what was read of the files and is not loaded."""
         for file in self._files:
             file.release()
 
 
-def _put(parameter: nn.Parameter, value: torch.Tensor) -> None:
-    """Its value, whoever holds the parameter."""
-    if parameter.is_meta:
-        torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
-    else:
+def _put(model: nn.Module, parameter: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
+    """The parameter with this value; the same object, so that whoever holds it has the value, too."""
+    if not parameter.is_meta:
         parameter.data = value
+        return parameter
+    filled = nn.Parameter(value, requires_grad=parameter.requires_grad)
+    try:
+        torch.utils.swap_tensors(parameter, filled)
+        return parameter
+    except RuntimeError:  # held weakly: torch's recurrent layers do, and notice another one
+        for module in model.modules():
+            for name, one in list(module._parameters.items()):
+                if one is parameter:
+                    setattr(module, name, filled)
+        return filled
 
 
 def _plain(module: nn.Module) -> bool:

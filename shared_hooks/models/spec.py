@@ -76,9 +76,9 @@ class ModelSpec:
             model = chosen.apply(model)
         return model.eval().to(device)
 
-    def load_mapped(self, device: torch.device | str = "cpu") -> tuple[nn.Module, MappedWeights]:
-        """The same model with its parameters left in their files (`mapped`). Raises SpecError also where they are in
-        none.
+    def load_mapped(self) -> tuple[nn.Module, MappedWeights]:
+        """The same model on the CPU, with its parameters left in their files (`mapped`). Raises SpecError also where
+        they are in none.
         """
         from shared_hooks.models.mapped import MappedWeights  # asked for by few
         from shared_hooks.models.unfilled import unfilled
@@ -92,7 +92,7 @@ class ModelSpec:
         weights = MappedWeights(model, self.weights, f"{self.origin}: weights")
         if chosen is not None:
             model = chosen.apply(model)
-        return model.eval().to(device), weights
+        return model.eval(), weights
 
     def _built(self, how: Callable[[Callable[[], object]], object] = lambda build: build()) -> nn.Module:
         """What the factory returns, with the weights that it makes."""

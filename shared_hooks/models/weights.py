@@ -52,9 +52,15 @@ def checked(model: nn.Module, files: Sequence[Path], where: str) -> dict[str, to
 
 def _read(file: Path, where: str) -> dict[str, torch.Tensor]:
     try:
+        with file.open("rb"):  # safetensors calls a file absent whatever it is that keeps it from opening it
+            pass
         return load_file(file)
     except FileNotFoundError:
         raise SpecError(f"{where}: no such weights file: {file}") from None
+    except PermissionError:
+        raise SpecError(
+            f"{where}: {file} cannot be read: permission; make it readable to the user that this runs as (chmod a+r)"
+        ) from None
     except (OSError, SafetensorError) as error:
         raise SpecError(f"{where}: {file} is not a safetensors file that can be read: {error}") from error
 
