@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 
+from cloud_server.cluster.command import serve_on_ray
 from cloud_server.config import ServerConfig
 from cloud_server.core import Core
 from cloud_server.models import Engine, ServedModel
@@ -52,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.hooks:
             print("\n".join(lines(config.lifecycle)))
             return OK
+        if options.on == "ray":
+            return serve_on_ray(config, words)
         return serve(config, words, bounds)
     except (SpecError, UnknownModel) as error:
         print(f"cloud-server: {error}", file=sys.stderr)
@@ -95,6 +98,7 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
             config.identities,
             reflection=config.reflection,
             reuse_port=config.reuse_port,
+            rest=config.rest,
         )
         if pool:
             pool.crew.on_warm = server.serving

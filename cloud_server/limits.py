@@ -89,6 +89,8 @@ class Limits:
     """How many times the size of its model's example an input file's tensors may have: a bound on the model's work,
     where nothing is rehearsed.
     """
+    max_inference_bytes: int = 512 * MIB
+    """Messages of the Open Inference Protocol that arrive by HTTP, and its answers until they are fetched, together."""
     answer_seconds: float = 120.0
     """How long an answer is kept until it is acknowledged, or requested again after a lost connection."""
     deadline_seconds: float = 60.0

@@ -43,11 +43,17 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--worker-processes", action="store_true", default=None, dest="worker_processes", help=text)
     text = "workers are threads of this process; default with one"
     where.add_argument("--in-process", action="store_false", default=None, dest="worker_processes", help=text)
+    text = "on this machine as one process (default), or scaled out by Ray Serve: docs/ray.md"
+    made.add_argument("--on", choices=("machine", "ray"), default="machine", help=text)
+    text = "with --on ray: so many of each model, or as many as the work wants; default 1"
+    made.add_argument("--replicas", metavar="N|MIN-MAX", help=text)
     _add_access(made)
     default = f"time to finish after SIGTERM; default {Limits.drain_seconds:g}"
     made.add_argument("--drain-seconds", type=float, metavar="S", help=default)
     text = "Prometheus metrics on this port, of loopback without HOST; default none"
     made.add_argument("--metrics", type=with_host, metavar="[HOST:]PORT", help=text)
+    text = "Open Inference Protocol (KServe v2) by HTTP on this port, of loopback without HOST; default by gRPC alone"
+    made.add_argument("--rest-port", type=with_host, dest="rest", metavar="[HOST:]PORT", help=text)
     made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage by stage, and exit")
     made.add_argument("--log-format", default="console", choices=FORMATS, help="default console")
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
@@ -76,7 +82,7 @@ def configure(options: argparse.Namespace) -> ServerConfig:
 def composed(options: argparse.Namespace) -> ServerConfig:
     """As `configure`, and nobody has looked at certificates and identities yet."""
     config = read_config(options.config) if options.config else ServerConfig()
-    names = ("listen", "device", "threads", "workers", "worker_processes", "metrics", "identities")
+    names = ("listen", "device", "threads", "workers", "worker_processes", "metrics", "rest", "identities")
     given = {name: getattr(options, name) for name in names}
     given |= {name: True for name in ("insecure", "reflection", "reuse_port") if getattr(options, name)}
     given["tls"] = _tls(options)
@@ -84,6 +90,10 @@ def composed(options: argparse.Namespace) -> ServerConfig:
     if options.drain_seconds is not None:
         limits = dataclasses.replace(config.limits, drain_seconds=options.drain_seconds)
         config = dataclasses.replace(config, limits=limits)
+    if options.replicas is not None:
+        if options.on != "ray":
+            raise SpecError("--replicas: only with --on ray; on one machine there are --workers")
+        config = dataclasses.replace(config, scale=config.scale.with_replicas(options.replicas))
     references = options.model or ([] if config.models else ["digits"])
     ids = [load_spec(reference).model_id for reference in references]
     weights, examples = _by_model("--weights", options.weights, ids), _by_model("--example", options.example, ids)

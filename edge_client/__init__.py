@@ -10,6 +10,7 @@ load        how busy a server says it is
 model_choice  which model, on what device
 dial        the one place that opens a channel
 interrupts  Ctrl-C, never lost
+inference   a tail for who speaks the Open Inference Protocol
 journal     lines of JSON that outlive their process
 credentials  what this side shows a server
 handshake   why a connection does not come about, where TLS is the reason

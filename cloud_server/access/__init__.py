@@ -15,7 +15,7 @@ May import nothing of the server but limits.
 """
 
 from cloud_server.access.caller import Caller
-from cloud_server.access.credentials import Credentials, names_in, token_in
+from cloud_server.access.credentials import Credentials, names_in, passport_in, token_in
 from cloud_server.access.policy import EVERYTHING, Policy, granted
 from cloud_server.access.quota import Quotas
 from cloud_server.access.register import Register
@@ -34,6 +34,7 @@ __all__ = [
     "Tls",
     "granted",
     "names_in",
+    "passport_in",
     "state_of",
     "token_in",
 ]

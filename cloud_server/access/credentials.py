@@ -11,16 +11,19 @@ from shared_hooks.errors import NotAuthenticated
 
 HEADER = "authorization"
 SCHEME = "bearer"
+PASSPORT = "isthmus-caller"
+"""What a front that this server trusts says of the caller (`cloud_server.cluster.passport`)."""
 
 
 @dataclass(frozen=True)
 class Credentials:
     """``token``: its hash, None without one. ``names``: of the certificate that the handshake verified; None while they
-    are not known.
+    are not known. ``passport``: as it came; whoever asks for none does not look at it.
     """
 
     token: bytes | None = None
     names: tuple[str, ...] | None = None
+    passport: str = ""
 
 
 def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
@@ -39,6 +42,12 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
     if len(token) > MAX_CHARACTERS:
         raise NotAuthenticated(f"a token of {len(token)} characters; none has more than {MAX_CHARACTERS}")
     return hash_of(token)
+
+
+def passport_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """What came as a passport, empty without one."""
+    found = next((value for key, value in metadata if key == PASSPORT), "")
+    return found if isinstance(found, str) else ""
 
 
 def names_in(auth_context: Mapping[str, Any]) -> tuple[str, ...]:

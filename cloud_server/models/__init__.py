@@ -2,6 +2,7 @@
 
 engine         what the core needs of a model
 served_model   ... in this process
+form           what goes in and comes out, by name
 admission      what a request announces, checked without the model
 custody        checks after every request that the model did not change
 profiles       the tail of every cut, measured on request
@@ -11,6 +12,7 @@ May import config, limits.
 """
 
 from cloud_server.models.engine import FILE, Computed, Engine, Identity, Progress
+from cloud_server.models.form import leaves
 from cloud_server.models.profiles import Profiles
 from cloud_server.models.served_model import ServedModel
 
@@ -22,4 +24,5 @@ __all__ = [
     "Profiles",
     "Progress",
     "ServedModel",
+    "leaves",
 ]

@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from cloud_server.limits import FileLimits
 from cloud_server.models.admission import check_file, check_frontier
 from cloud_server.models.custody import Custody
 from cloud_server.models.engine import FILE, Computed, Identity, Progress
+from cloud_server.models.form import Form, form_of
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.errors import (
     CutRefused,
@@ -29,6 +31,7 @@ from shared_hooks.errors import (
 from shared_hooks.forward import Kind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
+from shared_hooks.modules.manifest import Manifest
 from shared_hooks.observers import named, transforms
 from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
@@ -63,6 +66,7 @@ class ServedModel:
         self._spec = entry.spec
         model = entry.spec.load_model(device)
         self._wrapped = WrappedModel(model, depth=entry.depth, lifecycle=self._lifecycle, rehearsals=rehearsals)
+        self._form: Form = {}
         self._plan = self._plan_example(entry)
         if self._plan is not None:
             self._warm(self._plan)
@@ -78,11 +82,20 @@ class ServedModel:
             layers=len(self._plan.layers) if self._plan else 0,
             preprocess_digest=entry.spec.preprocess_digest(),
             machine=describe(device),
+            form=self._form,
         )
         self._custody = Custody(entry.spec.model_id, model, lambda: entry.spec.load_model(device))
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        return self._wrapped.manifest(self._plan)
+
+    def manifest(self) -> Manifest:
+        """What the digests are made of, as the model was loaded."""
+        return self._manifest
 
     def _plan_example(self, entry: ModelEntry) -> Plan | None:
         example = entry.spec.example(self._device)
@@ -91,7 +104,9 @@ class ServedModel:
         args, kwargs = example
         self._example_elements = sum(tensor.numel() for tensor in tensors_in(example))
         try:
-            return self._wrapped.plan(*args, **kwargs)
+            plan = self._wrapped.plan(*args, **kwargs)
+            self._form = form_of(plan, self._wrapped.model, args, kwargs)
+            return plan
         except IsthmusError:
             raise
         except Exception as error:
@@ -144,8 +159,10 @@ class ServedModel:
             raise Disagreement(f'layer {cut} is "{name}" here, and "{crossing.layer_name}" in the request')
         plan.cutting(cut)  # raises CutRefused where this side would not cut
         here = plan.frontier_bytes(cut)
-        # A client that knows more paths through the model than this plan sends what those read, too, but never less.
-        if crossing.payload_bytes < here or (crossing.payload_bytes > here and not self._branches):
+        # A client that knows more paths through the model than this plan sends what those read, too, but never less;
+        # before the first layer, who knows nothing of the model sends all inputs.
+        may_be_more = self._branches or cut < 0
+        if crossing.payload_bytes < here or (crossing.payload_bytes > here and not may_be_more):
             raise Disagreement(
                 f"after {name} {here} bytes cross by this side's plan, {crossing.payload_bytes} by the request"
             )

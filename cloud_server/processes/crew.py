@@ -284,4 +284,4 @@ class Crew:
 
 def _same(identity: Identity) -> Identity:
     """What all workers must have alike."""
-    return replace(identity, about={}, machine={})
+    return replace(identity, about={}, machine={}, form={})

@@ -12,6 +12,7 @@ May import requests, models, wire, limits.
 """
 
 from cloud_server.streams.crossings import CrossingCache
+from cloud_server.streams.handshake import check_form
 from cloud_server.streams.pace import Pace
 from cloud_server.streams.probe import Probe
 from cloud_server.streams.session import InFrame, StreamSession
@@ -22,4 +23,5 @@ __all__ = [
     "Pace",
     "Probe",
     "StreamSession",
+    "check_form",
 ]

@@ -10,11 +10,14 @@ served      switched on and off with the server
 May import core, access, limits. Nothing of it runs unless it is asked for.
 """
 
+from cloud_server.telemetry.counts import RequestCounts
 from cloud_server.telemetry.page import MetricsPage
-from cloud_server.telemetry.served import measured, traced
+from cloud_server.telemetry.served import counted, measured, traced
 
 __all__ = [
     "MetricsPage",
+    "RequestCounts",
+    "counted",
     "measured",
     "traced",
 ]

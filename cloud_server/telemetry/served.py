@@ -34,19 +34,26 @@ def traced(lifecycle: Lifecycle, endpoint: str) -> Iterator[None]:
 
 
 @contextmanager
-def measured(core: Core, page: MetricsPage | None, totals: Mapping[str, Callable[[], int]]) -> Iterator[None]:
-    """The core's metrics on ``page`` during the block, and of what is beside it (`state.TOTALS`); nothing for None."""
-    if page is None:
-        yield
-        return
+def counted(core: Core, totals: Mapping[str, Callable[[], int]]) -> Iterator[CollectorRegistry]:
+    """The core's metrics during the block, and of what is beside it (`state.TOTALS`)."""
     registry = CollectorRegistry()  # of its own: what else the process counts is nobody's business here
     counts = RequestCounts(core.engines)
     registry.register(counts)
     registry.register(ServerState(core, totals))
     ProcessCollector(registry=registry)
     core.lifecycle.register(counts)
-    page.serve(registry)
     try:
-        yield
+        yield registry
     finally:
         core.lifecycle.remove(counts)
+
+
+@contextmanager
+def measured(core: Core, page: MetricsPage | None, totals: Mapping[str, Callable[[], int]]) -> Iterator[None]:
+    """What `counted` counts, on ``page``; nothing for None."""
+    if page is None:
+        yield
+        return
+    with counted(core, totals) as registry:
+        page.serve(registry)
+        yield

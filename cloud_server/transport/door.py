@@ -12,26 +12,29 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from cloud_server import wire
-from cloud_server.access import Caller, Credentials, Register, names_in, token_in
-from cloud_server.core import Core
+from cloud_server.access import Caller, Credentials, Register, names_in, passport_in, token_in
+from cloud_server.limits import Limits
 from cloud_server.transport.waiting import Place, WaitingCalls
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import BadFrame, IsthmusError, NotAuthenticated, ServerUnavailable, TooLarge
-from shared_hooks.lifecycle import Stage, on_behalf_of
+from shared_hooks.errors import BadFrame, Cancelled, IsthmusError, NotAuthenticated, ServerUnavailable, TooLarge
+from shared_hooks.lifecycle import Lifecycle, Stage, on_behalf_of
 
 log = logging.getLogger(__name__)
 
 SERVICE = split_pb2.DESCRIPTOR.services_by_name["Split"].full_name
-BEGINS_WORK = frozenset(f"/{SERVICE}/{name}" for name in ("Session", "Probe", "Profile"))
+INFERENCE = "inference.GRPCInferenceService"
+"""The Open Inference Protocol's, on the wire."""
+INFER = f"/{INFERENCE}/ModelInfer"
+BEGINS_WORK = frozenset({*(f"/{SERVICE}/{name}" for name in ("Session", "Probe", "Profile")), INFER})
 """Calls that a draining server does not take; health, reflection and the list of models it answers to the end."""
 SESSION = f"/{SERVICE}/Session"
-OPEN_TO_ALL = frozenset({"/grpc.health.v1.Health/Check"})
+OPEN_TO_ALL = frozenset({"/grpc.health.v1.Health/Check", f"/{INFERENCE}/ServerLive", f"/{INFERENCE}/ServerReady"})
 """What asks it has no credentials (an orchestrator), and hears one word."""
 LOOK_SECONDS = 1.0
 """Between two looks whether credentials still hold."""
@@ -66,17 +69,33 @@ class _Admitted:
         self.tell: Callable[[IsthmusError], object] | None = None
 
 
+class House(Protocol):
+    """What the door leads into; `core.Core` is one."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def lifecycle(self) -> Lifecycle: ...
+
+    def check_open(self) -> None:
+        """Raises ServerUnavailable while draining."""
+        ...
+
+
 class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     """Of one server. ``register``: who is let in; None = everybody."""
 
-    def __init__(self, core: Core, register: Register | None = None) -> None:
-        self._core = core
+    def __init__(self, house: House, register: Register | None = None) -> None:
+        self._house = house
         self._register = register or Register()
         self._lock = threading.Lock()
         self._admitted: dict[grpc.ServicerContext, _Admitted] = {}
         self._sending: dict[grpc.ServicerContext, float] = {}
         """When each began to send what it sends."""
         self._waiting = WaitingCalls(MAX_WAITING, MESSAGE_SECONDS)
+        self._uploading = WaitingCalls(house.limits.max_clients, house.limits.deadline_seconds)
+        """Requests in one message, which may be a large one."""
         self._closed = threading.Event()
 
     # Every call
@@ -86,7 +105,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         if call.method not in OPEN_TO_ALL and self._register.asks:
             self._register.check_token(token_in(call.metadata))
         if call.method in BEGINS_WORK:
-            self._core.check_open()
+            self._house.check_open()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
         """gRPC's entry: the method's own handler, or one that refuses."""
@@ -146,6 +165,21 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(answers, reads, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(answer, reads, handler.response_serializer)
+
+    def message(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """A request's only message, for which it waits. Raises BadFrame, and ServerUnavailable for who has to go."""
+        with self._uploading.place(Caller(context.peer()).address, context.cancel) as place:
+            try:
+                data = next(incoming, None)
+            except Exception:  # gRPC raises a bare Exception here when the call ends
+                raise place.error or Cancelled("the call has ended") from None
+        if data is None:
+            raise BadFrame("no message came")
+        return data
+
+    def is_open(self, method: str) -> bool:
+        """Whether nobody is asked who he is."""
+        return method in OPEN_TO_ALL
 
     def _fetched(self, handler: Any) -> Any:
         """A handler that ends when what it sends is not fetched: what it holds (a place, everybody's lock on profiles)
@@ -212,11 +246,12 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
             admitted = self._admitted.get(context)
         caller = Caller(context.peer()) if admitted is None else admitted.caller
         with on_behalf_of(caller.account):
-            self._core.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
+            self._house.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
 
     def _admit(self, context: grpc.ServicerContext) -> None:
         names = names_in(context.auth_context()) if self._register.certificates else ()
-        shown = Credentials(token_in(context.invocation_metadata() or ()), names)
+        metadata = context.invocation_metadata() or ()
+        shown = Credentials(token_in(metadata), names, passport_in(metadata))
         admitted = _Admitted(self._register.caller(context.peer(), shown), shown)
         with self._lock:
             self._admitted[context] = admitted
@@ -270,6 +305,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
             self._waiting.sweep()
+            self._uploading.sweep()
             self._cut_unfetched()
             if self._register.refresh():
                 self._look_again()

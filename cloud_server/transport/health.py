@@ -46,6 +46,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignor
             with self._changed:
                 self._changed.wait_for(lambda: not context.is_active() or (known and self._state != said))  # noqa: B023
 
+    @property
+    def serving(self) -> bool:
+        """Whether that is what is said."""
+        return self._state == State.SERVING
+
     def set(self, state: int) -> None:
         """What is said of every service from now on; after `end`, nothing is changed."""
         with self._changed:

@@ -48,7 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--explain", metavar="LAYER_ID|NAME|input", help="what crosses there and why, and what is skipped"
     )
     layers.add_argument("--all", action="store_true", help="with --explain: do not shorten long lists")
-    commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
+    verify = commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
+    verify.add_argument("--server", metavar="HOST:PORT", help="through this server, over the real link")
+    add_credentials(verify)
     doctor = commands.add_parser("doctor", parents=[model], help="what stands between this machine and a server")
     doctor.add_argument("server", metavar="HOST:PORT", help="the server, such as 192.168.1.20:50051")
     add_credentials(doctor)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from edge_client.client import EdgeClient
-from edge_client.model_choice import ModelChoice
+from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.sources import Item
 from edge_client.survey.loaded import Loaded
@@ -39,13 +39,19 @@ def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
     """The model, planned on its example, or on the first of ``inputs`` (--input) where they are given."""
 
     spec, device = choice.spec(), choice.set_up()
+    args, kwargs = example_of(choice, inputs)
+    wrapped = WrappedModel(spec.load_model(device), depth=choice.depth)
+    return Loaded(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
+
+
+def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inputs:
+    """What to plan on, on the model's device: the first of ``inputs`` (--input), else the spec's example."""
+    spec, device = choice.spec(), choice.set_up()
     call = spec.preprocess(find(inputs)[0]) if inputs else spec.example(device)
     if call is None:
         resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # a wrong name is to be reported first
         raise SpecError(f"{spec.origin}: the spec has no example input to plan on; give one with --input")
-    args, kwargs = to_device(call[0], device), to_device(call[1], device)
-    wrapped = WrappedModel(spec.load_model(device), depth=choice.depth)
-    return Loaded(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
+    return to_device(call[0], device), to_device(call[1], device)
 
 
 def find(patterns: Sequence[str]) -> list[InputItem]:

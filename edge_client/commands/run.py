@@ -133,7 +133,7 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
         if feed.broken is not None:
             print(f"edge-client: error: --input: {one_line(str(feed.broken))}", file=sys.stderr)
         feed.tally.stop()
-        report.finish(client.refused)
+        report.finish(client.refused, client.unlike)
     finally:
         client.close()
         if journal is not None:

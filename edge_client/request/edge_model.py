@@ -19,7 +19,7 @@ from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.request.only_head import OnlyHead
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import EarlyOutput, LayerMetrics, WrappedModel, codecs
+from shared_hooks import EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
 from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
@@ -27,6 +27,7 @@ from shared_hooks.models import InputItem, ModelSpec
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix
 from shared_hooks.modules import holder_modules
+from shared_hooks.modules.manifest import encode
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.texts import Texts
@@ -142,14 +143,21 @@ class EdgeModel:
             about={"torch": torch.__version__, "python": platform.python_version(), "device": str(self.device)},
         )
 
+    def manifest(self) -> bytes | None:
+        """What the greeting's digests are made of; None where that is too much for the wire."""
+        return encode(self.wrapped.manifest(None if self._example is None else self._planned(Call(*self._example))))
+
     def plan_example(self) -> str:
         """Plan the spec's example; the plan's digest, empty when there is none."""
         return "" if self._example is None else self.plan(Call(*self._example))
 
     def plan(self, call: Call) -> str:
         """Plan this call, or add the path that it takes; the plan's digest."""
+        return self._planned(call).digest
+
+    def _planned(self, call: Call) -> Plan:
         args, kwargs = self._placed(call)
-        return self.wrapped.plan(*args, **kwargs).digest
+        return self.wrapped.plan(*args, **kwargs)
 
     def head(self, call: Call, cut: Cut, stamps: Stamps) -> Head:
         """Run the model up to ``cut`` and pack what crosses; stamps `computed` and `packed`.

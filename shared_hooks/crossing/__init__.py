@@ -24,7 +24,7 @@ from shared_hooks.crossing.description import (
     digest_of,
     mixes_truth,
 )
-from shared_hooks.crossing.early import EarlyOutput
+from shared_hooks.crossing.early import EarlyOutput, parts
 from shared_hooks.crossing.format import decode, decoded_bytes
 from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Parcel, read_header, total_bytes
 from shared_hooks.crossing.path_digest import CALL, PathDigest
@@ -50,6 +50,7 @@ __all__ = [
     "decoded_bytes",
     "digest_of",
     "mixes_truth",
+    "parts",
     "read_header",
     "total_bytes",
 ]

@@ -114,24 +114,29 @@ class EarlyOutput:
 
         ``max_bytes`` bounds the payload and what is allocated for it. Raises `BadFrame`, `TooLarge`.
         """
-        view = memoryview(data).cast("B")
-        if len(view) < _PREFIX or view[: len(MAGIC)] != MAGIC:
-            raise BadFrame("not the bytes of an EarlyOutput, or truncated before the sizes")
-        crossing_size = int.from_bytes(view[8:12], "little")
-        header_size = int.from_bytes(view[12:16], "little")
-        payload_size = int.from_bytes(view[16:24], "little")
-        if payload_size > max_bytes or crossing_size > MAX_CROSSING_BYTES:
-            raise TooLarge(f"{max(payload_size, crossing_size)} bytes are announced; at most {max_bytes} are taken")
-        start = _PREFIX + crossing_size + header_size
-        padding = -start % ALIGN
-        if len(view) != start + padding + payload_size or any(view[start : start + padding]):
-            raise BadFrame(f"truncated or extended: {len(view)} bytes are not what the sizes at the front add up to")
-        crossing_data = bytes(view[_PREFIX : _PREFIX + crossing_size])
-        if view[24:_PREFIX] != xxhash.xxh3_64_intdigest(bytes(view[:24]) + crossing_data).to_bytes(8, "little"):
-            raise BadFrame("altered: the checksum of the cut's description is wrong")
-        crossing = decode(crossing_data, max_bytes)
-        header = bytes(view[_PREFIX + crossing_size : start])
-        return cls.unpack(crossing, header, view[start + padding :].toreadonly(), max_bytes)
+        crossing, header, payload = parts(data, max_bytes)
+        return cls.unpack(decode(crossing, max_bytes), header, payload, max_bytes)
+
+
+def parts(data: Any, max_bytes: int = DEFAULT_MAX_BYTES) -> tuple[bytes, bytes, memoryview]:
+    """The cut's description, header and payload of `EarlyOutput.to_bytes`. Raises `BadFrame`, `TooLarge`."""
+    view = memoryview(data).cast("B")
+    if len(view) < _PREFIX or view[: len(MAGIC)] != MAGIC:
+        raise BadFrame("not the bytes of an EarlyOutput, or truncated before the sizes")
+    crossing_size = int.from_bytes(view[8:12], "little")
+    header_size = int.from_bytes(view[12:16], "little")
+    payload_size = int.from_bytes(view[16:24], "little")
+    if payload_size > max_bytes or crossing_size > MAX_CROSSING_BYTES:
+        raise TooLarge(f"{max(payload_size, crossing_size)} bytes are announced; at most {max_bytes} are taken")
+    start = _PREFIX + crossing_size + header_size
+    padding = -start % ALIGN
+    if len(view) != start + padding + payload_size or any(view[start : start + padding]):
+        raise BadFrame(f"truncated or extended: {len(view)} bytes are not what the sizes at the front add up to")
+    crossing_data = bytes(view[_PREFIX : _PREFIX + crossing_size])
+    if view[24:_PREFIX] != xxhash.xxh3_64_intdigest(bytes(view[:24]) + crossing_data).to_bytes(8, "little"):
+        raise BadFrame("altered: the checksum of the cut's description is wrong")
+    header = bytes(view[_PREFIX + crossing_size : start])
+    return crossing_data, header, view[start + padding :].toreadonly()
 
 
 def _forms(values: list[Any]) -> list[Any]:

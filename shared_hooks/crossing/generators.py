@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import secrets
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,10 @@ def _python_set(state: torch.Tensor) -> None:
 
 
 def _numpy_now() -> torch.Tensor:
-    state = np.random.get_state(legacy=False)  # noqa: NPY002  # what models draw from
+    return _numpy_state(np.random.get_state(legacy=False))  # noqa: NPY002  # what models draw from
+
+
+def _numpy_state(state: Any) -> torch.Tensor:
     inner = state["state"]
     numbers = [[int(number) for number in inner["key"]], int(inner["pos"]), state["has_gauss"], state["gauss"]]
     return _bytes(json.dumps(numbers).encode())
@@ -92,6 +96,17 @@ ALL = tuple(_GENERATORS)
 def now(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
     """The states of these generators, uint8."""
     return tuple(_GENERATORS[name][0]() for name in names)
+
+
+def fresh(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
+    """States with new seeds, for who asks a model without holding generators of his own."""
+    seed = secrets.randbits(32)
+    made = {
+        "torch": lambda: torch.Generator().manual_seed(seed).get_state(),
+        "python": lambda: _bytes(json.dumps(random.Random(seed).getstate()).encode()),
+        "numpy": lambda: _numpy_state(np.random.RandomState(seed).get_state(legacy=False)),  # as below
+    }
+    return tuple(made[name]() for name in names)
 
 
 def fingerprint(but: Sequence[str], device: torch.device) -> dict[str, object]:

@@ -116,7 +116,7 @@ class Parcel:
         if total_bytes(sections, max_bytes) != len(payload):
             raise BadFrame(f"a payload of {len(payload)} bytes where the header announces another size")
         view = memoryview(payload).cast("B")
-        whole = _borrowed(view)
+        whole = borrowed(view)
         tensors = []
         start = 0
         for section in sections:
@@ -135,7 +135,7 @@ def total_bytes(sections: list[Section], max_bytes: int) -> int:
     return total
 
 
-def _borrowed(view: memoryview) -> torch.Tensor:
+def borrowed(view: memoryview) -> torch.Tensor:
     """The bytes of a buffer as a tensor, without a copy; it keeps the buffer alive."""
     if not len(view):
         return torch.empty(0, dtype=torch.uint8)
@@ -201,7 +201,7 @@ def _decode(section: Section, data: torch.Tensor, view: memoryview) -> torch.Ten
     if len(decoded) != nbytes:
         raise BadFrame(f"a tensor of codec {section.codec.name} has another size than announced")
     if decoded is not view:
-        data = _borrowed(decoded)
+        data = borrowed(decoded)
     if not nbytes:
         return torch.empty_strided(section.shape, section.stride, dtype=section.dtype)
     return data.view(section.dtype).as_strided(

@@ -106,7 +106,7 @@ class TestAnswers:
         self, server: CloudServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A server with gRPC's own settings says GOAWAY to the fourth ping without data."""
-        monkeypatch.setattr("cloud_server.transport.server.options", lambda *_: [])
+        monkeypatch.setattr("cloud_server.transport.listener.options", lambda *_: [])
         strict = CloudServer(Core([engine], SMALL), "127.0.0.1:0")
         strict.start()
         options = [("grpc.keepalive_time_ms", 600), ("grpc.keepalive_permit_without_calls", 1)]
@@ -131,7 +131,7 @@ class TestHandshake:
         ("changes", "status", "says"),
         [
             ({"weights_hash": "w2"}, "FAILED_PRECONDITION", 'weights: client "w2", server "w1"'),
-            ({"protocol_version": 1}, "FAILED_PRECONDITION", "protocol version: client 1, server 2"),
+            ({"protocol_version": 1}, "FAILED_PRECONDITION", "protocol version: client 1, server 3"),
             ({"model_id": "other"}, "NOT_FOUND", 'no model "other"'),
             ({"model_id": "../../etc/passwd"}, "NOT_FOUND", "there is: fake"),
             ({"model_id": "os:system"}, "NOT_FOUND", "there is: fake"),

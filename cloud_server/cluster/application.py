@@ -1,0 +1,202 @@
+"""What Ray Serve is told: for each model, and each version of one, replicas that serve it; and fronts before them.
+
+A Serve configuration file names `application` (docs/ray.md); ``cloud-server --on ray`` calls `build`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+import xxhash
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from cloud_server.cluster import allowed
+from cloud_server.cluster.finder import RayFinder
+from cloud_server.cluster.front import Front
+from cloud_server.cluster.replica import Replica
+from cloud_server.cluster.scaling import PENDING
+from cloud_server.config import ServerConfig
+from cloud_server.models import ServedModel
+from cloud_server.options import configure, parser
+from cloud_server.work import few_heaps
+from shared_hooks.errors import SpecError
+from shared_hooks.lifecycle.log import show
+from shared_hooks.models import pick_device, set_threads
+
+ROUTER: Final = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+POLICY: Final = "cloud_server.cluster.scaling:by_pending"
+FRONT: Final = "front"
+SPARE_SECONDS: Final = 15.0
+"""Beyond the drain, until Ray Serve ends what does not end by itself."""
+CALLS: Final = 1000
+"""Questions that a replica answers at a time: where it is, and how it stands."""
+CHECK_SECONDS: Final = 2.0
+"""Between two looks of Ray Serve's at a replica."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a server was started, for processes elsewhere: its command line, and the folder where it was given."""
+
+    words: tuple[str, ...]
+    folder: str
+
+    def config(self) -> ServerConfig:
+        """Read here, and this process made one of that server's. Raises SpecError where the folder is not there."""
+        try:
+            os.chdir(self.folder)
+        except OSError as error:
+            raise SpecError(f"{self.folder}: the server was started there, and it is not on this machine") from error
+        if self.folder not in sys.path:  # models are named as module:callable
+            sys.path.insert(0, self.folder)
+        few_heaps()
+        options = parser().parse_args(self.words)
+        bounds = show(options.log_level, options.log_format)
+        config = configure(options)
+        bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
+        return config
+
+    def stamp(self, config: ServerConfig, number: int | None = None) -> str:
+        """Of the files that a process reads when it starts: of a model's replica (``number``), or of a front. Deploying
+        again replaces those whose files have changed.
+        """
+        found = xxhash.xxh3_128(repr(config.scale if number is None else number).encode())
+        named = parser().parse_args(self.words).config
+        paths = [] if named is None else [Path(self.folder) / named]
+        if number is not None:
+            spec = config.models[number].spec
+            selection = [] if spec.selection is None else [spec.selection]
+            paths += [Path(self.folder) / spec.origin, *spec.weights, *selection]
+        for path in paths:
+            if path.is_file():
+                found.update(path.read_bytes())
+        return found.hexdigest()
+
+
+class Tails:
+    """Replicas of one model. Ray Serve makes one in a process of its own and calls its methods."""
+
+    def __init__(self, start: Start, number: int, stamp: str) -> None:
+        """``number``: of the model among those that are configured. ``stamp``: of its files, which are to be these."""
+        config = start.config()
+        entry, limits = config.models[number], config.limits
+        if start.stamp(config, number) != stamp:
+            raise SpecError(f"{entry.spec.model_id}: its files on this machine are not those that were deployed")
+        set_threads(config.threads)
+        device, lifecycle = pick_device(config.device), config.lifecycle
+        served = ServedModel(entry, device, lifecycle, limits.rehearsals(), limits.files())
+        name = serve.get_replica_context().replica_id.to_full_id_str()
+        self._replica = Replica(name, [served], config, ray.util.get_node_ip_address())
+
+    def place(self, with_metrics: bool = False) -> Mapping[str, Any]:
+        """`census.Place`."""
+        return self._replica.place(with_metrics)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Ray Serve's name for what its policies are given."""
+        return {PENDING: float(self._replica.pending())}
+
+    def __del__(self) -> None:
+        """Ray Serve calls it, and waits, when it has stopped naming this replica to anybody."""
+        replica = getattr(self, "_replica", None)
+        if replica is not None:
+            replica.drain()
+
+
+class Doorway:
+    """A front, in a process that Ray Serve watches."""
+
+    def __init__(self, start: Start, stamp: str, groups: dict[str, Any]) -> None:
+        """``stamp``: of its files, for deploying again; ``groups``: handles."""
+        self._front = Front(start.config(), RayFinder(groups))
+        # Ray Serve's handles may not be waited for in its event loop, in which this is called.
+        with ThreadPoolExecutor(1) as elsewhere:
+            elsewhere.submit(self._front.start).result()
+
+    def address(self) -> str:
+        """HOST:PORT where it serves."""
+        return self._front.address
+
+    def __del__(self) -> None:
+        """As of `Tails`."""
+        front = getattr(self, "_front", None)
+        if front is not None:
+            front.drain()
+            front.close()
+
+
+def build(config: ServerConfig, start: Start) -> serve.Application:
+    """The application. Raises SpecError for what cannot be had (`allowed`)."""
+    allowed.check(config)
+    scale, wait = config.scale, config.limits.drain_seconds + SPARE_SECONDS
+    replicas: dict[str, Any] = {"num_replicas": scale.min_replicas}
+    if scale.varies:
+        replicas = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=scale.min_replicas,
+                max_replicas=scale.max_replicas,
+                target_ongoing_requests=scale.target_pending,
+                upscale_delay_s=scale.upscale_seconds,
+                downscale_delay_s=scale.downscale_seconds,
+                look_back_period_s=max(1.0, scale.upscale_seconds / 2),
+                policy=AutoscalingPolicy(policy_function=POLICY),
+            )
+        }
+    tails = serve.deployment(Tails).options(  # type: ignore[attr-defined, unused-ignore]
+        **replicas,
+        max_ongoing_requests=CALLS,
+        ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        graceful_shutdown_timeout_s=wait,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=CHECK_SECONDS,
+        max_constructor_retry_count=3,
+    )
+    groups = {
+        name: tails.options(name=name).bind(start, number, start.stamp(config, number))
+        for number, name in enumerate(group_names(config))
+    }
+    front = serve.deployment(Doorway).options(  # type: ignore[attr-defined, unused-ignore]
+        name=FRONT,
+        num_replicas=scale.fronts,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=wait,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=CHECK_SECONDS,
+        max_constructor_retry_count=3,
+    )
+    made: serve.Application = front.bind(start, start.stamp(config), groups)
+    return made
+
+
+def application(arguments: Mapping[str, Any]) -> serve.Application:
+    """For a Serve configuration file: ``args: {config: /etc/isthmus/server.toml, options: [--log-format, json]}``."""
+    unknown = set(arguments) - {"config", "options"}
+    if unknown:
+        raise SpecError(f"args: {', '.join(sorted(unknown))}: not known; there are config and options")
+    named = [str(Path(arguments["config"]).resolve())] if "config" in arguments else []
+    start = Start((*map(str, arguments.get("options") or ()), *named), os.getcwd())
+    return build(start.config(), start)
+
+
+def group_names(config: ServerConfig) -> list[str]:
+    """Of each configured model's replicas: the model's id, and ``-2`` for the second version of it."""
+    names: list[str] = []
+    for entry in config.models:
+        base = re.sub(r"[^A-Za-z0-9_-]", "_", entry.spec.model_id) or "model"
+        base = f"{base}_" if base == FRONT else base
+        name, number = base, 1
+        while name in names:
+            number += 1
+            name = f"{base}-{number}"
+        names.append(name)
+    return names

@@ -1,0 +1,169 @@
+"""``cloud-server --on ray``: Ray is started on this machine, or joined where RAY_ADDRESS says. Everything is up when
+"listening on ..." is printed. A signal drains all of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+from cloud_server.cluster import allowed
+from cloud_server.config import ServerConfig
+from cloud_server.transport import check_free
+from shared_hooks.errors import IsthmusError, ModelFailed, SpecError, by_name
+
+log = logging.getLogger("cloud_server")
+
+OK, CUT_SHORT = 0, 3
+APPLICATION: Final = "isthmus"
+OBJECT_STORE_BYTES: Final = 80 << 20
+"""What Ray takes for its objects; nothing of a request is one. Ray wants no less than 75 MiB."""
+LOOK_SECONDS: Final = 2.0
+_REASON: Final = re.compile(r"^(?:ray\.exceptions\.\w+: )?(?:\w+\.)*errors\.(\w+): (.+)$", re.MULTILINE)
+"""An error of ours as a traceback's last line."""
+
+
+def check_installed() -> None:
+    """Raises SpecError without Ray Serve."""
+    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("ray.serve") is None:
+        raise SpecError('--on ray needs Ray Serve: pip install "isthmus[ray]"')
+
+
+def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
+    """Serves until a signal comes; returns the exit status. ``words``: the command line, for processes elsewhere."""
+    allowed.check(config)
+    check_installed()
+    address = os.environ.get("RAY_ADDRESS", "")
+    _settle(config, alone=not address)
+    import ray
+    from ray import serve
+
+    try:
+        if address:
+            ray.init(address=address, namespace=APPLICATION, logging_level=logging.WARNING)
+        else:
+            ray.init(
+                num_cpus=math.ceil(config.scale.cpus * config.scale.max_replicas * len(config.models)) + 1,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                namespace=APPLICATION,
+                logging_level=logging.WARNING,
+            )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise SpecError(f"Ray cannot be {'joined at ' + address if address else 'started'}: {error}") from error
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: signals.put(received))
+    try:
+        listening = _up(config, words, signals)
+        print(f"listening on {listening}", flush=True)
+        log.info("%s", signal.Signals(_wait(signals)).name)
+        status = _down(signals, config)
+    finally:
+        if not address:
+            serve.shutdown()
+        ray.shutdown()
+    return status
+
+
+def _settle(config: ServerConfig, *, alone: bool) -> None:
+    """What Ray reads of the environment, and is there before Ray is loaded. Raises SpecError."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled" and not config.insecure:
+        raise SpecError(
+            "RAY_AUTH_MODE=disabled: whoever reaches a port of Ray's runs code here, and replicas listen on every "
+            "address for Ray. Leave it out (Ray then asks for a token), or say --insecure"
+        )
+    # Ray Serve's own log is in files (/tmp/ray/session_latest/logs/serve); ours is on standard error as ever.
+    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    if alone:
+        # Ray's name for "one machine, nothing but loopback", which it takes on every system.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        check_free(config.listen)
+        if config.metrics:
+            check_free(config.metrics)
+
+
+def _up(config: ServerConfig, words: Sequence[str], signals: queue.SimpleQueue[int]) -> str:
+    """Everything started; the address of a front. Raises what a replica could not start by."""
+    from ray import serve
+
+    from cloud_server.cluster.application import FRONT, Start, build
+
+    serve.start(proxy_location="Disabled")  # Ray Serve's own proxies: docs/decisions/0015-ray-serve.md
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            serve.run(
+                build(config, Start(tuple(words), os.getcwd())), name=APPLICATION, route_prefix=None, blocking=False
+            )
+        except BaseException as error:
+            failed.append(error)
+
+    # serve.run waits for replicas however long they take, and in this thread no signal would be heard.
+    running = threading.Thread(target=run, daemon=True)
+    running.start()
+    running.join(config.scale.start_seconds)
+    if running.is_alive() or failed:
+        raise _why(failed[0] if failed else None, config.scale.start_seconds)
+    front: Any = serve.get_deployment_handle(FRONT, APPLICATION)
+    return str(front.address.remote().result(timeout_s=config.scale.start_seconds))
+
+
+def _why(error: BaseException | None, seconds: float) -> IsthmusError:
+    """What a replica could not start by, from what Ray Serve says of it."""
+    from ray import serve
+
+    application = serve.status().applications.get(APPLICATION)
+    said = [] if application is None else [application.message, *(d.message for d in application.deployments.values())]
+    for text in said:
+        found = _REASON.findall(text)
+        if found:
+            name, message = found[-1]
+            return by_name(name)(message)
+    if error is not None:
+        return ModelFailed(f"Ray Serve could not start it: {error}")
+    more = "; ".join(filter(None, said))
+    return ModelFailed(f"not everything was up after {seconds:g} s (ray.start_seconds): {more}")
+
+
+def _wait(signals: queue.SimpleQueue[int]) -> int:
+    """Until a signal comes; what becomes of replicas meanwhile is in the log."""
+    from ray import serve
+
+    said = "RUNNING"
+    while True:
+        try:
+            return signals.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            pass
+        application = serve.status().applications.get(APPLICATION)
+        status = "gone" if application is None else str(application.status.value)
+        if status != said:
+            log.warning("%s is %s%s", APPLICATION, status, f": {application.message}" if application else "")
+            said = status
+
+
+def _down(signals: queue.SimpleQueue[int], config: ServerConfig) -> int:
+    """Replicas and fronts drain; the exit status."""
+    from ray import serve
+
+    deleting = threading.Thread(target=lambda: serve.delete(APPLICATION), daemon=True)
+    deleting.start()
+    while deleting.is_alive():
+        deleting.join(0.1)
+        if not signals.empty():
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(CUT_SHORT)
+    return OK

@@ -1,0 +1,293 @@
+"""A client's calls handed on to its replica, byte for byte: one stream of the client is one stream there.
+
+A session goes to the replica that its key names (`key`): the same for every stream of a client, so that it finds its
+answers again, and for all clients of an identity whose use is counted, so that one replica counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from cloud_server import wire
+from cloud_server.access import Caller
+from cloud_server.cluster.allowed import counted
+from cloud_server.cluster.census import Census, Finder, Place
+from cloud_server.cluster.passport import stamp
+from cloud_server.cluster.private_tls import channel
+from cloud_server.limits import Limits
+from cloud_server.streams import check_form
+from cloud_server.transport import SERVICE, Door, WaitingCalls
+from protos.isthmus.v1 import split_pb2, split_pb2_grpc  # noqa: F401  (the second registers the descriptors)
+from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable
+
+log = logging.getLogger(__name__)
+
+TRIES: Final = 4
+"""To find a replica that answers: Ray Serve may name one that has just died."""
+AGAIN_SECONDS: Final = 0.25
+CONNECT_SECONDS: Final = 2.0
+DRAINING: Final = wire.draining().SerializeToString()
+
+
+def key(caller: Caller, client_id: str) -> str:
+    """What a session is found by."""
+    return caller.account if counted(caller.policy) else f"{caller.account}/{client_id}"
+
+
+class Stay:
+    """One stream that is handed on."""
+
+    def __init__(self, group: str, session: str, replica: str, call: Any) -> None:
+        self.group = group
+        self.session = session
+        self.replica = replica
+        self.call = call
+        self.leave = False
+        """Whether its client is to be told to go: it then comes back at once."""
+        self.told = False
+        self.refused: IsthmusError | None = None
+        """Why it was ended here."""
+
+    def end(self, error: IsthmusError) -> None:
+        self.refused = error
+        self.call.cancel()
+
+
+class Relay:
+    """isthmus.v1.Split, for any replicas. `add_to` registers it."""
+
+    def __init__(self, finder: Finder, census: Census, door: Door, limits: Limits) -> None:
+        self._finder = finder
+        self._census = census
+        self._door = door
+        self._greeting = WaitingCalls(limits.max_clients, limits.hello_seconds)
+        self._lock = threading.Lock()
+        self._stays: set[Stay] = set()
+
+    # Streams
+
+    def session(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """One standing stream."""
+        try:
+            caller = self._door.caller(context)
+            first, hello = self._hello(incoming, context)
+            group = self._census.group(caller, hello.model_id, hello.weights_hash)
+            session = key(caller, hello.client_id)
+            with self._to(group, session) as (place, way):
+                frames = chain([first], _until_broken(incoming))
+                call = _method(way, "Session")(frames, metadata=stamp(caller, place.secret))
+                yield from self._stay(Stay(group, session, place.replica, call), context)
+        except IsthmusError as error:
+            self._door.refuse(f"/{SERVICE}/Session", context, error)
+
+    def _hello(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> tuple[bytes, split_pb2.Hello]:
+        """The first frame, as it came and read. Raises BadFrame, and what a waiting call is sent away with."""
+        with self._greeting.place(self._door.caller(context).address, context.cancel) as place:
+            try:
+                first = next(incoming, b"")
+            except Exception as error:  # gRPC raises a bare Exception here when the stream breaks
+                raise place.error or ServerUnavailable("the stream broke before hello") from error
+        try:
+            frame = split_pb2.ClientFrame.FromString(first)
+        except DecodeError as error:
+            raise BadFrame("a message that is no ClientFrame") from error
+        if frame.WhichOneof("frame") != "hello":
+            raise BadFrame("the stream's first frame must be hello")
+        check_form(frame.hello)
+        return first, frame.hello
+
+    def _stay(self, stay: Stay, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """What the replica says, until either side ends it."""
+        if not context.add_callback(stay.call.cancel):
+            stay.call.cancel()
+        self._door.when_sent_away(context, stay.end)
+        with self._lock:
+            self._stays.add(stay)
+        try:
+            for data in stay.call:
+                yield data
+                if stay.leave and not stay.told:
+                    stay.told = True
+                    yield DRAINING
+        except grpc.RpcError as error:
+            if stay.refused is not None:
+                raise stay.refused from error
+            ended: Any = error
+            context.abort(ended.code(), ended.details())
+        finally:
+            with self._lock:
+                self._stays.discard(stay)
+            stay.call.cancel()
+
+    def probe(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """One stream of rounds: the way to a replica, which requests go, too."""
+        try:
+            caller = self._door.caller(context)
+            group = self._finder.groups[-1]
+            with self._to(group, caller.account) as (place, way):
+                call = _method(way, "Probe")(_until_broken(incoming), metadata=stamp(caller, place.secret))
+                yield from self._stay(Stay(group, "", place.replica, call), context)
+        except IsthmusError as error:
+            self._door.refuse(f"/{SERVICE}/Probe", context, error)
+
+    # Single messages
+
+    def list_models(
+        self, request: split_pb2.ListModelsRequest, context: grpc.ServicerContext
+    ) -> split_pb2.ListModelsReply:
+        """What all of them serve to who asks."""
+        reply = split_pb2.ListModelsReply(unix_seconds=int(time.time()))
+        try:
+            caller = self._door.caller(context)
+            for group in self._finder.groups:
+                with self._to(group, caller.account) as (place, way):
+                    found = _method(way, "ListModels")(
+                        request.SerializeToString(), metadata=stamp(caller, place.secret), timeout=CONNECT_SECONDS
+                    )
+                reply.models.extend(split_pb2.ListModelsReply.FromString(found).models)
+        except grpc.RpcError as error:
+            self._door.refuse(f"/{SERVICE}/ListModels", context, ServerUnavailable(f"a replica: {_words(error)}"))
+        except IsthmusError as error:
+            self._door.refuse(f"/{SERVICE}/ListModels", context, error)
+        return reply
+
+    def one_message(self, name: str, request: Message, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """A call of one message that names a model: what comes back, one or many."""
+        try:
+            caller = self._door.caller(context)
+            wanted: Any = request
+            group = self._census.group(caller, getattr(wanted, "model_id", ""), getattr(wanted, "weights_hash", ""))
+            with self._to(group, caller.account) as (place, way):
+                call = _method(way, name)(request.SerializeToString(), metadata=stamp(caller, place.secret))
+                yield from self._stay(Stay(group, "", place.replica, call), context)
+        except IsthmusError as error:
+            self._door.refuse(f"/{SERVICE}/{name}", context, error)
+
+    @contextmanager
+    def _to(self, group: str, session: str) -> Iterator[tuple[Place, grpc.Channel]]:
+        """The replica where ``session`` belongs, and a channel to it that is up. Raises ServerUnavailable."""
+        for tried in range(TRIES):
+            if tried:
+                time.sleep(AGAIN_SECONDS)
+            place = self._finder.find(group, session)
+            with channel(place) as way:
+                if _is_up(way):
+                    yield place, way
+                    return
+        raise ServerUnavailable(f"no replica of {group} can be reached; it is being replaced: try again later")
+
+    # Moving
+
+    def rebalance(self) -> None:
+        """Replicas have come or gone: who belongs elsewhere now is told to go, and comes back there."""
+        with self._lock:
+            stays = [one for one in self._stays if one.session and not one.leave]
+        for stay in stays:
+            try:
+                stay.leave = self._finder.find(stay.group, stay.session).replica != stay.replica
+            except ServerUnavailable:
+                return
+
+    def tell_all(self) -> int:
+        """Every client is told to go, with the next frame it gets. How many there are."""
+        with self._lock:
+            for stay in self._stays:
+                stay.leave = True
+            return len(self._stays)
+
+    def under_way(self) -> bool:
+        """Whether any client that was told is still there: it waits for what it has asked for. Who got no frame to be
+        told with has nothing under way, or heartbeats would have come.
+        """
+        with self._lock:
+            return any(stay.told for stay in self._stays)
+
+    def end_all(self, error: IsthmusError) -> None:
+        with self._lock:
+            stays = list(self._stays)
+        for stay in stays:
+            stay.end(error)
+
+    def sweep(self) -> None:
+        """Sends those away who do not greet."""
+        self._greeting.sweep()
+
+    # Registration
+
+    def add_to(self, server: grpc.Server) -> None:
+        """Every method of the service, those of later versions, too, as far as their message says ``model_id``."""
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Session": grpc.stream_stream_rpc_method_handler(self.session),
+            "Probe": grpc.stream_stream_rpc_method_handler(self.probe),
+            "ListModels": grpc.unary_unary_rpc_method_handler(
+                self.list_models,
+                request_deserializer=split_pb2.ListModelsRequest.FromString,
+                response_serializer=split_pb2.ListModelsReply.SerializeToString,
+            ),
+        }
+        for name, method in _METHODS.items():
+            if name not in handlers and not method.client_streaming:
+                handlers[name] = self._handler(name, method)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        server.add_registered_method_handlers(SERVICE, handlers)
+
+    def _handler(self, name: str, method: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        read = getattr(split_pb2, method.input_type.name).FromString
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                lambda request, context: self.one_message(name, request, context), request_deserializer=read
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            lambda request, context: next(self.one_message(name, request, context)), request_deserializer=read
+        )
+
+
+_METHODS: Final = split_pb2.DESCRIPTOR.services_by_name["Split"].methods_by_name
+
+
+def _until_broken(incoming: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        yield from incoming
+    except Exception as error:  # gRPC raises a bare Exception here when the stream breaks
+        log.debug("a stream broke: %s", error)
+
+
+def _method(way: grpc.Channel, name: str) -> Any:
+    """The method of a replica, which takes and gives bytes; an answer of one message is an iterator, too."""
+    method = _METHODS[name]
+    if name == "ListModels":
+        return way.unary_unary(f"/{SERVICE}/{name}")
+    kind = "stream_stream" if method.client_streaming else "unary_stream"
+    return getattr(way, kind)(f"/{SERVICE}/{name}")
+
+
+def _is_up(way: grpc.Channel) -> bool:
+    """Waits until it is connected, or cannot be."""
+    states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+    way.subscribe(states.put, try_to_connect=True)
+    limit = time.monotonic() + CONNECT_SECONDS
+    try:
+        while (left := limit - time.monotonic()) > 0:
+            state = states.get(timeout=left)
+            if state in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
+                return state is grpc.ChannelConnectivity.READY
+    except queue.Empty:
+        pass
+    finally:
+        way.unsubscribe(states.put)
+    return False
+
+
+def _words(error: grpc.RpcError) -> str:
+    call: Any = error
+    return f"{call.code().name}: {call.details()}"

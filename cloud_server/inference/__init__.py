@@ -1,0 +1,36 @@
+"""The Open Inference Protocol without its transports: whole models, and tails, for who has no edge client.
+
+Every request is a stream of its own in this process (`cloud_server.streams`), so that whatever bounds and protects
+those holds for it: who may, places, quotas, memory, rehearsals, fair shares, deadlines, draining.
+
+service    what is served, and how a request is answered
+asking     one request on its stream
+sending    a request as an edge client would send it
+query      a request and its answer, as either transport brings them
+datatypes  names and bytes of elements
+held       memory of what arrives and leaves in one piece
+
+May import core, streams, models, access, limits.
+"""
+
+from cloud_server.inference.asking import Asking
+from cloud_server.inference.datatypes import NAMES, pack, unpack
+from cloud_server.inference.held import Held
+from cloud_server.inference.query import Named, Query, Result, Value
+from cloud_server.inference.service import VERSION, Inference, ModelInfo, TensorInfo
+
+__all__ = [
+    "NAMES",
+    "VERSION",
+    "Asking",
+    "Held",
+    "Inference",
+    "ModelInfo",
+    "Named",
+    "Query",
+    "Result",
+    "TensorInfo",
+    "Value",
+    "pack",
+    "unpack",
+]

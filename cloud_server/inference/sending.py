@@ -1,0 +1,182 @@
+"""A request as an edge client would send it: a greeting, a cut, a header, a payload.
+
+The whole model is the tail from the cut "input", whose description is that of the spec's example, with the request's
+own shapes. A tail from elsewhere comes as its head made it (`EarlyOutput.to_bytes`), in one input.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from google.protobuf.message import DecodeError
+
+from cloud_server.inference.datatypes import NAMES, count, dtype_of
+from cloud_server.inference.query import Named, Query
+from cloud_server.models import Identity
+from protos import PROTOCOL_VERSION
+from protos.isthmus.v1 import split_pb2
+from shared_hooks import Crossing, Parcel
+from shared_hooks.crossing import INPUTS, Mark, Slot, TensorForm, decode, digest_of, generators, parts
+from shared_hooks.crossing.parcel import borrowed
+from shared_hooks.errors import BadFrame, CutRefused, InputMismatch, TooLarge
+from shared_hooks.tensors import View, dtype_named
+
+FRONTIER = "isthmus_frontier"
+"""The input that brings what crosses a cut."""
+HELLO = "isthmus_hello"
+"""The parameter that says which model the head was of: a greeting (`split.proto`) in base64."""
+SPLIT = "isthmus_split"
+"""The parameter that names the cut; may be missing."""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """``cut``: the description's bytes. ``buffers``: the payload, in order."""
+
+    hello: split_pb2.Hello
+    cut: bytes
+    cut_digest: str
+    header: bytes
+    buffers: tuple[memoryview, ...]
+    nbytes: int
+    split: str | None = None
+    """The name that the cut must have, as the client says; None where it says none."""
+
+
+def sending(query: Query, identity: Identity, max_bytes: int) -> Sending:
+    """What is sent for a request of the model that ``identity`` names. Raises an IsthmusError that names the input."""
+    if any(one.name == FRONTIER for one in query.inputs) or HELLO in query.parameters:
+        return _tail(query, max_bytes)
+    return _whole(query, identity, max_bytes)
+
+
+def _whole(query: Query, identity: Identity, max_bytes: int) -> Sending:
+    form = described(identity)
+    tensors, forms = [], []
+    given = _by_name(query, [name for name, _, _ in form["inputs"]])
+    total = 0
+    for name, dtype, shape in form["inputs"]:
+        one, where = given[name], f'input "{name}"'
+        kind, wanted = dtype_of(one.datatype, where), dtype_named(dtype)
+        if kind is not wanted:
+            raise InputMismatch(f"{where}: {one.datatype} came; the model takes {NAMES.get(wanted, dtype)}")
+        if len(one.shape) != len(shape):
+            raise InputMismatch(f"{where}: {len(one.shape)} sizes came; the model takes {len(shape)}, {shape}")
+        nbytes = count(one.shape, where) * kind.itemsize
+        total += nbytes
+        if total > max_bytes:
+            raise TooLarge(f"{where}: {total} bytes of inputs; at most {max_bytes} are taken (max_request_bytes)")
+        if nbytes != one.data.nbytes:
+            raise BadFrame(
+                f"{where}: {one.data.nbytes} bytes came; {one.datatype} of shape {list(one.shape)} has {nbytes}"
+            )
+        tensor = _tensor(one, kind)
+        if kind is torch.bool and nbytes and int(tensor.view(torch.uint8).max()) > 1:
+            raise BadFrame(f"{where}: bytes other than 0 and 1 in truth values")
+        tensors.append(tensor)
+        forms.append(TensorForm(one.shape, _contiguous(one.shape), kind))
+    crossing = _crossing(form["cut"], tuple(forms))
+    parcel = Parcel.of_tensors(crossing.digest, [*tensors, *generators.fresh(crossing.generators)])
+    hello = split_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        model_id=identity.model_id,
+        weights_hash=identity.weights_hash,
+        structure_digest=identity.structure_digest,
+        plan_digest=identity.plan_digest,
+        environment=identity.environment,
+        about=identity.about,
+    )
+    return Sending(hello, crossing.to_bytes(), crossing.digest, parcel.header, parcel.buffers, parcel.nbytes)
+
+
+def described(identity: Identity) -> Mapping[str, Any]:
+    """The names of a model's inputs and outputs. Raises CutRefused, saying why, for one without."""
+    why = identity.form.get("refused", "its spec has no example input, so its inputs have no names")
+    if "inputs" not in identity.form:
+        raise CutRefused(f'model "{identity.model_id}" cannot be asked as a whole: {why}')
+    return identity.form
+
+
+def fits(query: Query, identity: Identity) -> bool:
+    """Whether shapes are those that the model was seen to take."""
+    shapes = {name: shape for name, _, shape in identity.form.get("inputs", ())}
+    return all(
+        len(one.shape) == len(shapes.get(one.name, ()))
+        and all(wanted in (-1, size) for size, wanted in zip(one.shape, shapes[one.name], strict=True))
+        for one in query.inputs
+    )
+
+
+def _by_name(query: Query, wanted: list[str]) -> dict[str, Named]:
+    given = {one.name: one for one in query.inputs}
+    if len(given) < len(query.inputs):
+        raise InputMismatch("two inputs have one name")
+    unknown = sorted(given.keys() - set(wanted))
+    missing = [name for name in wanted if name not in given]
+    if unknown or missing:
+        what = f'no input "{unknown[0][:80]}"' if unknown else f'the input "{missing[0]}" is missing'
+        raise InputMismatch(f"{what}; the model takes {', '.join(wanted)}")
+    return given
+
+
+def _tensor(one: Named, dtype: torch.dtype) -> torch.Tensor:
+    """Its elements where they lie; they are only read."""
+    if not one.data.nbytes:
+        return torch.empty(one.shape, dtype=dtype)
+    return borrowed(one.data).view(dtype).reshape(one.shape)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of row-major order, in elements."""
+    return tuple(math.prod(max(size, 1) for size in shape[at + 1 :]) for at in range(len(shape)))
+
+
+@lru_cache(256)
+def _crossing(example: str, forms: tuple[TensorForm, ...]) -> Crossing:
+    """The cut "input" of the example, for inputs of these forms, which all cross whole."""
+    known = decode(example.encode())
+    views = [View(form.shape, form.stride, 0) for form in forms]
+    pairs = list(enumerate(zip(forms, views, strict=True)))
+    made = replace(
+        known,
+        inputs=forms,
+        slots=tuple(Slot(form.dtype, view.numel, (view,), True) for _, (form, view) in pairs),
+        marks=tuple(Mark(INPUTS, number, number, view, form.dtype) for number, (form, view) in pairs),
+        plan_digest="",
+        cache={},
+    )
+    # of other forms no plan was made here
+    return replace(made, plan_digest=known.plan_digest, cache={}) if made.signature == known.signature else made
+
+
+def _tail(query: Query, max_bytes: int) -> Sending:
+    _by_name(query, [FRONTIER])
+    (one,) = query.inputs
+    if one.datatype != "UINT8" or count(one.shape, FRONTIER) != one.data.nbytes:
+        raise InputMismatch(f'the input "{FRONTIER}" is as many UINT8 as it has bytes')
+    if one.data.nbytes > max_bytes:
+        raise TooLarge(f"{one.data.nbytes} bytes cross; at most {max_bytes} are taken (max_request_bytes)")
+    hello = _hello(query.parameters.get(HELLO))
+    if hello.model_id != query.model:
+        raise InputMismatch(f'the head is of model "{hello.model_id[:80]}", the request of "{query.model[:80]}"')
+    cut, header, payload = parts(one.data, max_bytes)
+    split = query.parameters.get(SPLIT)
+    return Sending(
+        hello, cut, digest_of(cut), header, (payload,), payload.nbytes, None if split is None else str(split)
+    )
+
+
+def _hello(text: Any) -> split_pb2.Hello:
+    if not isinstance(text, str):
+        raise InputMismatch(f"a tail needs the parameter {HELLO}: which model the head was of (docs/doors.md)")
+    try:
+        return split_pb2.Hello.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError, DecodeError) as error:
+        raise BadFrame(f"the parameter {HELLO} is no greeting in base64") from error

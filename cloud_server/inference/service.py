@@ -1,0 +1,143 @@
+"""What is served by the Open Inference Protocol, and how a request is answered: the same for gRPC and HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from typing import Any
+
+import torch
+
+from cloud_server.access import Caller
+from cloud_server.core import Core
+from cloud_server.inference.asking import Asking
+from cloud_server.inference.datatypes import NAMES
+from cloud_server.inference.held import Held
+from cloud_server.inference.query import Named, Query, Result, Value
+from cloud_server.inference.sending import described, fits, sending
+from cloud_server.models import Engine, leaves
+from protos.isthmus.v1 import split_pb2
+from shared_hooks import Parcel
+from shared_hooks.errors import InputMismatch, ModelFailed, UnknownModel, near
+from shared_hooks.tensors import dtype_named
+
+NAME = "isthmus"
+PLATFORM = "pytorch"
+VERSION = "1"
+"""Of every model: other weights are another model here, with a name of their own."""
+EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "isthmus_tail")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """``shape``: -1 = of any size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    name: str
+    platform: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
+class Inference:
+    """Of one core. ``ready``: whether the server takes requests (`transport.health`). Any thread may call."""
+
+    def __init__(self, core: Core, ready: Callable[[], bool]) -> None:
+        self.core = core
+        self.held = Held(core.limits.max_inference_bytes)
+        self._ready = ready
+
+    @property
+    def ready(self) -> bool:
+        return self._ready() and not self.core.draining
+
+    def server(self) -> dict[str, Any]:
+        """What the server is; for everybody who is let in."""
+        try:
+            found = installed("isthmus")
+        except PackageNotFoundError:
+            found = "unknown"
+        return {"name": NAME, "version": found, "extensions": list(EXTENSIONS)}
+
+    def index(self, caller: Caller) -> list[dict[str, str]]:
+        """The models that ``caller`` may use."""
+        state = "READY" if self.ready else "UNAVAILABLE"
+        return [{"name": name, "version": VERSION, "state": state} for name in self.core.engines_for(caller)]
+
+    def engine(self, caller: Caller, name: str, version: str = "") -> Engine:
+        """Raises UnknownModel."""
+        known = self.core.engines_for(caller)
+        if name not in known:
+            raise UnknownModel(f'no model "{name[:128]}" is served here; there is: {", ".join(known) or "none"}')
+        if version not in ("", VERSION):
+            raise UnknownModel(f'model "{name}" has no version "{version[:40]}"; there is: {VERSION}')
+        return known[name]
+
+    def describe(self, caller: Caller, name: str, version: str = "") -> ModelInfo:
+        """Raises UnknownModel, and CutRefused for a model that cannot be asked by names."""
+        form = described(self.engine(caller, name, version).identity)
+        return ModelInfo(name, PLATFORM, _infos(form["inputs"]), _infos(form["outputs"]))
+
+    def asking(self, caller: Caller, on_drop: Callable[[], object]) -> Asking:
+        """A place for one request. Raises ServerUnavailable."""
+        return Asking(self.core, caller, on_drop)
+
+    def infer(self, asking: Asking, query: Query, deadline_seconds: float | None = None) -> Result:
+        """Raises what the request fails by."""
+        if query.parameters.get("sequence_id"):
+            raise InputMismatch("sequences are not served: each request stands alone")
+        identity = self.engine(asking.caller, query.model, query.version).identity
+        limit = asking.caller.max_request_bytes(self.core.limits)
+        made = asking.read(lambda: sending(query, identity, limit))
+        try:
+            reply, payload = asking.answer(made, _shorter(deadline_seconds, query.parameters.get("timeout")))
+        except ModelFailed as error:
+            if fits(query, identity):
+                raise
+            raise InputMismatch(f"the model does not take these shapes: {error}") from error
+        return asking.read(lambda: _result(query, reply, payload))
+
+
+def _infos(entries: list[list[Any]]) -> tuple[TensorInfo, ...]:
+    return tuple(TensorInfo(name, NAMES.get(dtype_named(dtype), dtype), tuple(shape)) for name, dtype, shape in entries)
+
+
+def _shorter(seconds: float | None, microseconds: Value | None) -> float | None:
+    """``timeout`` is Triton's parameter."""
+    if microseconds is None or microseconds == 0:
+        return seconds
+    if type(microseconds) is not int or microseconds < 0:
+        raise InputMismatch(f"the parameter timeout is a number of microseconds, not {str(microseconds)[:40]}")
+    return microseconds / 1e6 if seconds is None else min(seconds, microseconds / 1e6)
+
+
+def _result(query: Query, reply: split_pb2.ReplyHeader, payload: memoryview) -> Result:
+    """The outputs by name, and what else the model gives as parameters."""
+    structure, tensors = Parcel.tensors(reply.header, payload)
+    found: dict[str, Named] = {}
+    parameters: dict[str, Value] = {}
+    for name, node in leaves(structure):
+        if node[0] == "t":
+            tensor = tensors[node[1]].contiguous()
+            datatype = NAMES.get(tensor.dtype)
+            if datatype is None:
+                raise ModelFailed(f'the output "{name}" is {tensor.dtype}, for which this protocol has no datatype')
+            data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else memoryview(b"")  # type: ignore[arg-type]
+            found[name] = Named(name, datatype, tuple(tensor.shape), data)
+        elif node[0] == "v" and node[1] is not None:
+            parameters[name] = node[1]
+    if reply.transforms:
+        parameters["isthmus_transforms"] = ",".join(reply.transforms)
+    wanted = query.outputs or tuple(found)
+    for name in wanted:
+        if name not in found:
+            raise InputMismatch(f'the model has no output "{name[:80]}"; it has {", ".join(found)}{near(name, found)}')
+    return Result(query.model, VERSION, query.id, tuple(found[name] for name in wanted), parameters)
