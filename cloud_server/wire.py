@@ -45,8 +45,10 @@ STATUS_CODES = (
 )
 
 
-def welcome(limits: Limits, caller: Caller, identity: Identity, beat: float | None = None) -> split_pb2.ServerFrame:
-    """``beat``: seconds between two signs of life, where the client asked for them."""
+def welcome(
+    limits: Limits, caller: Caller, identity: Identity, beat: float | None = None, notes: Iterable[str] = ()
+) -> split_pb2.ServerFrame:
+    """``beat``: seconds between two signs of life, where the client asked for them. ``notes``: harmless differences."""
     return split_pb2.ServerFrame(
         welcome=split_pb2.Welcome(
             protocol_version=PROTOCOL_VERSION,
@@ -55,6 +57,7 @@ def welcome(limits: Limits, caller: Caller, identity: Identity, beat: float | No
             chunk_bytes=limits.chunk_bytes,
             about=dict(identity.about),
             heartbeat_ms=round(1000 * (beat or 0)),
+            notes=notes,
             cuts=None if caller.policy.cuts is None else split_pb2.Cuts(names=caller.policy.cuts),
         )
     )

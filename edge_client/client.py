@@ -38,6 +38,7 @@ from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUn
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.loading import default
 from shared_hooks.models import ModelSpec
+from shared_hooks.profiling.kind import kind, unlike
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -107,6 +108,9 @@ class EdgeClient:
         self.choice, self.connection, observers = taken_over(
             old, ModelChoice.of(model), connection or ConnectionOptions(), observers
         )
+        if self.choice.only_head is not None and (witness or fallback or split == EDGE_ONLY):
+            what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{EDGE_ONLY}"'
+            raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
         self._edge_model = EdgeModel(
             self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=self.lifecycle
         )
@@ -143,6 +147,12 @@ class EdgeClient:
     def device(self) -> torch.device:
         """Where the model runs here."""
         return self._edge_model.device
+
+    @property
+    def loaded(self) -> str | None:
+        """With `ModelChoice.only_head`: how much of the weights is in memory, in words; else None."""
+        only_head = self._edge_model.only_head
+        return None if only_head is None else only_head.told
 
     @property
     def max_in_flight(self) -> int:
@@ -188,6 +198,27 @@ class EdgeClient:
     def refused(self) -> Mapping[str, str]:
         """Cuts that witnesses took out of use: the layer's name ("input": before the first), and what was found."""
         return self.requests.witnesses.refused
+
+    @property
+    def server_about(self) -> Mapping[str, str]:
+        """What the server said of its machine: versions, device, kind of processor, threads; nothing before it did."""
+        welcome = self._connection.welcome if self._connection else None
+        return {} if welcome is None else dict(welcome.about)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """In what the two sides' models differ without any effect on results, as the server found: such as an attribute
+        that only one release of torch keeps.
+        """
+        welcome = self._connection.welcome if self._connection else None
+        return () if welcome is None else tuple(welcome.notes)
+
+    @property
+    def unlike(self) -> tuple[str, ...]:
+        """Why the last bits may differ between this machine and the server's, in words: release of torch, kind of
+        processor, number of threads. Empty where they are alike, or nothing is known.
+        """
+        return tuple(unlike(kind(self.device), self.server_about))
 
     @property
     def cuts(self) -> frozenset[str] | None:
@@ -334,7 +365,13 @@ class EdgeClient:
             if self.server is None:
                 raise SpecError('no server: this client was made without one, for split="edge-only"')
             if self._connection is None:
-                self._connection = Connection(self.server, self._hello(), self.connection, lifecycle=self.lifecycle)
+                self._connection = Connection(
+                    self.server,
+                    self._hello(),
+                    self.connection,
+                    lifecycle=self.lifecycle,
+                    describe=self._edge_model.manifest,
+                )
                 if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
                     self._connection.close()
                     raise Cancelled("the client is closed")

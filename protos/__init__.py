@@ -2,5 +2,5 @@
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Both sides say theirs in the first frame; only equal ones talk."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from cloud_server.models import layer_metrics
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, ForwardMetrics, LayerMetrics
+from shared_hooks.modules.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,9 @@ class Engine(Protocol):
 
     @property
     def identity(self) -> Identity: ...
+
+    def manifest(self) -> Manifest:
+        """What the digests of `identity` are made of. Raises an IsthmusError."""
 
     def allocate(self, nbytes: int) -> memoryview:
         """Memory for one payload, not initialised; it is given back when nobody refers to it any more. Raises

@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from shared_hooks.errors import (
 from shared_hooks.forward import Kind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
+from shared_hooks.modules.manifest import Manifest
 from shared_hooks.observers import named, transforms
 from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
@@ -86,6 +88,14 @@ class ServedModel:
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        return self._wrapped.manifest(self._plan)
+
+    def manifest(self) -> Manifest:
+        """What the digests are made of, as the model was loaded."""
+        return self._manifest
 
     def _plan_example(self, entry: ModelEntry) -> Plan | None:
         example = entry.spec.example(self._device)

@@ -18,7 +18,7 @@ from cloud_server.processes.channel import Lost
 from cloud_server.processes.crashes import Crashes
 from cloud_server.processes.crew import Crew
 from cloud_server.processes.memory import SharedMemory
-from cloud_server.processes.task import ProfileTask, Task
+from cloud_server.processes.task import ManifestTask, ProfileTask, Task
 from cloud_server.processes.worker_process import WorkerProcess
 from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable, TooLarge, WorkerLost
 
@@ -72,13 +72,13 @@ class Pool:
                 text = "a worker ended under this request after it had begun to write to what came; send it again"
                 raise ServerUnavailable(text) from error
 
-    def profile(self, task: ProfileTask, on_progress: Progress) -> bytes:
-        """A profile, as JSON. Raises as `run`; it is not run again."""
+    def ask(self, task: ProfileTask | ManifestTask, on_progress: Progress = lambda *_: None) -> bytes:
+        """What is answered with bytes: a profile as JSON, a manifest. Raises as `run`; it is not run again."""
         try:
             with self._taken("") as worker:
-                return worker.profile(task, self._patience, on_progress)
+                return worker.ask(task, self._patience, on_progress)
         except _Ended as ended:
-            raise WorkerLost(f"the worker that measured {ended}") from None
+            raise WorkerLost(f"the worker that was asked {ended}") from None
 
     @contextmanager
     def _taken(self, account: str) -> Iterator[WorkerProcess]:

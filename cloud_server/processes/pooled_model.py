@@ -6,14 +6,16 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from cloud_server.models import Computed, Identity, Progress
 from cloud_server.models.admission import check_file, check_frontier
 from cloud_server.processes.pool import Pool
-from cloud_server.processes.task import ProfileTask, Task
+from cloud_server.processes.task import ManifestTask, ProfileTask, Task
 from shared_hooks import Crossing
 from shared_hooks.lifecycle import About, Lifecycle
+from shared_hooks.modules.manifest import Manifest, decode
 from shared_hooks.tail import payer
 
 
@@ -26,6 +28,14 @@ class PooledModel:
         self._pool = pool
         self._lifecycle = lifecycle
         self._thread = threading.local()
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        return decode(self._pool.ask(ManifestTask(self.identity.model_id)))
+
+    def manifest(self) -> Manifest:
+        """Of a worker's model; they are all alike."""
+        return self._manifest
 
     def allocate(self, nbytes: int) -> memoryview:
         """Memory that all workers see."""
@@ -74,5 +84,5 @@ class PooledModel:
     def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
         """In a worker, whose turn it takes."""
         task = ProfileTask(self.identity.model_id, warmup, repetitions, seconds)
-        found: dict[str, Any] = json.loads(self._pool.profile(task, on_progress))
+        found: dict[str, Any] = json.loads(self._pool.ask(task, on_progress))
         return found

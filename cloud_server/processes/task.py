@@ -58,3 +58,13 @@ class ProfileTask:
     def head(self) -> dict[str, Any]:
         found = {"do": "profile", "model": self.model_id, "warmup": self.warmup, "repetitions": self.repetitions}
         return {**found, "seconds": self.seconds}
+
+
+@dataclass(frozen=True)
+class ManifestTask:
+    """What a model's digests are made of."""
+
+    model_id: str
+
+    def head(self) -> dict[str, Any]:
+        return {"do": "manifest", "model": self.model_id}

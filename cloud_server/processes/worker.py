@@ -33,6 +33,7 @@ from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, ServerUnav
 from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.lifecycle.log import show
 from shared_hooks.models import pick_device, set_threads
+from shared_hooks.modules.manifest import encode
 from shared_hooks.sharing import Party, SharedCache
 from shared_hooks.tail import paid_by
 
@@ -115,8 +116,8 @@ class Worker:
         while True:
             head, parts = self._channel.receive()
             self._number = self._begun[0] = head["number"]
-            if head["do"] == "profile":
-                self._profile(head)
+            if head["do"] in ("profile", "manifest"):
+                self._tell(head)
             else:
                 self._answer(head, parts)
 
@@ -214,19 +215,13 @@ class Worker:
             self._crossings.put(digest, known, decoded_bytes(data), SERVER)
         return known
 
-    # Profiles
+    # What is answered with bytes
 
-    def _profile(self, head: dict[str, Any]) -> None:
-        def on_progress(done: int, total: int, what: str) -> None:
-            self._say({"is": "progress", "done": done, "total": total, "what": what})
-            answer, _ = self._channel.receive()
-            if answer["do"] != "go on":
-                raise Cancelled("nobody waits for this profile any more")
-
+    def _tell(self, head: dict[str, Any]) -> None:
         try:
             model = self._models[head["model"]]
-            made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress)
-            said: Message = {"is": "profile"}, [json.dumps(made, allow_nan=False).encode()]
+            told = self._profile(model, head) if head["do"] == "profile" else self._manifest(model)
+            said: Message = {"is": "told"}, [told]
         except IsthmusError as error:
             said = _failure(error)
         except Lost:
@@ -236,6 +231,22 @@ class Worker:
             failure.__cause__ = error
             said = _failure(failure)
         self._say({**said[0], "kept": self._still_kept()}, *said[1])
+
+    def _profile(self, model: ServedModel, head: dict[str, Any]) -> bytes:
+        def on_progress(done: int, total: int, what: str) -> None:
+            self._say({"is": "progress", "done": done, "total": total, "what": what})
+            answer, _ = self._channel.receive()
+            if answer["do"] != "go on":
+                raise Cancelled("nobody waits for this profile any more")
+
+        made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress)
+        return json.dumps(made, allow_nan=False).encode()
+
+    def _manifest(self, model: ServedModel) -> bytes:
+        found = encode(model.manifest())
+        if found is None:
+            raise TooLarge("the model has too many modules for a comparison module by module")
+        return found
 
 
 def _failure(error: IsthmusError) -> Message:

@@ -6,7 +6,8 @@
 | compute, file | where the payload lies, the parcel's header | reply, failure; before it perhaps cut? or room? |
 | cut | a cut's description | (goes on) |
 | room | where there is room for an answer | (goes on) |
-| profile | settings | progress (the server: go on, or not), and at last profile or failure |
+| profile | settings | progress (the server: go on, or not), and at last told or failure |
+| manifest | | told or failure |
 
 A reply or a failure is a message of the wire, as far as the worker knows it. A worker that ends, or says anything else,
 is `Lost`.
@@ -31,7 +32,7 @@ from google.protobuf.message import DecodeError
 from cloud_server.models import Computed, Identity, Progress
 from cloud_server.processes.channel import Channel, Lost
 from cloud_server.processes.memory import SharedMemory
-from cloud_server.processes.task import ProfileTask, Task
+from cloud_server.processes.task import ManifestTask, ProfileTask, Task
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ServerUnavailable, by_name
 
@@ -138,8 +139,10 @@ class WorkerProcess:
             except (KeyError, IndexError, TypeError, ValueError, DecodeError) as error:
                 raise Lost(f"an answer that makes no sense: {error}") from error
 
-    def profile(self, task: ProfileTask, seconds: float, on_progress: Progress) -> bytes:
-        """As `run`; ``seconds`` from one progress to the next. What ``on_progress`` raises ends it, and is raised."""
+    def ask(self, task: ProfileTask | ManifestTask, seconds: float, on_progress: Progress) -> bytes:
+        """As `run`, for what is answered with bytes; ``seconds`` from one progress to the next. What ``on_progress``
+        raises ends it, and is raised.
+        """
         self._asked += 1
         self.channel.send({**task.head(), "number": self._asked})
         stopped: BaseException | None = None
@@ -157,7 +160,7 @@ class WorkerProcess:
                 self._keep(head["kept"])
                 if stopped is not None:
                     raise stopped
-                if head.get("is") == "profile":
+                if head.get("is") == "told":
                     return parts[0]
                 self.spent = self.spent or bool(head["spent"])
                 raise _failure(parts)

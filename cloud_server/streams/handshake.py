@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from dataclasses import dataclass
 
 from cloud_server.models import Engine, Identity
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Disagreement, TooLarge, UnknownModel
+from shared_hooks.forward.context import excused
+from shared_hooks.modules.manifest import compare, decode
 
 MAX_NAME = 256
 MAX_DIFFERENCES = 16
 """Named in one refusal."""
+MAX_TEXT = 300
+"""Characters of one of them."""
+MAX_NOTES = 32
 MAX_HELLO_BYTES = 64 << 10
+"""Without the manifest, which has a bound of its own."""
+CONFIGURATION, CODE = "model_configuration", "model_code"
+"""Settings that are digests of the model."""
 MAX_ENTRIES = 64
 """Settings, and lines about the client: there are some ten of each."""
 
 
 def check_form(hello: split_pb2.Hello) -> None:
     """What everybody relies on who copies, compares or logs a hello. Raises BadFrame and TooLarge."""
-    nbytes = hello.ByteSize()
+    nbytes = hello.ByteSize() - len(hello.manifest)
     if nbytes > MAX_HELLO_BYTES:
         raise TooLarge(f"hello: {nbytes} bytes; at most {MAX_HELLO_BYTES} are taken")
     for name, entries in (("settings", hello.environment), ("lines about the client", hello.about)):
@@ -38,11 +46,20 @@ def _check_printable(name: str, text: str) -> None:
         raise BadFrame(f"hello: {name} has control characters: {text[:80]!r}")
 
 
-def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Engine:
+@dataclass(frozen=True)
+class Agreement:
+    """What a client and this server agreed on. ``notes``: in what they differ without any effect on results."""
+
+    engine: Engine
+    notes: tuple[str, ...] = ()
+
+
+def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
     """The engine that this client and this server agree on. ``hello`` has passed `check_form`.
 
-    Raises UnknownModel, Disagreement naming everything that differs with both sides' values, and BadFrame for a client
-    id that is missing or too long. Model ids are looked up among the served ones, and in no other way.
+    Digests decide; where they differ and the client says what its own are made of, the facts do. Raises UnknownModel,
+    Disagreement naming everything that differs with both sides' values, and BadFrame for a client id that is missing
+    or too long. Model ids are looked up among the served ones, and in no other way.
     """
     if hello.protocol_version != PROTOCOL_VERSION:
         raise Disagreement(f"protocol version: client {hello.protocol_version}, server {PROTOCOL_VERSION}")
@@ -52,28 +69,52 @@ def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Engine:
     if engine is None:
         served = ", ".join(sorted(engines))
         raise UnknownModel(f'no model "{hello.model_id[:MAX_NAME]}" is served here; there is: {served}')
-    different = list(islice(differences(hello, engine.identity), MAX_DIFFERENCES + 1))
+    digests = dict(differing_digests(hello, engine.identity))
+    notes: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+    if digests and hello.manifest:
+        found = compare(decode(hello.manifest), engine.manifest())
+        facts, notes = found.differences, found.notes
+        if notes and not facts:
+            digests.pop(CONFIGURATION, None)  # nothing else is told by notes alone
+    settings = dict(differing_settings(hello, engine.identity))
+    releases = hello.about.get("torch"), engine.identity.about.get("torch")
+    harmless = [settings.pop(name) for name in [*settings] if excused(name, *releases)]
+    different = [*(facts or digests.values()), *settings.values()]
     if different:
-        different[MAX_DIFFERENCES:] = ["more"] * (len(different) > MAX_DIFFERENCES)
+        shown = [text[:MAX_TEXT] for text in different[:MAX_DIFFERENCES]] + ["more"] * (
+            len(different) > MAX_DIFFERENCES
+        )
         raise Disagreement(
-            f'model "{hello.model_id}": client and server differ in {"; ".join(different)} '
+            f'model "{hello.model_id}": client and server differ in {"; ".join(shown)} '
             f"(client: {_listed(hello.about)}; server: {_listed(engine.identity.about)})"
         )
-    return engine
+    return Agreement(engine, tuple(text[:MAX_TEXT] for text in [*notes, *harmless][:MAX_NOTES]))
 
 
-def differences(hello: split_pb2.Hello, identity: Identity) -> Iterator[str]:
-    """One text for each thing in which a client's hello differs from a served model."""
+def differing_digests(hello: split_pb2.Hello, identity: Identity) -> Iterator[tuple[str, str]]:
+    """In which digests, of which a manifest can tell more, a client's hello differs from a served model: name, text."""
     if hello.weights_hash != identity.weights_hash:
-        yield _both("weights", hello.weights_hash, identity.weights_hash)
+        yield "weights", _both("weights", hello.weights_hash, identity.weights_hash)
     if hello.structure_digest != identity.structure_digest:
-        yield _both("structure (modules, shapes, dtypes, depth)", hello.structure_digest, identity.structure_digest)
+        what = "structure (modules, shapes, dtypes, depth)"
+        yield "structure", _both(what, hello.structure_digest, identity.structure_digest)
     if hello.plan_digest and identity.plan_digest and hello.plan_digest != identity.plan_digest:
-        yield _both("plan (operations on the example input)", hello.plan_digest, identity.plan_digest)
-    for key in sorted({*hello.environment, *identity.environment}):
-        client, server = hello.environment.get(key), identity.environment.get(key)
-        if client != server:
-            yield _both(f"setting {key[:MAX_NAME]}", client, server)
+        yield "plan", _both("plan (operations on the example input)", hello.plan_digest, identity.plan_digest)
+    for key in (CONFIGURATION, CODE):
+        yield from ((key, text) for text in _differing_setting(key, hello, identity))
+
+
+def differing_settings(hello: split_pb2.Hello, identity: Identity) -> Iterator[tuple[str, str]]:
+    """The same of how a process is set up."""
+    for key in sorted({*hello.environment, *identity.environment} - {CONFIGURATION, CODE}):
+        yield from ((key, text) for text in _differing_setting(key, hello, identity))
+
+
+def _differing_setting(key: str, hello: split_pb2.Hello, identity: Identity) -> Iterator[str]:
+    client, server = hello.environment.get(key), identity.environment.get(key)
+    if client != server:
+        yield _both(f"setting {key[:MAX_NAME]}", client, server)
 
 
 def _both(what: str, client: str | None, server: str | None) -> str:

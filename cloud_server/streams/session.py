@@ -39,9 +39,12 @@ class Phase(Enum):
 class StreamSession:
     """One stream. One thread calls `receive`, another iterates `frames`; the core calls the rest from any thread."""
 
-    def __init__(self, hub: Hub, caller: Caller, left: Callable[[StreamSession, str], None]) -> None:
-        """``left`` is called once, with the reason, when the stream is gone."""
+    def __init__(
+        self, hub: Hub, caller: Caller, left: Callable[[StreamSession, str], None], brief: bool = False
+    ) -> None:
+        """``left`` is called once, with the reason, when the stream is gone. ``brief``: it lives for one request."""
         self.caller = caller
+        self.brief = brief
         self.client_id = ""
         self.inline_bytes = 0
         """Answers up to this size go in their header."""
@@ -172,20 +175,22 @@ class StreamSession:
     def _on_hello(self, hello: split_pb2.Hello) -> None:
         self._hub.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=hello, peer=self.caller.peer)
         self._hub.check_open()
-        engine = agree(hello, self._hub.engines_for(self.caller))
+        agreed = agree(hello, self._hub.engines_for(self.caller))
+        engine = agreed.engine
         self.client_id = hello.client_id
         self._uploads = Uploads(self._hub, self, engine)
         self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
         if hello.heartbeat_ms:
             self._beat = max(hello.heartbeat_ms / 1000, self._hub.limits.heartbeat_seconds)
-        self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat))
+        self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat, agreed.notes))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
         if self._hub.draining:  # since the question above: `drain` came too early for this stream
             self.drain()
+        client, peer = self.client_id, self.caller.peer
         self._hub.lifecycle.emit(
-            Stage.AFTER_HANDSHAKE, client=self.client_id, peer=self.caller.peer, model_id=hello.model_id
+            Stage.AFTER_HANDSHAKE, client=client, peer=peer, model_id=hello.model_id, brief=self.brief
         )
 
     def finish(self) -> None:

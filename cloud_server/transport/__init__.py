@@ -9,6 +9,7 @@ listener   a gRPC server with a door: health, reflection, the port
 server     a core on a port, and shutting down
 servicer   frames between gRPC and sessions
 inference_servicer  the Open Inference Protocol's messages
+rest       the same protocol by HTTP
 
 May import core, inference, access, streams, models, wire, limits.
 """

@@ -48,7 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--explain", metavar="LAYER_ID|NAME|input", help="what crosses there and why, and what is skipped"
     )
     layers.add_argument("--all", action="store_true", help="with --explain: do not shorten long lists")
-    commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
+    verify = commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
+    verify.add_argument("--server", metavar="HOST:PORT", help="through this server, over the real link")
+    add_credentials(verify)
     doctor = commands.add_parser("doctor", parents=[model], help="what stands between this machine and a server")
     doctor.add_argument("server", metavar="HOST:PORT", help="the server, such as 192.168.1.20:50051")
     add_credentials(doctor)
@@ -107,6 +109,11 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     run.add_argument("--camera-size", type=_pixels, metavar="WxH", help="asked of a device, such as 640x480")
     run.add_argument("--camera-rate", type=_rate, metavar="N", help="asked of a device: frames a second")
     run.add_argument("--camera-format", metavar="NAME", help="asked of a device: its pixel format, such as mjpeg")
+    run.add_argument(
+        "--only-head",
+        metavar="LAYER_ID|NAME",
+        help="load only the weights of heads that end here or before; the others stay in their files",
+    )
     run.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     run.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
     run.add_argument("--in-flight", type=_count, default=4, metavar="N", help="requests under way (default: 4)")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from edge_client.client import EdgeClient
-from edge_client.model_choice import ModelChoice
+from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.sources import Item
+from edge_client.sources.camera import is_camera, without_password
+from edge_client.sources.video import SUFFIXES as VIDEO_SUFFIXES
 from edge_client.survey.loaded import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
@@ -22,7 +25,7 @@ AnItem = TypeVar("AnItem", bound=Item)
 
 
 def choice_of(options: argparse.Namespace) -> ModelChoice:
-    """What --model, --weights, --selection, --depth, --device and --threads say."""
+    """What --model, --weights, --selection, --depth, --device, --threads and --only-head say."""
 
     return ModelChoice(
         options.model,
@@ -31,6 +34,7 @@ def choice_of(options: argparse.Namespace) -> ModelChoice:
         depth=options.depth,
         device=options.device,
         threads=options.threads,
+        only_head=getattr(options, "only_head", None),  # of run
     )
 
 
@@ -38,18 +42,29 @@ def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
     """The model, planned on its example, or on the first of ``inputs`` (--input) where they are given."""
 
     spec, device = choice.spec(), choice.set_up()
+    args, kwargs = example_of(choice, inputs)
+    wrapped = WrappedModel(spec.load_model(device), depth=choice.depth)
+    return Loaded(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
+
+
+def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inputs:
+    """What to plan on, on the model's device: the first of ``inputs`` (--input), else the spec's example."""
+    spec, device = choice.spec(), choice.set_up()
     call = spec.preprocess(find(inputs)[0]) if inputs else spec.example(device)
     if call is None:
         resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # a wrong name is to be reported first
         raise SpecError(f"{spec.origin}: the spec has no example input to plan on; give one with --input")
-    args, kwargs = to_device(call[0], device), to_device(call[1], device)
-    wrapped = WrappedModel(spec.load_model(device), depth=choice.depth)
-    return Loaded(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
+    return to_device(call[0], device), to_device(call[1], device)
 
 
 def find(patterns: Sequence[str]) -> list[InputItem]:
     """The files of --input; SpecError for one that is not there."""
 
+    for word in patterns:
+        if is_camera(word) or Path(word).suffix.lower() in VIDEO_SUFFIXES:
+            raise SpecError(
+                f"--input: {without_password(word)}: videos and cameras are inputs of run; give a file here"
+            )
     try:
         return find_inputs(patterns)
     except InputMismatch as error:

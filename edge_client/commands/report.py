@@ -14,6 +14,7 @@ from edge_client.commands.feed import Named
 from edge_client.commands.layer_table import layer_table
 from edge_client.commands.outcome import Outcome
 from edge_client.commands.output import table
+from edge_client.modes import EDGE_ONLY
 from edge_client.screen.observation_table import tables
 from edge_client.screen.text import milliseconds, one_line, printable, size
 from edge_client.sources import Tally
@@ -90,6 +91,8 @@ class Report:
         self._seconds = 0.0
         self._witness = witness
         self.refused: Mapping[str, str] = {}  # cuts that witnesses took out of use, and why
+        self.unlike: Sequence[str] = ()
+        """Why the last bits may differ between the two machines."""
         self.gave_up = False
         self.interrupted = False
         """By Ctrl-C: what is missing was not sent, or its answer did not come before."""
@@ -123,9 +126,9 @@ class Report:
         for item in items:
             self.add(Outcome(item, error=error))
 
-    def finish(self, refused: Mapping[str, str] | None = None) -> None:
-        """Stop the clock. ``refused``: cuts that witnesses took out of use, and why."""
-        self.refused = refused or {}
+    def finish(self, refused: Mapping[str, str] | None = None, unlike: Sequence[str] = ()) -> None:
+        """Stop the clock. ``refused``: cuts that witnesses took out of use, and why; ``unlike``: see there."""
+        self.refused, self.unlike = refused or {}, unlike
         self._seconds = time.perf_counter() - self._began
 
     @property
@@ -152,6 +155,7 @@ class Report:
             "with_truth": with_truth,
             "correct": correct,
             "accuracy": correct / with_truth if with_truth else None,
+            "unlike": list(self.unlike),
             "wall_seconds": self._seconds,
             "measured_ns": totals.measured_ns,
             "times_ns": totals.times.as_dict(),
@@ -225,6 +229,11 @@ class Report:
             lines.append(f"{totals.fallen} answered on the edge, for the server did not: {one_line(fallen[-1])}")
         if self._witness:
             lines += witnesses.summary(self._witnessed, self.refused)
+        if self.unlike and any(one.split != EDGE_ONLY for one in self._answers):
+            lines.append(
+                f"the last bits are not promised between these machines: {printable('; '.join(self.unlike))} "
+                "(edge-client verify --server tells how far they are apart)"
+            )
         if totals.transforms:
             names = ", ".join(map(printable, totals.transforms))
             lines.append(f"not the model's own answers: transforms change {names}")

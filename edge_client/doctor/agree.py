@@ -26,6 +26,10 @@ from shared_hooks.tensors import identical
 
 SECONDS: Final = 15.0
 MEND: Final = {
+    ": the tensor ": "the same weights (--weights FILE), of the same model, on both sides",
+    ": class: ": "the same code and spec of the model on both sides",
+    "code of ": "the same version of the model's code (or of the library it comes from) on both sides",
+    "operation ": "the same code of the model, and versions of torch that do the same operations",
     "weights": "give both sides the same weights (--weights FILE)",
     "structure": "the same code, spec, --depth and --selection on both sides",
     "plan": "the same code of the model, and versions of torch that do the same operations",
@@ -102,7 +106,7 @@ def differences(text: str) -> Iterator[Finding]:
     """A refusal's text, one finding for each thing in which the two sides differ."""
     found = _DIFFERENCES.search(text)
     for each in found[1].split("; ") if found else [text]:
-        mend = next((mend for name, mend in MEND.items() if each.startswith(name)), "the server's log may say more")
+        mend = next((mend for name, mend in MEND.items() if name in each), "the server's log may say more")
         yield wrong("agreement", each, mend)
 
 

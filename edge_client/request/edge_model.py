@@ -16,9 +16,10 @@ from torch import nn
 from edge_client.call import Call
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
+from edge_client.request.only_head import OnlyHead
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import EarlyOutput, LayerMetrics, WrappedModel, codecs
+from shared_hooks import EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
 from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
@@ -26,6 +27,7 @@ from shared_hooks.models import InputItem, ModelSpec
 from shared_hooks.models.example import to_device
 from shared_hooks.models.uploads import check_suffix
 from shared_hooks.modules import holder_modules
+from shared_hooks.modules.manifest import encode
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.texts import Texts
@@ -62,6 +64,7 @@ class EdgeModel:
     """A wrapped model on a device."""
 
     spec: ModelSpec | None = None
+    only_head: OnlyHead | None = None
 
     def __init__(
         self,
@@ -87,12 +90,22 @@ class EdgeModel:
         self.model_id: str = model_id
         self.lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=model_id)
         if isinstance(model, nn.Module):
+            if choice.only_head is not None:
+                raise SpecError("only_head leaves weights in the files of a spec; a module has all of them in memory")
             module = model.to(device)
         else:
             assert self.spec is not None
-            module = self.spec.load_model(device)
+            if choice.only_head is None:
+                module = self.spec.load_model(device)
+            elif device.type != "cpu":
+                raise SpecError(f"only_head leaves weights in their files, for the CPU; this model is for {device}")
+            else:
+                module, weights = self.spec.load_mapped()
+                self.only_head = OnlyHead(choice.only_head, module, weights)
             example = example or self.spec.example(device)
-        self.wrapped = WrappedModel(module, depth=choice.depth, metrics=metrics, lifecycle=self.lifecycle)
+        self.wrapped = WrappedModel(
+            module, depth=choice.depth, metrics=metrics, lifecycle=self.lifecycle, loads=self.only_head
+        )
         self.lifecycle.emit(Stage.AFTER_MODEL_LOAD, model_id=model_id, wrapped=self.wrapped)
         self._example = example
         self.find = classes_of(holder_modules(module))
@@ -130,14 +143,21 @@ class EdgeModel:
             about={"torch": torch.__version__, "python": platform.python_version(), "device": str(self.device)},
         )
 
+    def manifest(self) -> bytes | None:
+        """What the greeting's digests are made of; None where that is too much for the wire."""
+        return encode(self.wrapped.manifest(None if self._example is None else self._planned(Call(*self._example))))
+
     def plan_example(self) -> str:
         """Plan the spec's example; the plan's digest, empty when there is none."""
         return "" if self._example is None else self.plan(Call(*self._example))
 
     def plan(self, call: Call) -> str:
         """Plan this call, or add the path that it takes; the plan's digest."""
+        return self._planned(call).digest
+
+    def _planned(self, call: Call) -> Plan:
         args, kwargs = self._placed(call)
-        return self.wrapped.plan(*args, **kwargs).digest
+        return self.wrapped.plan(*args, **kwargs)
 
     def head(self, call: Call, cut: Cut, stamps: Stamps) -> Head:
         """Run the model up to ``cut`` and pack what crosses; stamps `computed` and `packed`.
@@ -156,6 +176,10 @@ class EdgeModel:
 
     def whole(self, call: Call, stamps: Stamps) -> LocalRun:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
+        if self.only_head is not None:
+            raise SpecError(
+                f"the whole model cannot run here: only the weights up to {self.only_head.layer} are loaded"
+            )
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
         output, observations, changed = self._run(self.wrapped.whole, "whole", call, stamps)
         layers, forward = self.wrapped.last_records()()  # before hooks, which may run the model

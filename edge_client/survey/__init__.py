@@ -3,6 +3,7 @@
 prober    rounds of bytes on a stream of their own
 probing   what the link carries; the server's profile
 gather    all of it together
+verified  every cut through the link, against the whole model on both sides
 loaded    a model with an input to plan on
 
 May import client, planning, process, transport, screen.

@@ -14,8 +14,10 @@ An idle connection that breaks is not opened again before the next request: ther
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # the builtin one only from Python 3.11 on
 from typing import Final
@@ -47,6 +49,8 @@ NUDGE_SECONDS: Final = 0.5  # between two calls at a server that is gone, while 
 DOUBT_AFTER: Final = 3
 """Attempts in vain after which credentials that were welcomed once may be the reason."""
 POLITE_SECONDS: Final = 0.5  # what a stream gets to end well when the client closes
+log = logging.getLogger("edge_client")
+
 CONNECT_SECONDS: Final = (1.5, 1.5, 5.0)
 """For TCP and HTTP/2 to be up, of three attempts in turn. Packets that vanish on a dead path are repeated by TCP after
 1, 3 and 7 s: a new attempt finds a path that is back sooner. The long one is for links that are slow.
@@ -63,7 +67,9 @@ class Connection:
         options: ConnectionOptions | None = None,
         backoff: Backoff | None = None,
         lifecycle: Lifecycle | None = None,
+        describe: Callable[[], bytes | None] | None = None,
     ) -> None:
+        """``describe``: what the greeting's digests are made of, for a server that finds others."""
         self.address = address
         self.counters = Counters()
         self.lifecycle = lifecycle or Lifecycle("edge")
@@ -74,6 +80,8 @@ class Connection:
         self._nudged = 0.0
         self._hello = split_pb2.ClientFrame()
         self._hello.CopyFrom(hello)
+        self._describe = describe
+        self._noted: set[str] = set()
         self._hello.hello.heartbeat_ms = max(1, round(1000 * self._options.heartbeat))
         self._keep_alive = self._options.keep_alive
         self._backoff = backoff or Backoff()
@@ -317,6 +325,9 @@ class Connection:
             self._pulse = None  # an older server
         elif self._pulse is None:
             self._pulse = Pulse(welcome.heartbeat_ms / 1000)
+        for note in {*welcome.notes} - self._noted:
+            log.info("%s differs without any effect on results: %s", self.address, note)
+        self._noted |= {*welcome.notes}
         stream.welcomed.set()
         self.lifecycle.emit(Stage.AFTER_HANDSHAKE, welcome=welcome)
         with self._changed:
@@ -350,7 +361,16 @@ class Connection:
         final = verdict.final_error(error, self.address, self._options.credentials if doubtful else None)
         return final, verdict.reason(error) if final is None else str(final)
 
+    def _tell_more(self, error: IsthmusError | None) -> bool:
+        """Whether a server that found digests different has not heard yet what they are made of, and will now."""
+        if not isinstance(error, Disagreement) or self._describe is None or self._hello.hello.manifest:
+            return False
+        self._hello.hello.manifest = self._describe() or b""
+        return bool(self._hello.hello.manifest)
+
     def _after_stream(self, error: IsthmusError | None, reason: str) -> None:
+        if self._tell_more(error):
+            error, self._at_once = None, True
         with self._changed:
             self._last_reason = reason
             if self._without_stream_since is None:

@@ -10,7 +10,7 @@ whole numbers, text, and where a tensor holds NaN or infinities.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -58,6 +58,13 @@ def tolerance(dtypes: Iterable[torch.dtype], *, tf32: bool = False) -> float:
     if tf32 and torch.float32 in dtypes:
         coarsest = max(coarsest, TF32_EPSILON)
     return math.sqrt(coarsest)
+
+
+def tolerance_between(formats: Iterable[torch.dtype], about: Mapping[str, str], device: torch.device) -> float:
+    """For formats that this ``device`` and a server that says this ``about`` itself may have computed with."""
+    on_gpu = device.type == "cuda" or about.get("kind", "").startswith("cuda")
+    tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    return tolerance(formats, tf32=on_gpu and tf32)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

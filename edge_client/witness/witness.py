@@ -23,7 +23,7 @@ from torch import nn
 from edge_client.call import Call
 from edge_client.screen.text import one_line
 from edge_client.transport import now_ns
-from edge_client.witness.comparison import Comparison, compare, tolerance
+from edge_client.witness.comparison import Comparison, compare, tolerance_between
 from edge_client.witness.moment import Moment
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, SpecError
@@ -197,9 +197,7 @@ def _limit(kept: Kept, whole: Any, about: Mapping[str, str], model: nn.Module, d
     """The tolerance for this output of this model, by the formats that both sides may have computed with."""
     formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(whole)[1])}
     formats |= {dtype_named(name) for _, name in kept.around["autocast"]}
-    on_gpu = device.type == "cuda" or about.get("kind", "").startswith("cuda")
-    tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    return tolerance(formats, tf32=on_gpu and tf32)
+    return tolerance_between(formats, about, device)
 
 
 def _difference(found: Comparison, limit: float, apart: list[str]) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shared_hooks.forward.context import signature_digest
 from shared_hooks.tensors import Structure, View, dtype_name
 
 FORMAT = 2
@@ -177,8 +178,9 @@ class Crossing:
 
     @cached_property
     def signature(self) -> str:
-        """Digest of the form of the inputs and the settings around the forward; see `context.signature`."""
-        return signature_digest(self.input_structure, self.inputs, self.context)
+        """Digest of the form of the inputs, autocast and training flags; see `forward.context.signature`."""
+        shapes = [[list(form.shape), dtype_name(form.dtype)] for form in self.inputs]
+        return signature_digest(self.input_structure, shapes, self.context)
 
     @cached_property
     def digest(self) -> str:
@@ -234,12 +236,6 @@ def _form(form: TensorForm) -> list[Any]:
 def digest_of(data: bytes) -> str:
     """Digest by which both sides name a crossing."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def signature_digest(structure: Structure, forms: tuple[TensorForm, ...], context: dict[str, Any]) -> str:
-    """Over the structure, shapes, dtypes and literals of the inputs, and the settings around the forward."""
-    shapes = [[list(form.shape), dtype_name(form.dtype)] for form in forms]
-    return hashlib.blake2b(json.dumps([structure, shapes, context]).encode(), digest_size=16).hexdigest()
 
 
 def mixes_truth(slots: tuple[Slot, ...], marks: tuple[Mark, ...]) -> bool:

@@ -17,6 +17,9 @@ from shared_hooks.tensors import dtype_name, dtype_named, flatten_inputs
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
+KERNEL_SETTINGS = frozenset({"mkldnn", "cudnn", "attention_kernels"})
+"""Settings that choose among kernels of one precision. Their defaults change from one release of torch to the next, and
+so do the last bits of all kernels: they must be the same only where the release is."""
 
 
 def ambient() -> dict[str, Any]:
@@ -91,9 +94,16 @@ def environment() -> dict[str, str]:
 
 
 def context_of(modules: Mapping[nn.Module, ModuleInfo]) -> dict[str, Any]:
-    """All that must hold around a tail as it did around its head: autocast, settings, which modules are in training."""
+    """All that must hold around a tail as it did around its head: autocast, settings, which modules are in training;
+    and the release of torch that has them.
+    """
     training = [info.path for module, info in modules.items() if module.training]
-    return {**ambient(), "environment": environment(), "training": training}
+    return {**ambient(), "environment": environment(), "training": training, "torch": str(torch.__version__)}
+
+
+def excused(setting: str, mine: object, theirs: object) -> bool:
+    """Whether this setting may differ between two sides with these releases of torch; None where it is not known."""
+    return setting in KERNEL_SETTINGS and None not in (mine, theirs) and mine != theirs
 
 
 def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo], cache: dict[Any, Any]) -> None:
@@ -108,7 +118,7 @@ def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo], cach
     theirs = context.get("environment")
     for name, value in mine["environment"].items():
         other = theirs.get(name) if isinstance(theirs, dict) else None
-        if other != value:
+        if other != value and not excused(name, mine["torch"], context.get("torch")):
             raise Disagreement(f"{name} is {other} on the edge and {value} here")
     if context.get("training") != mine["training"]:
         raise Disagreement(f"modules in training mode: {context.get('training')} on the edge, {mine['training']} here")
@@ -149,9 +159,16 @@ def signature(
 ) -> tuple[str, dict[str, Any]]:
     """What a plan is valid for on either side: (digest to compare, context).
 
-    It covers the structure, shapes, dtypes and literals of the inputs, autocast and the training flags.
+    It covers the structure, shapes, dtypes and literals of the inputs, autocast and the training flags. Settings are
+    compared by `check`, each by itself.
     """
     structure, tensors = flatten_inputs(args, kwargs)
     context = context_of(modules)
     shapes = [[list(tensor.shape), dtype_name(tensor.dtype)] for tensor in tensors]
-    return hashlib.blake2b(json.dumps([structure, shapes, context]).encode(), digest_size=16).hexdigest(), context
+    return signature_digest(structure, shapes, context), context
+
+
+def signature_digest(structure: Any, shapes: list[list[Any]], context: dict[str, Any]) -> str:
+    """``shapes``: shape and name of the dtype, for each tensor of the inputs."""
+    around = [context.get("autocast"), context.get("training")]
+    return hashlib.blake2b(json.dumps([structure, shapes, around]).encode(), digest_size=16).hexdigest()

@@ -4,6 +4,7 @@ hierarchy   which modules are walked, and their names
 attach      the shim before a module's forward
 fastpath    keeps PyTorch's attention fast path off
 agreement   digests of structure, code and weights
+manifest    ... and what they are made of, fact by fact
 
 May import tensors, errors.
 """

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import types
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,27 +29,64 @@ def digest_of(value: Any) -> str:
 def structure_digest(model: nn.Module, depth: int | None) -> str:
     """Over paths, classes, depth, and the names, shapes and dtypes of parameters and buffers."""
     modules = [[name, type(module).__name__] for name, module in model.named_modules(remove_duplicate=False)]
-    tensors = [[name, dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in model.state_dict().items()]
-    return digest_of([modules, tensors, depth])
+    return digest_of([modules, [[name, *form_of(value)] for name, value in state_of(model)], depth])
 
 
-def configuration_digest(model: nn.Module) -> str:
-    """Over what each module says of itself, and its attributes that are numbers. Ask before the first forward.
+def state_of(model: nn.Module) -> list[tuple[str, Any]]:
+    """The state dictionary, without what it is packed in: tensors, and other values (a quantised layer has both)."""
+    return [one for name, value in model.state_dict().items() for one in _unpacked(name, value)]
 
-    Text is left out: it may hold paths, which differ between machines.
+
+def _unpacked(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (list, tuple)):
+        for number, one in enumerate(value):
+            yield from _unpacked(f"{name}.{number}", one)
+    else:
+        yield name, value
+
+
+def form_of(value: Any) -> list[Any]:
+    """Of a tensor its dtype and shape, of another value itself, in words."""
+    return [dtype_name(value.dtype), list(value.shape)] if isinstance(value, torch.Tensor) else [repr(value)]
+
+
+def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """By path, what each module holds that is a number, or a tuple of numbers. Ask before the first forward.
+
+    Of torch's own modules also text and functions (a mode, an activation); the text of others is left out, for it may
+    hold paths, which differ between machines. So is what torch keeps on every module, which differs between releases.
     """
-    found = []
-    for name, module in model.named_modules():
-        numbers = {key: value for key, value in vars(module).items() if key != "training" and _is_number(value)}
-        found.append([name, _said(module), numbers])
-    return digest_of(found)
+    return {path: dict(sorted(_attributes(module))) for path, module in model.named_modules()}
 
 
-def _said(module: nn.Module) -> str:
-    try:
-        return str(module.extra_repr()) if type(module).__module__.startswith("torch.nn.") else ""
-    except Exception:  # a half-built module may not be able to describe itself; its numbers still count
-        return ""
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    torchs = is_torchs(type(module))
+    for name, value in vars(module).items():
+        if name in _OF_EVERY_MODULE or name.startswith("__"):
+            continue
+        if _is_number(value) or (torchs and type(value) is str):
+            yield name, tuple(value) if isinstance(value, (list, tuple)) else value
+        elif torchs and callable(value) and not isinstance(value, nn.Module) and hasattr(value, "__name__"):
+            yield name, Named(value.__name__)
+
+
+class Named(str):
+    """The name of a function."""
+
+    __slots__ = ()
+
+
+def is_torchs(kind: type) -> bool:
+    """Whether what its instances hold comes from torch, at least in part."""
+    return any(one is not nn.Module and one.__module__.startswith("torch.nn.") for one in kind.__mro__)
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def configuration_digest(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of `attributes`."""
+    return digest_of([[path, [[name, repr(value)] for name, value in each.items()]] for path, each in found.items()])
 
 
 def _is_number(value: Any) -> bool:
@@ -65,6 +103,11 @@ def code_digest(model: nn.Module) -> str:
     kinds: set[Any] = {type(module) for module in model.modules()}
     # without the module's name: what is a script on one side may be installed on the other
     return digest_of(sorted([kind.__qualname__, _source(kind)] for kind in kinds))
+
+
+def source_digest(kind: type) -> str:
+    """The same of one class; of torch's own all the same."""
+    return digest_of(_source(kind))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -87,8 +130,23 @@ def _source(kind: Any) -> list[str]:
 def weights_hash(model: nn.Module) -> str:
     """Over the state dictionary: names, shapes, dtypes and bytes, whatever device they are on."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(json.dumps([name, dtype_name(tensor.dtype), list(tensor.shape)]).encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(memoryview(flat.view(torch.uint8).numpy()))
+    for name, value in sorted(state_of(model), key=lambda one: one[0]):
+        digest.update(json.dumps([name, *form_of(value)]).encode())
+        if isinstance(value, torch.Tensor):
+            digest.update(_bytes(value))
     return digest.hexdigest()
+
+
+def tensor_hash(value: Any) -> str:
+    """Over the bytes of one tensor; empty for another value."""
+    return hashlib.blake2b(_bytes(value), digest_size=8).hexdigest() if isinstance(value, torch.Tensor) else ""
+
+
+def _bytes(tensor: torch.Tensor) -> bytes | memoryview:
+    tensor = tensor.detach().cpu()
+    if tensor.is_quantized:
+        return b"".join((_bytes(tensor.int_repr()), _bytes(tensor.dequantize())))  # the second tells the scales
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    flat = tensor.contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ class Target:
         """The stream on a model, of the stranger or of an honest client; a new one where the last was ended."""
         session = self.sessions.get((model_id, honest))
         if session is None:
-            hello = split_pb2.Hello(protocol_version=2, model_id=model_id, inline_bytes=64 << 10)
+            hello = split_pb2.Hello(protocol_version=3, model_id=model_id, inline_bytes=64 << 10)
             session = self.sessions[model_id, honest] = self.core.open(Caller("attack"))
             assert session.receive(split_pb2.ClientFrame(hello=self.greeting(hello)))
             session._outbox.clear()
@@ -90,7 +90,7 @@ class Target:
         """A hello with what it leaves empty."""
         identity = self.identities.get(hello.model_id)
         self.opened += 1
-        made = split_pb2.Hello(client_id=f"stranger-{self.opened}", protocol_version=2)
+        made = split_pb2.Hello(client_id=f"stranger-{self.opened}", protocol_version=3)
         if identity is not None:
             made.weights_hash, made.structure_digest = identity.weights_hash, identity.structure_digest
             made.plan_digest = identity.plan_digest

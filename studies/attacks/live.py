@@ -169,7 +169,7 @@ class Stranger:
         """A greeting; ``hello``: what is different in it."""
         self.opened += 1
         made = split_pb2.Hello(
-            protocol_version=2, client_id=f"stranger-{self.opened}", model_id=model_id, inline_bytes=64 << 10
+            protocol_version=3, client_id=f"stranger-{self.opened}", model_id=model_id, inline_bytes=64 << 10
         )
         about = self.about.get(model_id)
         if about is not None:

@@ -171,10 +171,10 @@ class Gunner:
         made.greetings = True
         chance = mutator.random
         for _ in range(4):
-            hello = split_pb2.Hello(protocol_version=2, client_id=f"h{id}", model_id=recording.model_id)
+            hello = split_pb2.Hello(protocol_version=3, client_id=f"h{id}", model_id=recording.model_id)
             kind = chance.randrange(7)
             if kind == 0:
-                hello.protocol_version = chance.choice((0, 1, 3, (1 << 32) - 1))
+                hello.protocol_version = chance.choice((0, 1, 2, 4, (1 << 32) - 1))
             elif kind == 1:
                 hello.client_id = chance.choice(("", "x" * 257, "é" * 256, "\0"))
             elif kind == 2:

@@ -102,7 +102,7 @@ class Stranger:
             self._serial += 1
             serial = self._serial
         made = split_pb2.Hello(
-            protocol_version=2,
+            protocol_version=3,
             client_id=client_id or f"hostile-{serial}",
             model_id=model_id,
             weights_hash=about.weights_hash,

@@ -18,6 +18,7 @@ from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
 from shared_hooks.crossing.description import Slot
 from shared_hooks.errors import BadFrame
+from shared_hooks.modules.manifest import Manifest
 from shared_hooks.tensors.views import View
 from tests.waiting import PATIENCE
 
@@ -58,6 +59,9 @@ class FakeEngine:
         self.before = before
         self.computed = 0
 
+    def manifest(self) -> Manifest:
+        return {("set", "norm", "eps"): "1e-05"}
+
     def allocate(self, nbytes: int) -> memoryview:
         return memoryview(bytearray(nbytes))
 
@@ -79,7 +83,7 @@ class FakeEngine:
 def hello(client_id: str = "alice", **changes: object) -> split_pb2.ClientFrame:
     """A hello that agrees with `FakeEngine`, but for ``changes``."""
     values: dict[str, object] = {
-        "protocol_version": 2,
+        "protocol_version": 3,
         "client_id": client_id,
         "model_id": "fake",
         "weights_hash": "w1",

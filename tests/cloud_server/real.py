@@ -59,7 +59,7 @@ def greet(
     """The hello of an edge that holds ``wrapped``."""
     return split_pb2.ClientFrame(
         hello=split_pb2.Hello(
-            protocol_version=2,
+            protocol_version=3,
             client_id=client_id,
             model_id=model_id,
             weights_hash=wrapped.weights_hash(),

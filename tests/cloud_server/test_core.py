@@ -181,7 +181,7 @@ class TestHandshake:
         client.ask(1, b"x")
         client.answer(1)
         welcome = client.others[0].welcome
-        assert (welcome.protocol_version, welcome.max_request_bytes) == (2, 100_000)
+        assert (welcome.protocol_version, welcome.max_request_bytes) == (3, 100_000)
         assert (welcome.max_in_flight, welcome.chunk_bytes, dict(welcome.about)) == (4, 1000, {"torch": "2.99"})
 
     def test_everything_that_differs_is_named_with_both_values(self, core: Core) -> None:
@@ -208,7 +208,7 @@ class TestHandshake:
         assert "os:system" in str(error) and "fake" in str(error)
 
     def test_other_protocol_version(self, core: Core) -> None:
-        assert "protocol version: client 9, server 2" in str(self.refusal(core, protocol_version=9))
+        assert "protocol version: client 9, server 3" in str(self.refusal(core, protocol_version=9))
 
     @pytest.mark.parametrize("client_id", ["", "x" * 257])
     def test_client_id_of_absurd_length(self, core: Core, client_id: str) -> None:

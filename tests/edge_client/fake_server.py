@@ -74,7 +74,7 @@ class FakeServer:
 
     def greet(self, frames: Frames) -> split_pb2.ServerFrame:
         self.seen.hellos.append(next(frames).hello)
-        fields = {"protocol_version": 2, "max_in_flight": 8, **self.welcome_fields}
+        fields = {"protocol_version": 3, "max_in_flight": 8, **self.welcome_fields}
         return split_pb2.ServerFrame(welcome=split_pb2.Welcome(**fields))
 
     def stop(self, grace: float | None = 0) -> None:

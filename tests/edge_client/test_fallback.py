@@ -16,7 +16,7 @@ from tests.edge_client.test_client import built, image
 from tests.ports import free_port
 from tests.waiting import eventually
 
-OTHER_WEIGHTS = fake.refuse(grpc.StatusCode.FAILED_PRECONDITION, "weights: client 1, server 2")
+OTHER_WEIGHTS = fake.refuse(grpc.StatusCode.FAILED_PRECONDITION, "weights: client 1, server 3")
 
 
 def make_client(address: str, fallback: str | None = "edge", patience: float = 60.0) -> EdgeClient:
@@ -40,7 +40,7 @@ def test_other_weights_are_told_at_once_and_the_edge_answers() -> None:
         answers = [client.infer(image(seed)) for seed in range(3)]
         assert all(torch.equal(answer.output, whole(seed)) for seed, answer in enumerate(answers))
         assert {answer.split for answer in answers} == {EDGE_ONLY}
-        assert all("weights: client 1, server 2" in answer.fallback for answer in answers)
+        assert all("weights: client 1, server 3" in answer.fallback for answer in answers)
         assert all(answer.times.end_to_end == answer.measured_ns for answer in answers)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from edge_client import Answer, EdgeClient, State
 from edge_client.model_choice import ModelChoice
@@ -199,10 +200,32 @@ def test_who_holds_something_else_is_told_what(server: CloudProcess) -> None:
         next(other.parameters()).add_(1.0)
     with pytest.raises(Disagreement, match="weights"):
         EdgeClient(server.address, ModelChoice(other, model_id="digits")).open()
-    with pytest.raises(Disagreement, match="structure"):
+    with pytest.raises(Disagreement, match="class: client Moody, server DigitsNet"):
         EdgeClient(server.address, ModelChoice(Moody(), model_id="digits")).open()
     with pytest.raises(UnknownModel, match="nothing"):
         EdgeClient(server.address, ModelChoice(Moody(), model_id="nothing")).open()
+
+
+def test_a_number_that_differs_is_named_with_its_module(server: CloudProcess) -> None:
+    other = load_spec("digits").load_model("cpu")
+    norm = next(name for name, module in other.named_modules() if isinstance(module, nn.BatchNorm2d))
+    other.get_submodule(norm).eps = 1e-3
+    with pytest.raises(Disagreement, match=f"{norm}: eps: client 0.001, server 1e-05"):
+        EdgeClient(server.address, ModelChoice(other, model_id="digits")).open()
+
+
+def test_what_another_release_of_torch_keeps_is_a_note(server: CloudProcess, caplog: pytest.LogCaptureFixture) -> None:
+    other = load_spec("digits").load_model("cpu")
+    for module in other.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.invented = 3  # made of its arguments, as far as anybody can tell
+    with (
+        caplog.at_level("INFO", "edge_client"),
+        EdgeClient(server.address, ModelChoice(other, model_id="digits"), CUT) as client,
+        EdgeClient(server.address, "digits", CUT) as plain,
+    ):
+        assert torch.equal(client.infer(image(0)).output, plain.infer(image(0)).output)
+    assert "invented: client 3, server has none" in caplog.text
 
 
 def test_a_server_that_is_gone_is_named() -> None:

@@ -40,7 +40,7 @@ class ServerFrame(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reply: _Optional[_Union[ReplyHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "client_id", "model_id", "weights_hash", "structure_digest", "plan_digest", "environment", "about", "inline_bytes", "heartbeat_ms")
+    __slots__ = ("protocol_version", "client_id", "model_id", "weights_hash", "structure_digest", "plan_digest", "environment", "about", "inline_bytes", "heartbeat_ms", "manifest")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class Hello(_message.Message):
     ABOUT_FIELD_NUMBER: _ClassVar[int]
     INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     client_id: str
     model_id: str
@@ -75,10 +76,11 @@ class Hello(_message.Message):
     about: _containers.ScalarMap[str, str]
     inline_bytes: int
     heartbeat_ms: int
-    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., structure_digest: _Optional[str] = ..., plan_digest: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., about: _Optional[_Mapping[str, str]] = ..., inline_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ...) -> None: ...
+    manifest: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., structure_digest: _Optional[str] = ..., plan_digest: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., about: _Optional[_Mapping[str, str]] = ..., inline_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., manifest: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "max_request_bytes", "max_in_flight", "chunk_bytes", "about", "heartbeat_ms", "cuts")
+    __slots__ = ("protocol_version", "max_request_bytes", "max_in_flight", "chunk_bytes", "about", "heartbeat_ms", "cuts", "notes")
     class AboutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +95,7 @@ class Welcome(_message.Message):
     ABOUT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     CUTS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     max_request_bytes: int
     max_in_flight: int
@@ -100,7 +103,8 @@ class Welcome(_message.Message):
     about: _containers.ScalarMap[str, str]
     heartbeat_ms: int
     cuts: Cuts
-    def __init__(self, protocol_version: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., about: _Optional[_Mapping[str, str]] = ..., heartbeat_ms: _Optional[int] = ..., cuts: _Optional[_Union[Cuts, _Mapping]] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., about: _Optional[_Mapping[str, str]] = ..., heartbeat_ms: _Optional[int] = ..., cuts: _Optional[_Union[Cuts, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Cuts(_message.Message):
     __slots__ = ("names",)

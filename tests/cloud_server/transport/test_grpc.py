@@ -131,7 +131,7 @@ class TestHandshake:
         ("changes", "status", "says"),
         [
             ({"weights_hash": "w2"}, "FAILED_PRECONDITION", 'weights: client "w2", server "w1"'),
-            ({"protocol_version": 1}, "FAILED_PRECONDITION", "protocol version: client 1, server 2"),
+            ({"protocol_version": 1}, "FAILED_PRECONDITION", "protocol version: client 1, server 3"),
             ({"model_id": "other"}, "NOT_FOUND", 'no model "other"'),
             ({"model_id": "../../etc/passwd"}, "NOT_FOUND", "there is: fake"),
             ({"model_id": "os:system"}, "NOT_FOUND", "there is: fake"),

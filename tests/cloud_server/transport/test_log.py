@@ -17,7 +17,7 @@ def test_greetings_make_no_forged_lines_and_no_megabytes() -> None:
         with grpc.insecure_channel(f"127.0.0.1:{process.port}") as channel:
             for number in range(200):
                 hello = split_pb2.Hello(
-                    protocol_version=2, client_id=FORGED, model_id=FORGED if number % 2 else "digits"
+                    protocol_version=3, client_id=FORGED, model_id=FORGED if number % 2 else "digits"
                 )
                 for setting in range(1000 if number < 20 else 0):
                     hello.environment[f"{FORGED} {setting}"] = "y" * 100

@@ -361,10 +361,10 @@ def test_no_server_is_said_in_one_line(images: Path, capsys: Captured, tmp_path:
     ],
 )
 def test_a_server_that_disagrees_is_quoted(images: Path, capsys: Captured, code: Any, name: str) -> None:
-    with FakeServer(fake.refuse(code, "weights: client 1, server 2")) as other:
+    with FakeServer(fake.refuse(code, "weights: client 1, server 3")) as other:
         assert main(["run", "--server", other.address, "--split", "0", "--input", str(images)]) == 3
         line = complaint(capsys)
-        assert name in line and other.address in line and "weights: client 1, server 2" in line
+        assert name in line and other.address in line and "weights: client 1, server 3" in line
 
 
 def test_a_server_lost_on_the_way_ends_with_what_was_answered(images: Path, capsys: Captured, tmp_path: Path) -> None:

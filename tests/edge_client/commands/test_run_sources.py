@@ -91,7 +91,7 @@ def test_auto_takes_frames(clip: Path, server: str, capsys: Captured) -> None:
         (["--input", "CLIP", "--journal", "j"], "--journal"),
         (["--input", str(ROOT / "docs" / "report.png"), "--frames", "2"], "--frames"),
         (["--input", "CLIP", "--split", "cloud-only-file", "--server", "127.0.0.1:1"], "--split cloud-only sends them"),
-        (["--input", "BROKEN"], "cannot be read as a video"),
+        (["--input", "BROKEN"], "it cannot be read as a video"),
     ],
 )
 def test_wrong_words_are_one_line(words: list[str], told: str, clip: Path, capsys: Captured) -> None:

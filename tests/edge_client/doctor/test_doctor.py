@@ -70,8 +70,9 @@ def test_differences_are_all_named(capsys: pytest.CaptureFixture[str], tmp_path:
     with server(reference) as address:
         status, said = doctor(capsys, address, "--model", spec(tmp_path, "Branching", "[1, 4]"))
         assert status == 1
-        named = [text.split(" ")[0].rstrip(":") for text in said["agreement wrong"]]
-        assert named[:3] == ["weights", "structure", "plan"]
+        named = said["agreement wrong"]
+        assert any("class: client Branching" in text for text in named), named
+        assert any(text.startswith("stem: class: client has none, server Conv2d") for text in named), named
         status, said = doctor(capsys, address, "--model", f"other={reference}")
         assert status == 1 and 'no model "other"' in said["greeting wrong"][0]
 

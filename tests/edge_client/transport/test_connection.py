@@ -214,9 +214,9 @@ def test_draining_sends_the_next_request_on_a_new_stream() -> None:
     ],
 )
 def test_a_refusal_is_final_and_names_address_and_reason(code: grpc.StatusCode, error: type[IsthmusError]) -> None:
-    script = fake.refuse(code, "weights: client 1, server 2")
+    script = fake.refuse(code, "weights: client 1, server 3")
     with FakeServer(script) as server, connected(server.address) as connection:
-        with pytest.raises(error, match=f"{server.address}.*weights: client 1, server 2"):
+        with pytest.raises(error, match=f"{server.address}.*weights: client 1, server 3"):
             connection.open(PATIENCE)
         with pytest.raises(error, match="weights"):
             send(connection, exchange(1, b"x"))

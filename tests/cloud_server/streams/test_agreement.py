@@ -1,0 +1,100 @@
+"""A greeting whose digests differ: the facts behind them decide."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+import pytest
+
+from cloud_server.core import Core
+from shared_hooks import errors
+from shared_hooks.modules.manifest import MAX_TEXT, Fact, encode
+from tests.cloud_server.fakes import CoreClient, FakeEngine, hello
+from tests.waiting import eventually
+
+EPS: Fact = ("set", "norm", "eps")
+GROUPS: Fact = ("usual", "norm", "groups")
+SETTINGS = {**FakeEngine().identity.environment, "model_configuration": "another"}
+
+
+def greeted(facts: Mapping[Fact, str] | bytes, **changes: object) -> CoreClient:
+    """A client that has just greeted."""
+    with Core([FakeEngine()]) as core:
+        client = CoreClient(core, greet=False)
+        manifest = facts if isinstance(facts, bytes) else encode(facts)
+        client.send(hello(**{"environment": SETTINGS, "manifest": manifest, **changes}))
+        eventually(lambda: client.others or client.session._error)
+        client.leave()
+        return client
+
+
+def refusal(facts: Mapping[Fact, str] | bytes, **changes: object) -> errors.IsthmusError:
+    error = greeted(facts, **changes).session._error
+    assert error is not None
+    return error
+
+
+def test_without_facts_the_digests_are_named() -> None:
+    assert "setting model_configuration" in str(refusal(b""))
+
+
+def test_a_fact_that_differs_is_named_in_their_place() -> None:
+    text = str(refusal({EPS: "0.001"}))
+    assert "norm: eps: client 0.001, server 1e-05" in text and "setting" not in text
+
+
+def test_what_cannot_change_a_result_is_welcome_and_noted() -> None:
+    client = greeted({EPS: "1e-05", GROUPS: "1"})
+    assert client.session._error is None
+    (note,) = client.others[0].welcome.notes
+    assert note == "norm: groups: client 1, server has none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"weights_hash": "w2"}, "weights"),
+        ({"structure_digest": "s2"}, "structure"),
+        ({"plan_digest": "p2"}, "plan"),
+        ({"environment": {**SETTINGS, "model_code": "other"}}, "model_code"),
+        ({"environment": {**SETTINGS, "default_dtype": "float64"}}, "default_dtype"),
+    ],
+)
+def test_a_note_excuses_nothing_else(changes: dict[str, object], says: str) -> None:
+    error = refusal({EPS: "1e-05", GROUPS: "1"}, **changes)
+    assert isinstance(error, errors.Disagreement) and says in str(error)
+    assert "model_configuration" not in str(error)
+
+
+def test_facts_that_are_all_alike_explain_no_digest() -> None:
+    assert "model_configuration" in str(refusal({EPS: "1e-05"}))
+
+
+def test_what_differs_in_a_thousand_places_is_told_in_some() -> None:
+    text = str(refusal({("set", f"layer{number}", "eps"): "1" for number in range(1000)}))
+    assert len(text) < 6000 and "more" in text
+
+
+@pytest.mark.parametrize("data", [b"junk", zlib.compress(bytes(MAX_TEXT + 1))])
+def test_hostile_facts(data: bytes) -> None:
+    assert isinstance(refusal(data), (errors.BadFrame, errors.TooLarge))
+
+
+def test_nobody_reads_facts_where_the_digests_are_alike() -> None:
+    client = greeted(b"junk", environment=dict(FakeEngine().identity.environment))
+    assert client.session._error is None
+
+
+KERNELS = {**FakeEngine().identity.environment, "attention_kernels": "flash, math"}
+
+
+def test_which_kernels_may_be_used_differs_between_releases() -> None:
+    release = FakeEngine().identity.about["torch"]
+    client = greeted(b"", environment=KERNELS, about={"torch": "2.4.1"})
+    assert client.session._error is None
+    assert "attention_kernels" in client.others[0].welcome.notes[0]
+    for about in ({"torch": release}, {}):
+        assert "attention_kernels" in str(refusal(b"", environment=KERNELS, about=about))
+    other = {**FakeEngine().identity.environment, "default_dtype": "float64"}
+    assert "default_dtype" in str(refusal(b"", environment=other, about={"torch": "2.4.1"}))

@@ -1,0 +1,95 @@
+"""``verify --server`` and what `run` says of unlike machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from edge_client.__main__ import main
+from shared_hooks.models import load_spec
+from tests.edge_client import fake_server as fake
+from tests.edge_client.fake_server import FakeServer
+from tests.ports import free_port
+
+IMAGE = sorted((Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images").glob("*_label*.png"))[0]
+UNLIKE = {"torch": "2.4.0"}
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ISTHMUS_SERVER", raising=False)
+
+
+def digits(by: float = 0.0) -> nn.Module:
+    """The shipped model, its last bias moved."""
+    model = load_spec("digits").load_model("cpu")
+    bias = list(model.parameters())[-1]
+    with torch.no_grad():
+        bias[0] += by
+    return model
+
+
+def verified(capsys: Captured, by: float = 0.0, about: Mapping[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of the command against a server whose model is moved ``by`` so much."""
+    with FakeServer(fake.tails(digits(by)), welcome={"about": dict(about or {})}) as server:
+        status = main(["verify", "--server", server.address, "--json", "-", "--no-progress"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_alike_and_exact(capsys: Captured) -> None:
+    status, found = verified(capsys)
+    assert status == 0 and found["ok"] and found["sides"]["bits"] and found["unlike"] == [] and found["limit"] == 0
+    assert len(found["cuts"]) > 3 and all(one["exact"] or one["refused"] for one in found["cuts"])
+    assert found["largest"] == 0 and found["top1"] == 1
+
+
+def test_between_unlike_machines_a_small_difference_passes_and_is_told(capsys: Captured) -> None:
+    status, found = verified(capsys, 1e-4, UNLIKE)
+    assert status == 0 and found["ok"] and not found["sides"]["bits"]
+    assert 0 < found["sides"]["largest"] <= found["limit"] and "torch" in found["unlike"][0]
+    assert found["largest"] == found["sides"]["largest"], "each tail ends with the server's bias"
+
+
+def test_between_unlike_machines_a_large_difference_is_wrong(capsys: Captured) -> None:
+    status, found = verified(capsys, 5.0, UNLIKE)
+    # what is computed whole on the server is, by its own word, right: the sides themselves are too far apart
+    assert status == 1 and not found["ok"] and found["sides"]["largest"] > found["limit"]
+
+
+def test_as_text(capsys: Captured) -> None:
+    with FakeServer(fake.tails(digits(5.0)), welcome={"about": UNLIKE}) as server:
+        assert main(["verify", "--server", server.address, "--no-progress"]) == 1
+    out = capsys.readouterr().out
+    assert out.rstrip().endswith("NOT OK") and "torch 2." in out
+    with FakeServer(fake.tails(digits())) as server:
+        assert main(["verify", "--server", server.address, "--no-progress"]) == 0
+    out = capsys.readouterr().out
+    assert "the whole model gives the same bits on both sides" in out and out.rstrip().endswith("ok")
+
+
+def test_a_server_that_is_not_there(capsys: Captured) -> None:
+    assert main(["verify", "--server", f"127.0.0.1:{free_port()}", "--no-progress"]) != 0
+    err = capsys.readouterr().err
+    assert err.startswith("edge-client: error: ") and err.count("\n") == 1
+
+
+def test_run_says_once_that_bits_are_not_promised(capsys: Captured) -> None:
+    def told(about: Mapping[str, str], split: str) -> tuple[str, list[str]]:
+        with FakeServer(fake.tails(digits()), welcome={"about": dict(about)}) as server:
+            command = ["run", "--server", server.address, "--split", split, "--input", str(IMAGE), "--no-progress"]
+            assert main(command) == 0
+            text = capsys.readouterr().out
+            assert main([*command, "--json", "-"]) == 0
+        return text, json.loads(capsys.readouterr().out)["unlike"]
+
+    text, unlike = told(UNLIKE, "stage2.0.conv1")
+    assert text.count("not promised between these machines") == 1 and "2.4.0 there" in unlike[0]
+    text, unlike = told({}, "stage2.0.conv1")
+    assert "not promised" not in text and unlike == []

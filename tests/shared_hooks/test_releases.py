@@ -1,0 +1,60 @@
+"""Head and tail under different releases of torch: kernels may be chosen in another way, precision may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks.errors import Disagreement
+
+
+def net() -> WrappedModel:
+    torch.manual_seed(0)
+    return WrappedModel(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """The default of torch 2.4."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def other_release(early: EarlyOutput, **environment: str) -> EarlyOutput:
+    """As an edge with torch 2.4.1 would have sent it."""
+    context = early.crossing.context
+    changed: dict[str, Any] = {**context, "torch": "2.4.1", "environment": {**context["environment"], **environment}}
+    return replace(early, crossing=replace(early.crossing, context=changed, cache={}))
+
+
+def test_which_kernels_are_chosen_may_differ_between_releases_only() -> None:
+    x = torch.randn(1, 4)
+    with without_cudnn_attention():
+        early = net().head(0, x)
+        wanted = net().whole(x)
+    with pytest.raises(Disagreement, match="attention_kernels"):
+        net().tail(early)
+    assert torch.equal(net().tail(other_release(early)), wanted)
+
+
+def test_precision_may_not() -> None:
+    early = other_release(net().head(0, torch.randn(1, 4)), float32_matmul_precision="medium")
+    with pytest.raises(Disagreement, match="float32_matmul_precision"):
+        net().tail(early)
+
+
+def test_settings_are_no_part_of_a_plan() -> None:
+    x = torch.randn(1, 4)
+    with without_cudnn_attention():
+        there = net().plan(x)
+    assert there.digest == net().plan(x).digest
