@@ -7,6 +7,7 @@
 #   CHAOS_FLAGS=    for the faults, e.g. "--requests 20000 --seed 2 --json docs/results/chaos.json"
 #   ATTACK_FLAGS=   for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
 #   SIEGE_FLAGS=    for the siege, e.g. "--cases tiny-flood --who same --json siege.json"
+#   RAY_FLAGS=      for Ray Serve, e.g. "--cases killed --times 5 --json ray.json"
 #   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
 #   CAMERA_FLAGS=   for the cameras, e.g. "--kernel linux-image-...-amd64.deb --json cameras.json"
 #   MATRIX_FLAGS=   for the matrix, e.g. "--json docs/results/matrix.json pi='ssh pi python3'"
@@ -31,12 +32,13 @@ ATTACK_FLAGS ?=
 CHAOS_FLAGS ?=
 SIEGE_FLAGS ?=
 SOAK_FLAGS ?=
+RAY_FLAGS ?=
 CAMERA_FLAGS ?=
 MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak cameras matrix experiments library protos clean
+.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak ray cameras matrix experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -50,6 +52,7 @@ help:
 	@echo "make siege   one hostile client beside three honest ones, in every way we know: a table"
 	@echo "make matrix  edges with other releases of torch and processors (MATRIX_FLAGS) against this server: a table"
 	@echo "make soak    100,000 requests and 1,000 reconnects: does anything grow?"
+	@echo "make ray     Ray Serve on a local cluster: latency, replicas, deaths; installs the extra ray (250 MB)"
 	@echo "make cameras cameras and streams before edge-client run: GStreamer, RTSP, HTTP, V4L2 (Linux, GStreamer)"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
 	@echo "make library the models of transformers, timm and torchvision cut at a sample of their layers; hours"
@@ -91,6 +94,10 @@ siege: $(DEV)
 
 soak: $(DEV)
 	$(PY) -m studies.soak $(SOAK_FLAGS)
+
+ray: $(DEV)
+	$(PY) -m pip install $(PIP_FLAGS) -q -c constraints.txt -e ".[ray]"
+	$(PY) -m studies.ray $(RAY_FLAGS)
 
 cameras: $(DEV)
 	$(PY) -m studies.cameras $(CAMERA_FLAGS)

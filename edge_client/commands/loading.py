@@ -25,7 +25,7 @@ AnItem = TypeVar("AnItem", bound=Item)
 
 
 def choice_of(options: argparse.Namespace) -> ModelChoice:
-    """What --model, --weights, --selection, --depth, --device and --threads say."""
+    """What --model, --weights, --selection, --depth, --device, --threads and --only-head say."""
 
     return ModelChoice(
         options.model,
@@ -34,6 +34,7 @@ def choice_of(options: argparse.Namespace) -> ModelChoice:
         depth=options.depth,
         device=options.device,
         threads=options.threads,
+        only_head=getattr(options, "only_head", None),  # of run
     )
 
 
