@@ -98,6 +98,7 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
             config.identities,
             reflection=config.reflection,
             reuse_port=config.reuse_port,
+            rest=config.rest,
         )
         if pool:
             pool.crew.on_warm = server.serving

@@ -34,6 +34,9 @@ allow = ["activation", "debug"]      # observers that clients may ask for in the
 [metrics]                            # for Prometheus, see docs/telemetry.md; absent = none
 listen = "127.0.0.1:9464"            # HOST:PORT, or a port of loopback
 
+[rest]                               # Open Inference Protocol by HTTP, see docs/doors.md; absent = by gRPC alone
+listen = "127.0.0.1:8000"            # HOST:PORT, or a port of loopback; [tls] and [access] hold for it, too
+
 [tracing]                            # OpenTelemetry, see docs/telemetry.md; absent = as the environment says
 endpoint = "http://127.0.0.1:4317"
 
@@ -109,6 +112,8 @@ class ServerConfig:
     """Whether other machines may connect in the clear."""
     metrics: str = ""
     """HOST:PORT of the metrics; empty = none."""
+    rest: str = ""
+    """HOST:PORT of the Open Inference Protocol by HTTP; empty = none."""
     tracing: str = ""
     """Where traces go; empty = where the environment says."""
     scale: Scale = field(default_factory=Scale)
@@ -121,6 +126,8 @@ class ServerConfig:
             raise SpecError("reuse_port: this system does not let two servers share a port")
         if self.metrics:
             check_address(self.metrics, "metrics")
+        if self.rest:
+            check_address(self.rest, "rest")
         if self.threads is not None and self.threads < 1:
             raise SpecError(f"threads: expected at least 1, found {self.threads}")
         if self.workers < 1:
@@ -138,7 +145,9 @@ class ServerConfig:
         if self.tls is not None:
             self.tls.read()
         elif not self.insecure:
-            check_network(self.listen, tokens=self.identities is not None)
+            for what, address in (("listen", self.listen), ("rest", self.rest)):
+                if address:
+                    check_network(address, tokens=self.identities is not None, what=what)
         Register(self.identities)
 
 
@@ -157,7 +166,8 @@ def read_config(path: Path) -> ServerConfig:
     }
     models, limits, observers = table.table("models"), table.table("limits"), table.table("observers")
     lifecycle, tls, access = table.table("lifecycle"), table.table("tls"), table.table("access")
-    metrics, tracing, ray = table.table("metrics"), table.table("tracing"), table.table("ray")
+    metrics, tracing = table.table("metrics"), table.table("tracing")
+    rest, ray = table.table("rest"), table.table("ray")
     table.done()
     try:
         if tls is not None:
@@ -174,6 +184,9 @@ def read_config(path: Path) -> ServerConfig:
         if metrics is not None:
             values["metrics"] = with_host(metrics.need("listen", str))
             metrics.done()
+        if rest is not None:
+            values["rest"] = with_host(rest.need("listen", str))
+            rest.done()
         if tracing is not None:
             values["tracing"] = endpoint_of(tracing)
         if ray is not None:
@@ -197,13 +210,13 @@ def check_address(address: str, what: str = "listen") -> None:
         raise SpecError(f'{what}: expected HOST:PORT with a port from 0 to 65535, found "{address}"')
 
 
-def check_network(listen: str, *, tokens: bool) -> None:
+def check_network(listen: str, *, tokens: bool, what: str = "listen") -> None:
     """Raises SpecError for an address that other machines reach, where all is in the clear."""
     if is_loopback(listen.rpartition(":")[0]):
         return
     also = ", tokens included, which whoever reads them can use" if tokens else ", and use the models"
     raise SpecError(
-        f"listen: {listen} is open to other machines in the clear: whoever is on the way can read and change what "
+        f"{what}: {listen} is open to other machines in the clear: whoever is on the way can read and change what "
         f"crosses{also}. Give a certificate and a key ([tls], or --cert and --key; `make certs` makes some for "
         "trying), listen on 127.0.0.1 behind a tunnel, or say --insecure if everybody on that network is trusted"
     )

@@ -105,12 +105,12 @@ class Core:
         if self._draining:
             raise ServerUnavailable("the server is draining: it finishes what it has and takes nothing new")
 
-    def open(self, caller: Caller) -> StreamSession:
-        """A new stream of ``caller``. Raises ServerUnavailable while draining or full."""
+    def open(self, caller: Caller, brief: bool = False) -> StreamSession:
+        """A new stream of ``caller``, ``brief`` for one request. Raises ServerUnavailable while draining or full."""
         with self._changed:
             self.check_open()
             self._make_place(caller)
-            session = StreamSession(self, caller, self._left)
+            session = StreamSession(self, caller, self._left, brief)
             self._sessions.add(session)
             self._places.add(Party(caller.account), 1)
         self.lifecycle.emit(Stage.AFTER_CONNECT, peer=caller.peer)
@@ -153,7 +153,8 @@ class Core:
     def _left(self, session: StreamSession, reason: str) -> None:
         """The stream is gone. Its place is free once hooks have heard of it."""
         self.requests.left(session)
-        self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=session.caller.peer, reason=reason)
+        peer, brief = session.caller.peer, session.brief
+        self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=peer, reason=reason, brief=brief)
         with self._changed:
             self._discard(session)
             self._leaving.pop(session, None)

@@ -52,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--drain-seconds", type=float, metavar="S", help=default)
     text = "Prometheus metrics on this port, of loopback without HOST; default none"
     made.add_argument("--metrics", type=with_host, metavar="[HOST:]PORT", help=text)
+    text = "Open Inference Protocol (KServe v2) by HTTP on this port, of loopback without HOST; default by gRPC alone"
+    made.add_argument("--rest-port", type=with_host, dest="rest", metavar="[HOST:]PORT", help=text)
     made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage by stage, and exit")
     made.add_argument("--log-format", default="console", choices=FORMATS, help="default console")
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
@@ -80,7 +82,7 @@ def configure(options: argparse.Namespace) -> ServerConfig:
 def composed(options: argparse.Namespace) -> ServerConfig:
     """As `configure`, and nobody has looked at certificates and identities yet."""
     config = read_config(options.config) if options.config else ServerConfig()
-    names = ("listen", "device", "threads", "workers", "worker_processes", "metrics", "identities")
+    names = ("listen", "device", "threads", "workers", "worker_processes", "metrics", "rest", "identities")
     given = {name: getattr(options, name) for name in names}
     given |= {name: True for name in ("insecure", "reflection", "reuse_port") if getattr(options, name)}
     given["tls"] = _tls(options)

@@ -6,6 +6,7 @@ import base64
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from edge_client.transport.wire import hello_frame
 from shared_hooks import EarlyOutput, WrappedModel
@@ -29,7 +30,7 @@ def tail_request(
         structure_digest=wrapped.structure_digest(),
         plan_digest="",
         environment=wrapped.environment(),
-        about={},
+        about={"torch": torch.__version__},
     )
     hello = base64.b64encode(greeting.hello.SerializeToString(deterministic=True)).decode()
     parameters = {"isthmus_split": early.layer_name, "isthmus_hello": hello}

@@ -28,6 +28,8 @@ def refused(config: ServerConfig) -> Iterator[str]:
         yield "worker_processes: every replica is a process already; say how many with --replicas"
     if config.reuse_port:
         yield "reuse_port: an update is Ray Serve's, which drains replicas (docs/ray.md); leave it out"
+    if config.rest:
+        yield "rest: fronts speak gRPC alone, where they hand on this protocol, too (docs/ray.md); leave it out"
     for name in ("max_worker_bytes", "max_worker_requests"):
         if getattr(config.limits, name) != NEVER:
             yield f"limits.{name}: there are no worker processes; Ray Serve replaces replicas that end"

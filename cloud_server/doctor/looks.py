@@ -41,6 +41,8 @@ def all_of(options: argparse.Namespace) -> Iterator[Finding]:
     yield from contained("listen", _port("listen", config.listen))
     if config.metrics:
         yield from contained("metrics", _port("metrics", config.metrics))
+    if config.rest:
+        yield from contained("rest", _port("rest", config.rest))
     yield from contained("tracing", _collector(config.tracing))
     yield from contained("device", _machine(config))
     for entry in config.models:

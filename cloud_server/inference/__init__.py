@@ -17,7 +17,7 @@ from cloud_server.inference.asking import Asking
 from cloud_server.inference.datatypes import NAMES, pack, unpack
 from cloud_server.inference.held import Held
 from cloud_server.inference.query import Named, Query, Result, Value
-from cloud_server.inference.service import VERSION, Inference, TensorInfo
+from cloud_server.inference.service import VERSION, Inference, ModelInfo, TensorInfo
 
 __all__ = [
     "NAMES",
@@ -25,6 +25,7 @@ __all__ = [
     "Asking",
     "Held",
     "Inference",
+    "ModelInfo",
     "Named",
     "Query",
     "Result",

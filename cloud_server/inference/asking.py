@@ -37,7 +37,7 @@ class Asking:
     def __init__(self, core: Core, caller: Caller, on_drop: Callable[[], object]) -> None:
         self.caller = caller
         self._core = core
-        self._session = core.open(caller)
+        self._session = core.open(caller, brief=True)
         self._session.on_drop = on_drop
         self._id = next(_ids)
         # one connection is one client, as natively

@@ -53,8 +53,11 @@ def count(shape: Sequence[int], where: str) -> int:
     return math.prod(shape)
 
 
-def pack(values: Sequence[Any], datatype: str, where: str) -> memoryview:
-    """Numbers or truth values as bytes. Raises InputMismatch for other values, and for numbers that do not fit."""
+def pack(values: Sequence[Any], datatype: str, where: str, *, finite: bool = False) -> memoryview:
+    """Numbers or truth values as bytes. Raises InputMismatch for other values, and for numbers that do not fit.
+
+    ``finite``: where they came from cannot say others, so one that is not was too large to be read.
+    """
     kind = NUMPY.get(datatype)
     if kind is None:
         raise InputMismatch(f"{where}: elements of datatype {datatype[:40]!r} come as bytes only")
@@ -62,10 +65,11 @@ def pack(values: Sequence[Any], datatype: str, where: str) -> memoryview:
     if any(type(value) not in wanted for value in values):
         raise InputMismatch(f"{where}: an element is no {datatype}")
     try:
-        found = np.array(values, dtype=kind)
+        with np.errstate(over="ignore"):
+            found = np.array(values, dtype=kind)
     except (OverflowError, ValueError) as error:
         raise InputMismatch(f"{where}: an element does not fit into {datatype}") from error
-    if datatype.startswith("FP") and not np.isfinite(found).all() and np.isfinite(values).all():
+    if datatype.startswith("FP") and not np.isfinite(found).all() and (finite or np.isfinite(values).all()):
         raise InputMismatch(f"{where}: an element does not fit into {datatype}")
     return memoryview(found.tobytes())
 

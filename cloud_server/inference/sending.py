@@ -91,6 +91,7 @@ def _whole(query: Query, identity: Identity, max_bytes: int) -> Sending:
         structure_digest=identity.structure_digest,
         plan_digest=identity.plan_digest,
         environment=identity.environment,
+        about=identity.about,
     )
     return Sending(hello, crossing.to_bytes(), crossing.digest, parcel.header, parcel.buffers, parcel.nbytes)
 

@@ -39,9 +39,12 @@ class Phase(Enum):
 class StreamSession:
     """One stream. One thread calls `receive`, another iterates `frames`; the core calls the rest from any thread."""
 
-    def __init__(self, hub: Hub, caller: Caller, left: Callable[[StreamSession, str], None]) -> None:
-        """``left`` is called once, with the reason, when the stream is gone."""
+    def __init__(
+        self, hub: Hub, caller: Caller, left: Callable[[StreamSession, str], None], brief: bool = False
+    ) -> None:
+        """``left`` is called once, with the reason, when the stream is gone. ``brief``: it lives for one request."""
         self.caller = caller
+        self.brief = brief
         self.client_id = ""
         self.inline_bytes = 0
         """Answers up to this size go in their header."""
@@ -185,8 +188,9 @@ class StreamSession:
                 self._phase = Phase.OPEN
         if self._hub.draining:  # since the question above: `drain` came too early for this stream
             self.drain()
+        client, peer = self.client_id, self.caller.peer
         self._hub.lifecycle.emit(
-            Stage.AFTER_HANDSHAKE, client=self.client_id, peer=self.caller.peer, model_id=hello.model_id
+            Stage.AFTER_HANDSHAKE, client=client, peer=peer, model_id=hello.model_id, brief=self.brief
         )
 
     def finish(self) -> None:

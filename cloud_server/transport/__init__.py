@@ -9,17 +9,20 @@ listener   a gRPC server with a door: health, reflection, the port
 server     a core on a port, and shutting down
 servicer   frames between gRPC and sessions
 inference_servicer  the Open Inference Protocol's messages
+rest       the same protocol by HTTP
 
 May import core, inference, access, streams, models, wire, limits.
 """
 
-from cloud_server.transport.door import MAX_WAITING, SERVICE, Door
+from cloud_server.transport.door import INFER, INFERENCE, MAX_WAITING, SERVICE, Door
 from cloud_server.transport.listener import Listener
 from cloud_server.transport.port import check_free
 from cloud_server.transport.server import CloudServer
 from cloud_server.transport.waiting import WaitingCalls
 
 __all__ = [
+    "INFER",
+    "INFERENCE",
     "MAX_WAITING",
     "SERVICE",
     "CloudServer",

@@ -1,4 +1,4 @@
-"""Certificates as gRPC takes them, read again for a new connection when their files have changed."""
+"""Certificates, as gRPC takes them, read again for a new connection when their files have changed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ log = logging.getLogger(__name__)
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     """Raises SpecError when the files cannot be used now."""
-    source = _Source(tls)
+    files = CertificateFiles(tls)
+
+    def changed() -> Any:
+        found = files.changed()
+        return None if found is None else _as_grpc(found)
+
     return grpc.dynamic_ssl_server_credentials(
-        _as_grpc(source.first), source.changed, require_client_authentication=tls.client_ca is not None
+        _as_grpc(files.first), changed, require_client_authentication=tls.client_ca is not None
     )
 
 
-class _Source:
+class CertificateFiles:
     """The files. What cannot be used later is logged, once for each change, and what was read before stays."""
 
     def __init__(self, tls: Tls) -> None:
@@ -31,8 +36,8 @@ class _Source:
         self._state: State = state_of(tls.paths)
         self.first = self._known = tls.read()
 
-    def changed(self) -> Any:
-        """What is new since the last call, or None; gRPC asks before each handshake."""
+    def changed(self) -> Certificates | None:
+        """What is new since the last call, or None; asked before each handshake."""
         with self._lock:
             state = state_of(self._tls.paths)
             if state == self._state:
@@ -47,7 +52,7 @@ class _Source:
                 return None
             self._known = found
         log.info("%s was read again", self._tls.certificate)
-        return _as_grpc(found)
+        return found
 
 
 def _as_grpc(found: Certificates) -> grpc.ServerCertificateConfiguration:

@@ -11,6 +11,7 @@ from cloud_server.inference import Inference
 from cloud_server.transport.door import INFERENCE, MAX_WAITING, SERVICE, Door
 from cloud_server.transport.inference_servicer import InferenceServicer
 from cloud_server.transport.listener import Listener
+from cloud_server.transport.rest import RestServer
 from cloud_server.transport.servicer import SplitServicer
 from shared_hooks.lifecycle import Stage
 
@@ -38,9 +39,11 @@ class CloudServer:
         register: Register | None = None,
         reflection: bool = False,
         reuse_port: bool = False,
+        rest: str = "",
     ) -> None:
         """``reuse_port``: other servers may listen there, too, and a draining one does so no more. ``register``: who is
-        let in, instead of ``identities`` and certificates.
+        let in, instead of ``identities`` and certificates. ``rest``: HOST:PORT of the Open Inference Protocol by HTTP;
+        empty = none.
         """
         self.core = core
         self._reuse_port = reuse_port
@@ -66,9 +69,12 @@ class CloudServer:
         InferenceServicer(self.inference, door).add_to(self._listener.server)
         SplitServicer(core, door).add_to(self._listener.server)
         self.port = self._listener.port
+        self.rest = RestServer(self.inference, register, rest, tls) if rest else None
 
     def start(self) -> None:
         self._listener.start()
+        if self.rest is not None:
+            self.rest.start()
 
     def serving(self, able: bool) -> None:
         """What health says, until the server drains."""
@@ -90,5 +96,7 @@ class CloudServer:
         self.core.dismiss()
         self.core.wait_gone(grace or 0)
         self._listener.close(grace)
+        if self.rest is not None:
+            self.rest.stop()
         self.core.close()
         self.core.lifecycle.emit(Stage.AFTER_SHUTDOWN)

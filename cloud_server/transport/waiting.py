@@ -43,6 +43,14 @@ class WaitingCalls:
     @contextmanager
     def place(self, address: str, leave: Callable[[], object]) -> Iterator[Place]:
         """For as long as the call waits. ``leave`` ends it, from any thread; it may not block."""
+        mine = self.enter(address, leave)
+        try:
+            yield mine
+        finally:
+            self.leave(mine)
+
+    def enter(self, address: str, leave: Callable[[], object]) -> Place:
+        """The same without a block: `leave` follows."""
         mine = Place(address, leave)
         gone = None
         with self._lock:
@@ -57,10 +65,7 @@ class WaitingCalls:
             gone.send_away(
                 ServerUnavailable(f"{self._most} calls wait here, most of them of this address: the oldest gives way")
             )
-        try:
-            yield mine
-        finally:
-            self.leave(mine)
+        return mine
 
     def leave(self, place: Place) -> None:
         """It waits no more; may be said again."""

@@ -60,7 +60,8 @@ class Log:
     def after_handshake(self, event: Event) -> None:
         if event.side == "cloud":
             text = "client %s at %s uses model %s"
-            self._log.info(text, event.client, event.peer, event.model_id, extra=_caused_by(event))
+            level = logging.DEBUG if event.brief else logging.INFO
+            self._log.log(level, text, event.client, event.peer, event.model_id, extra=_caused_by(event))
 
     def after_connect(self, event: Event) -> None:
         if event.side == "edge":
@@ -74,7 +75,8 @@ class Log:
 
     def on_disconnect(self, event: Event) -> None:
         who = event.address if event.side == "edge" else f"client {event.client} at {event.peer}"
-        self._log.info("stream of %s ended: %s", who, event.reason or "the other side left", extra=_caused_by(event))
+        level, why = logging.DEBUG if event.brief else logging.INFO, event.reason or "the other side left"
+        self._log.log(level, "stream of %s ended: %s", who, why, extra=_caused_by(event))
 
     def on_error(self, event: Event) -> None:
         error, request = event.error, event.request

@@ -40,7 +40,12 @@ class Stage(Enum):
     BEFORE_RUN = "before_run", "many inputs are begun (infer_many)", "the server is about to listen", "total address"
     BEFORE_CONNECT = "before_connect", "a stream is tried", "", "address attempt"
     BEFORE_HANDSHAKE = "before_handshake", "hello is about to go", "hello has come", "hello peer"
-    AFTER_HANDSHAKE = "after_handshake", "the server has welcomed", "both sides agree", "welcome client peer model_id"
+    AFTER_HANDSHAKE = (
+        "after_handshake",
+        "the server has welcomed",
+        "both sides agree",
+        "welcome client peer model_id brief",
+    )
     AFTER_CONNECT = "after_connect", "requests can flow", "a client's stream is there", "address peer"
     BEFORE_PLAN = "before_plan", "a model is about to be recorded on inputs", "the same", "args kwargs"
     AFTER_PLAN = "after_plan", "the plan is made, or was known", "the same", "plan"
@@ -79,7 +84,7 @@ class Stage(Enum):
         "on_disconnect",
         "a stream that had been welcomed ended",
         "a client's stream ended",
-        ("address client peer reason"),
+        ("address client peer reason brief"),
     )
     BEFORE_RECONNECT = (
         "before_reconnect",

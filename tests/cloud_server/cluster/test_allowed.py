@@ -25,6 +25,7 @@ DIGITS = ModelEntry(load_spec("digits"))
     [
         ({"worker_processes": True}, "worker_processes"),
         ({"reuse_port": True}, "reuse_port"),
+        ({"rest": "127.0.0.1:8000"}, "rest: fronts"),
         ({"limits": Limits(max_worker_bytes=GIB)}, "limits.max_worker_bytes"),
         ({"limits": Limits(max_worker_requests=9)}, "limits.max_worker_requests"),
         ({"device": "cuda:0"}, "gpus = 1"),

@@ -59,11 +59,11 @@ def test_a_telephones_video_is_turned_as_its_head_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("text.mp4", b"hello world\n" * 100, "cannot be read as a video"),
-        ("empty.mkv", b"", "cannot be read as a video"),
+        ("text.mp4", b"hello world\n" * 100, "it cannot be read as a video"),
+        ("empty.mkv", b"", "it cannot be read as a video"),
         # lists of other files, which FFmpeg would open
-        ("list.mp4", b"#EXTM3U\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n", "cannot be read as a video"),
-        ("join.mp4", b"ffconcat version 1.0\nfile '/etc/passwd'\n", "cannot be read as a video"),
+        ("list.mp4", b"#EXTM3U\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n", "it cannot be read as a video"),
+        ("join.mp4", b"ffconcat version 1.0\nfile '/etc/passwd'\n", "it cannot be read as a video"),
     ],
 )
 def test_what_is_no_video(tmp_path: Path, name: str, content: bytes, told: str) -> None:

@@ -1,0 +1,19 @@
+"""The Open Inference Protocol by HTTP, on a port of its own (extra `rest`).
+
+server       a thread with uvicorn in it
+application  what each path answers
+work         a request in its thread
+messages     JSON, and tensors behind it as bytes
+body         a request's body, as it arrives
+delivery     answers on their way
+connections  who waits for its client, and who gives way
+encryption   certificates for HTTP, read again when they change
+
+May import inference, access, transport's waiting and credentials.
+"""
+
+from cloud_server.transport.rest.server import RestServer
+
+__all__ = [
+    "RestServer",
+]

@@ -1,0 +1,237 @@
+"""What each path answers: an ASGI application (https://asgi.readthedocs.io), without a framework, for there are ten.
+
+    GET  /v2                                      the server           (both also by POST, as Triton's clients ask:)
+    GET  /v2/health/live, /v2/health/ready        200, or 400/503      POST /v2/repository/index
+    GET  /v2/models/NAME[/versions/V]             a model
+    GET  /v2/models/NAME[/versions/V]/ready       200, or 404/503
+    GET  /v2/models/NAME[/versions/V]/config      ... in Triton's words
+    POST /v2/models/NAME[/versions/V]/infer       a request
+
+A request's work is done in a thread, which lasts until its answer is fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+from cloud_server import wire
+from cloud_server.access import Caller, Credentials, Register, token_in
+from cloud_server.inference import VERSION, Inference, ModelInfo, TensorInfo
+from cloud_server.transport.rest import messages
+from cloud_server.transport.rest.body import Receive, json_bytes, read_body
+from cloud_server.transport.rest.connections import Connections, Peer
+from cloud_server.transport.rest.delivery import Send, deliver, send_whole
+from cloud_server.transport.rest.work import Work
+from shared_hooks.errors import BadFrame, Cancelled, IsthmusError, QuotaExceeded, ServerUnavailable, TooLarge
+from shared_hooks.lifecycle import Stage, on_behalf_of
+from shared_hooks.sharing import Party
+
+log = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+
+STATUS = {
+    "INVALID_ARGUMENT": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "FAILED_PRECONDITION": 409,
+    "RESOURCE_EXHAUSTED": 413,
+    "CANCELLED": 499,
+    "INTERNAL": 500,
+    "UNIMPLEMENTED": 501,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+"""Of HTTP, by gRPC's; a quota that is used up is 429."""
+REQUEST_SECONDS = 0.001
+"""What it counts as to take a request's header, besides what is done for it: Python reads it."""
+
+
+class NoSuchPath(IsthmusError):
+    """Nothing is served there."""
+
+    status = "NOT_FOUND"
+
+
+class Application:
+    """Of one server. ``register``: who is let in."""
+
+    def __init__(self, inference: Inference, register: Register, connections: Connections) -> None:
+        self._inference = inference
+        self._register = register
+        self._connections = connections
+        self._most = inference.core.limits.max_clients
+        self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="isthmus-rest")
+        self._working = 0
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        peer = self._connections.of(scope)
+        if peer is None:  # it has closed its connection
+            return
+        headers = dict(reversed(scope["headers"]))  # of several of one name, the first
+        caller = Caller(peer.name)
+        try:
+            path = [unquote(part) for part in scope["raw_path"].decode("ascii", "replace").split("/")[1:]]
+            if path[:2] == ["v2", "health"]:
+                await self._health(path[2:], send)
+                return
+            caller = self._caller(scope["headers"], peer)
+            await asyncio.sleep(self._inference.core.pace.wait(caller.account))
+            self._inference.core.pace.spent(caller.account, REQUEST_SECONDS)
+            await self._answer(scope["method"], path, caller, headers, receive, send, peer)
+        except Exception as error:
+            await self._refuse(scope, caller, peer, error, send)
+        finally:
+            peer.waits()
+
+    def _caller(self, headers: Sequence[tuple[bytes, bytes]], peer: Peer) -> Caller:
+        """Raises NotAuthenticated."""
+        shown = [(name.decode("latin-1"), value) for name, value in headers]
+        names = peer.names if self._register.certificates else ()
+        return self._register.caller(peer.name, Credentials(token_in(shown), names))
+
+    async def _health(self, path: list[str], send: Send) -> None:
+        """For everybody: what asks has no credentials (an orchestrator)."""
+        if path == ["live"]:
+            await send_whole(send, 200, messages.text({"live": True}))
+        elif path == ["ready"]:
+            ready = self._inference.ready
+            await send_whole(send, 200 if ready else 503, messages.text({"ready": ready}))
+        else:
+            raise NoSuchPath("health is asked for at /v2/health/live and /v2/health/ready")
+
+    async def _answer(
+        self,
+        method: str,
+        path: list[str],
+        caller: Caller,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        send: Send,
+        peer: Peer,
+    ) -> None:
+        inference = self._inference
+        if path in (["v2"], ["v2", ""]):
+            await send_whole(send, 200, messages.text(inference.server()))
+            return
+        if path == ["v2", "repository", "index"]:
+            await send_whole(send, 200, messages.text(inference.index(caller)))
+            return
+        if path[:2] != ["v2", "models"] or len(path) < 3:
+            raise NoSuchPath("there are /v2, /v2/health/live, /v2/health/ready, /v2/models/NAME and .../NAME/infer")
+        name, rest, version = path[2], path[3:], ""
+        if rest[:1] == ["versions"] and len(rest) > 1:
+            version, rest = rest[1], rest[2:]
+        if rest == ["infer"]:
+            if method != "POST":
+                raise BadFrame("a request is sent by POST")
+            await self._infer(name, version, caller, headers, receive, send, peer)
+        elif rest == ["ready"]:
+            inference.engine(caller, name, version)
+            await send_whole(send, 200 if inference.ready else 503, messages.text({"ready": inference.ready}))
+        elif rest in ([], ["config"]):
+            info = inference.describe(caller, name, version)
+            await send_whole(send, 200, messages.text(_config(info) if rest else _metadata(info)))
+        else:
+            raise NoSuchPath(f"of a model there are its metadata, ready, config and infer, not {'/'.join(rest)[:80]!r}")
+
+    async def _infer(
+        self,
+        name: str,
+        version: str,
+        caller: Caller,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        send: Send,
+        peer: Peer,
+    ) -> None:
+        inference, loop = self._inference, asyncio.get_running_loop()
+        inference.core.check_open()
+        inference.engine(caller, name, version)
+        limits = inference.core.limits
+        with inference.held.hold(Party(caller.account, peer.name), peer.leave) as hold:
+            length = json_bytes(headers)
+            if (length or 0) > limits.max_message_bytes:
+                raise TooLarge(
+                    f"JSON of {length} bytes; at most {limits.max_message_bytes} are taken (max_message_bytes)"
+                )
+            most = caller.max_request_bytes(limits) + limits.max_message_bytes
+            body = await read_body(headers, receive, hold, most if length is not None else limits.max_message_bytes)
+            hold.more(messages.MEMORY * (body.nbytes if length is None else length))
+            peer.works()
+            if self._working >= self._most:
+                raise ServerUnavailable(f"{self._working} requests are under way here, the limit (max_clients)")
+            self._working += 1
+            work = Work(inference, caller, peer, partial(deliver, send, loop))
+            watch = loop.create_task(_watch(receive, work.gone))
+            try:
+                await loop.run_in_executor(self._threads, work.run, name, version, body, length)
+            finally:
+                watch.cancel()
+                self._working -= 1
+
+    async def _refuse(self, scope: Scope, caller: Caller, peer: Peer, error: Exception, send: Send) -> None:
+        known = error if isinstance(error, IsthmusError) else None
+        if known is None:
+            log.error("%s %s", scope["method"], scope["path"], exc_info=error)
+            known = IsthmusError("the server failed while it answered; its log says how")
+        with on_behalf_of(caller.account):
+            where = f"{scope['method']} {scope['path'][:256]} of {caller.peer}"
+            self._inference.core.lifecycle.emit(Stage.ON_ERROR, where=where, error=known)
+        if isinstance(known, Cancelled):
+            return
+        status = 429 if isinstance(known, QuotaExceeded) else STATUS.get(known.status, 500)
+        more = []
+        if known.retry_after_seconds:
+            more.append((b"retry-after", str(math.ceil(known.retry_after_seconds)).encode()))
+        if status == 401:
+            more.append((b"www-authenticate", b"Bearer"))
+        body = messages.text({"error": f"{type(known).__name__}: {wire.message(known)}"})
+        try:
+            await send_whole(send, status, body, *more)
+        except RuntimeError:  # the answer had begun
+            peer.leave()
+
+
+async def _watch(receive: Receive, gone: Callable[[], object]) -> None:
+    """Says when the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone()
+
+
+def _metadata(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "versions": [VERSION],
+        "platform": info.platform,
+        "inputs": [_tensor(one) for one in info.inputs],
+        "outputs": [_tensor(one) for one in info.outputs],
+    }
+
+
+def _tensor(info: TensorInfo) -> dict[str, Any]:
+    return {"name": info.name, "datatype": info.datatype, "shape": info.shape}
+
+
+def _config(info: ModelInfo) -> dict[str, Any]:
+    """``max_batch_size`` 0: shapes are whole, with their batch."""
+
+    def kind(one: TensorInfo) -> dict[str, Any]:
+        return {"name": one.name, "data_type": f"TYPE_{one.datatype}", "dims": one.shape}
+
+    found = {"name": info.name, "platform": info.platform, "backend": info.platform, "max_batch_size": 0}
+    return {**found, "input": [kind(one) for one in info.inputs], "output": [kind(one) for one in info.outputs]}

@@ -1,0 +1,172 @@
+"""Requests and answers of HTTP: JSON, and behind it the elements of those tensors that come as bytes.
+
+A tensor's elements stand in ``data``, flat or nested as its shape, or, with the parameter ``binary_data_size``, behind
+the JSON, whose own length then is in the header Inference-Header-Content-Length (the binary tensor data extension).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+from cloud_server.inference import Named, Query, Result, Value, pack, unpack
+from shared_hooks.errors import BadFrame, InputMismatch, TooLarge
+
+FREE_LISTS: Final = 32_768
+LIST_BYTES: Final = 16
+"""Beyond these a list must have so many bytes: short ones take far more memory than their size says."""
+MEMORY: Final = 12
+"""A byte of JSON becomes so many in objects of CPython, at most, within the lists above."""
+MAX_ENTRIES: Final = 1024
+MAX_VALUES: Final = 1 << 20
+"""Elements of an answer that are written in JSON."""
+
+
+class Wanted:
+    """Which outputs are wanted as bytes."""
+
+    def __init__(self, always: bool, named: Mapping[str, bool]) -> None:
+        self._always, self._named = always, named
+
+    def binary(self, name: str) -> bool:
+        return self._named.get(name, self._always)
+
+
+def read(model: str, version: str, body: memoryview, json_bytes: int | None) -> tuple[Query, Wanted]:
+    """``json_bytes``: of the body; None = all of it. Raises BadFrame, TooLarge and InputMismatch."""
+    size = body.nbytes if json_bytes is None else json_bytes
+    if not 0 <= size <= body.nbytes:
+        raise BadFrame(f"Inference-Header-Content-Length says {size}, and {body.nbytes} bytes came")
+    message = _object(_parsed(bytes(body[:size])), "the request")
+    rest, inputs = body[size:], []
+    for number, one in enumerate(_objects(message, "inputs")):
+        name, datatype = _text(one, "name", f"input {number}"), _text(one, "datatype", f"input {number}")
+        where = f'input "{name[:80]}"'
+        shape = one.get("shape")
+        if not isinstance(shape, list) or any(type(n) is not int or abs(n) >= 1 << 63 for n in shape):
+            raise BadFrame(f"{where}: shape is a list of numbers")
+        nbytes = _parameters(one, where).get("binary_data_size")
+        if nbytes is None:
+            data = pack(_flat(one.get("data"), where), datatype, where, finite=True)
+        elif "data" in one:
+            raise BadFrame(f"{where}: data and binary_data_size exclude each other")
+        elif type(nbytes) is not int or not 0 <= nbytes <= rest.nbytes:
+            raise BadFrame(f"{where}: binary_data_size is {nbytes!r:.40}, and {rest.nbytes} bytes are left")
+        else:
+            data, rest = rest[:nbytes], rest[nbytes:]
+        inputs.append(Named(name, datatype, tuple(shape), data))
+    if rest.nbytes:
+        raise BadFrame(f"{rest.nbytes} bytes came that belong to no input")
+    parameters = _parameters(message, "the request")
+    names, binary = [], {}
+    for number, one in enumerate(_objects(message, "outputs")):
+        name = _text(one, "name", f"output {number}")
+        names.append(name)
+        own = _parameters(one, f"output {number}")
+        if "binary_data" in own:
+            binary[name] = own["binary_data"] is True
+    wanted = Wanted(parameters.get("binary_data_output") is True, binary)
+    id = message.get("id", "")
+    if not isinstance(id, str):
+        raise BadFrame("id is a text")
+    return Query(model, tuple(inputs), version, id, tuple(names), parameters), wanted
+
+
+def answer(result: Result, wanted: Wanted) -> tuple[bytes, list[memoryview]]:
+    """The JSON, and what stands behind it. Raises InputMismatch for elements that JSON cannot say."""
+    outputs: list[dict[str, Any]] = []
+    behind: list[memoryview] = []
+    for one in result.outputs:
+        entry: dict[str, Any] = {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}
+        if wanted.binary(one.name):
+            entry["parameters"] = {"binary_data_size": one.data.nbytes}
+            behind.append(one.data)
+        else:
+            entry["data"] = _values(one)
+        outputs.append(entry)
+    message: dict[str, Any] = {"model_name": result.model, "model_version": result.version, "outputs": outputs}
+    if result.id:
+        message["id"] = result.id
+    if result.parameters:
+        message["parameters"] = {name: _said(value) for name, value in result.parameters.items()}
+    return text(message), behind
+
+
+def text(message: object) -> bytes:
+    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _said(value: Value) -> Value:
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
+def _values(one: Named) -> list[Any]:
+    mend = 'ask for it as bytes ("parameters": {"binary_data": true})'
+    if math.prod(one.shape) > MAX_VALUES:
+        raise TooLarge(f'the output "{one.name}" has more than {MAX_VALUES} elements: {mend}')
+    found = unpack(one.data, one.datatype)
+    if found is None:
+        raise InputMismatch(f'the output "{one.name}" is {one.datatype}, whose elements JSON cannot say: {mend}')
+    if one.datatype.startswith("FP") and not all(map(math.isfinite, found)):
+        raise InputMismatch(f'the output "{one.name}" has elements that JSON cannot say (NaN, infinite): {mend}')
+    return found
+
+
+def _parsed(data: bytes) -> Any:
+    lists = data.count(b"[") + data.count(b"{")
+    if lists > FREE_LISTS + len(data) // LIST_BYTES:
+        raise TooLarge(f"JSON with {lists} lists in {len(data)} bytes")
+    try:
+        return json.loads(data, parse_constant=_constant)
+    except BadFrame:
+        raise
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError among them
+        raise BadFrame(f"the body is not JSON: {error!s:.100}") from None
+
+
+def _constant(name: str) -> NoReturn:
+    raise BadFrame(f"the body is not JSON, which has no {name}: such elements come as bytes")
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadFrame(f"{where} is an object")
+    return value
+
+
+def _objects(message: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = message.get(key, [])
+    if not isinstance(found, list) or len(found) > MAX_ENTRIES:
+        raise BadFrame(f"{key} is a list of at most {MAX_ENTRIES} objects")
+    return [_object(one, f"{key}: each") for one in found]
+
+
+def _text(one: dict[str, Any], key: str, where: str) -> str:
+    found = one.get(key)
+    if not isinstance(found, str):
+        raise BadFrame(f"{where}: {key} is a text")
+    return found
+
+
+def _parameters(one: dict[str, Any], where: str) -> dict[str, Value]:
+    found = _object(one.get("parameters", {}), f"{where}: parameters")
+    for name, value in found.items():
+        if not isinstance(value, (bool, int, float, str)):
+            raise BadFrame(f"{where}: the parameter {name[:80]!r} is a truth value, a number or a text")
+        if name.startswith("shared_memory_") or name == "classification":
+            raise InputMismatch(f"{where}: the parameter {name} is not served: tensors come and go in messages")
+    return found
+
+
+def _flat(data: Any, where: str) -> list[Any]:
+    """The elements, nested however they are: their number is compared with the shape."""
+    if not isinstance(data, list):
+        raise BadFrame(f"{where}: data is a list (or comes as bytes, with the parameter binary_data_size)")
+    elements: list[Any] = data
+    while any(isinstance(part, list) for part in elements):
+        if not all(isinstance(part, list) for part in elements):
+            raise BadFrame(f"{where}: data mixes elements and lists")
+        elements = [element for part in elements for element in part]
+    return elements

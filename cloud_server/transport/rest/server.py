@@ -1,0 +1,102 @@
+"""A thread with uvicorn in it: HTTP/1.1 on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+
+from cloud_server.access import Register, Tls
+from cloud_server.inference import Inference
+from shared_hooks.errors import SpecError
+
+log = logging.getLogger(__name__)
+
+HEADER_BYTES = 32 << 10
+START_SECONDS = 30.0
+BACKLOG = 128
+
+
+class RestServer:
+    """On ``address``, HOST:PORT, which is taken at once and served from `start` on. ``port`` is the real one.
+
+    ``tls``: None = in the clear. Raises SpecError: for the port, for certificates, and without uvicorn.
+    """
+
+    def __init__(self, inference: Inference, register: Register, address: str, tls: Tls | None = None) -> None:
+        try:
+            import uvicorn
+
+            from cloud_server.transport.rest.application import Application
+            from cloud_server.transport.rest.connections import SWEEP_SECONDS, Connections
+            from cloud_server.transport.rest.encryption import server_context
+        except ImportError as error:
+            text = f'rest: {error.name} is not installed: pip install "isthmus[rest]"'
+            raise SpecError(text) from error
+        self._connections = Connections()
+        self._application = Application(inference, register, self._connections)
+        self._sweep_seconds = SWEEP_SECONDS
+        config = uvicorn.Config(
+            self._application,  # type: ignore[arg-type, unused-ignore]
+            http=self._connections.protocol(),
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.CRITICAL,  # a line for every stranger's mistake says nothing
+            access_log=False,
+            proxy_headers=False,  # nobody says himself who he is
+            server_header=False,
+            timeout_keep_alive=75,  # `connections` ends it sooner
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=HEADER_BYTES,
+        )
+        config.load()
+        config.ssl = None if tls is None else server_context(tls)
+        self._server = uvicorn.Server(config)
+        self._socket = _listening(address)
+        self.port = int(self._socket.getsockname()[1])
+        self.address = f"http{'s' if tls else ''}://{address.rpartition(':')[0]}:{self.port}"
+        self._thread = threading.Thread(target=self._run, name="isthmus-rest", daemon=True)
+
+    def start(self) -> None:
+        """Serves, in a thread of its own."""
+        self._thread.start()
+        log.info("Open Inference Protocol on %s/v2", self.address)
+
+    def stop(self) -> None:
+        """Ends the connections."""
+        self._server.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join(START_SECONDS)
+        self._application.close()
+        self._socket.close()
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._sweep_seconds)
+            self._connections.waiting.sweep()
+
+
+def _listening(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        made = socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
+        # What it accepts inherits that. Else an answer's second packet waits 40 ms for the first to be acknowledged.
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+    except OSError as error:
+        raise SpecError(f"rest: {address} cannot be used: {error.strerror or error}") from error

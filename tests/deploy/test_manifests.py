@@ -1,0 +1,83 @@
+"""What the files for Compose, Kubernetes and systemd promise each other. Tools check their form: make manifests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cloud_server.cli import GRACE_SECONDS
+from cloud_server.limits import Limits
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text(encoding="utf-8"))
+
+
+def kubernetes(name: str) -> Any:
+    return yaml.safe_load((DEPLOY / "kubernetes" / "base" / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def test_whoever_stops_a_server_waits_until_it_has_drained() -> None:
+    least = Limits().drain_seconds + GRACE_SECONDS
+    pod = kubernetes("deployment")["spec"]["template"]["spec"]
+    args = pod["containers"][0]["args"]
+    assert float(args[args.index("--drain-seconds") + 1]) == Limits().drain_seconds
+    assert least < pod["terminationGracePeriodSeconds"] <= least + 15
+    unit = (DEPLOY / "cloud-server.service").read_text(encoding="utf-8")
+    assert least < int(re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)[0])
+    for service in ("cloud", "cloud-demo"):
+        assert least < int(COMPOSE["services"][service]["stop_grace_period"].removesuffix("s"))
+
+
+def test_containers_are_ordinary_users_on_read_only_file_systems() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"], name
+        assert service.get("read_only") or name == "grafana"
+        assert service.get("cap_add") == (["NET_ADMIN"] if name.startswith("link-") else None)
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    for side in ("cloud", "edge"):
+        assert "\nUSER 10001\n" in (DEPLOY / f"Dockerfile.{side}").read_text(encoding="utf-8")
+    pod = kubernetes("deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_compose_of_before_version_2_takes_the_file() -> None:
+    assert not {"name", "version"} & COMPOSE.keys()
+
+
+def test_both_sides_can_be_told_what_they_are_built_from() -> None:
+    for side in ("cloud", "edge"):
+        arguments = re.findall(r"^ARG (\w+)", (DEPLOY / f"Dockerfile.{side}").read_text(encoding="utf-8"), re.M)
+        assert COMPOSE["services"][side]["build"]["args"].keys() == set(arguments) - {"EXTRAS"}
+
+
+def test_what_selects_pods_selects_the_servers_and_nothing_else() -> None:
+    """kustomize puts the labels into the Deployment's and the Service's selectors, and into no other's."""
+    (made,) = yaml.safe_load((DEPLOY / "kubernetes" / "base" / "kustomization.yaml").read_text())["labels"]
+    assert made["includeSelectors"]
+    pod = kubernetes("deployment")["spec"]["template"]["spec"]
+    spread = pod["topologySpreadConstraints"][0]["labelSelector"]
+    budget, network = kubernetes("disruption")["spec"]["selector"], kubernetes("network")["spec"]["podSelector"]
+    assert spread == budget == network == {"matchLabels": made["pairs"]}
+
+
+def test_grafana_finds_the_dashboards_and_prometheus_where_compose_puts_them() -> None:
+    grafana = DEPLOY / "grafana"
+    (provider,) = yaml.safe_load((grafana / "provisioning" / "dashboards" / "isthmus.yml").read_text())["providers"]
+    (source,) = yaml.safe_load((grafana / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
+    places = dict(volume.split(":")[:2] for volume in COMPOSE["services"]["grafana"]["volumes"])
+    assert places["./grafana/dashboards"] == provider["options"]["path"]
+    assert places["./grafana/provisioning"] == "/etc/grafana/provisioning"
+    assert source["url"] == "http://prometheus:9090" and "prometheus" in COMPOSE["services"]
+    (job,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    assert set(found["names"]) <= COMPOSE["services"].keys()
+    for name in found["names"]:
+        assert f"0.0.0.0:{found['port']}" in COMPOSE["services"][name]["command"]
