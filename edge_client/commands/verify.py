@@ -81,7 +81,9 @@ def _lines(found: Verified) -> Iterator[str]:
         f"{len(found.answered)} cuts answered, {exact} of them bit for bit as the whole model on one of the two sides, "
         f"{sum(one.refused for one in found.cuts)} refused"
     )
-    if found.sides.bits:
+    if found.sides is None:
+        yield "the whole model on the server is not known: it may not be cut before its first layer"
+    elif found.sides.bits:
         yield "the whole model gives the same bits on both sides"
     else:
         yield f"the whole model differs between the sides by {_apart(found.sides)}"

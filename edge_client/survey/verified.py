@@ -41,12 +41,12 @@ class CutVerdict:
 
 @dataclass(frozen=True)
 class Verified:
-    """``sides``: the whole model on the server against the whole model here; ``unlike``: why the two machines may
-    differ in the last bits, none where they are alike.
+    """``sides``: the whole model on the server against the whole model here, None where the cut ``input`` is refused;
+    ``unlike``: why the two machines may differ in the last bits, none where they are alike.
     """
 
     cuts: tuple[CutVerdict, ...]
-    sides: Comparison
+    sides: Comparison | None
     unlike: tuple[str, ...]
     limit: float
     """The largest difference that may be between these two machines; 0 where they are alike."""
@@ -65,12 +65,12 @@ class Verified:
     @property
     def ok(self) -> bool:
         """The two sides compute the same model, as far as their machines allow, and so does every cut between them."""
-        return self.sides.within(self.limit) and not self.wrong
+        return (self.sides is None or self.sides.within(self.limit)) and not self.wrong
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
-            "sides": asdict(self.sides),
+            "sides": None if self.sides is None else asdict(self.sides),
             "unlike": list(self.unlike),
             "limit": self.limit,
             "largest": self.largest,
@@ -101,10 +101,14 @@ def verified(
     on_cut: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verified:
     """Asks for each cut once. Raises what the first request raises; later failures are verdicts."""
+    client.open()
     model = client.wrapped.model
     find = classes_of(holder_modules(model))
     here = client.infer(*args, **kwargs, split=EDGE_ONLY).output
-    there = client.infer(*args, **kwargs, split=WHOLE_THERE).output
+    try:
+        there, has_there = client.infer(*args, **kwargs, split=WHOLE_THERE).output, True
+    except (CutRefused, AccessRefused):
+        there, has_there = None, False
     about = client.server_about
     apart = client.unlike
     formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(here)[1])}
@@ -115,13 +119,13 @@ def verified(
         for number, (layer_id, name) in enumerate(layers):
             try:
                 answer = client.infer(*args, **kwargs, split=layer_id if layer_id >= 0 else name)
-                yield CutVerdict(
-                    layer_id, name, compare(here, answer.output, find), compare(there, answer.output, find)
-                )
+                from_there = compare(there, answer.output, find) if has_there else None
+                yield CutVerdict(layer_id, name, compare(here, answer.output, find), from_there)
             except (CutRefused, AccessRefused) as error:
                 yield CutVerdict(layer_id, name, None, None, True, str(error))
             except IsthmusError as error:
                 yield CutVerdict(layer_id, name, None, None, False, f"{type(error).__name__}: {error}")
             on_cut(number + 1, len(layers))
 
-    return Verified(tuple(all_of_them()), compare(here, there, find), apart, limit, client.notes)
+    cuts = tuple(all_of_them())
+    return Verified(cuts, compare(here, there, find) if has_there else None, apart, limit, client.notes)

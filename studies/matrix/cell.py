@@ -63,7 +63,7 @@ def cell(edge: Edge, model: str, address: str) -> Cell:
         sum(one["exact"] for one in answered),
         sum(one["refused"] for one in cuts),
         found["largest"],
-        found["sides"]["largest"],
+        found["sides"]["largest"] if found["sides"] else 0.0,
         found["top1"],
         tuple(found["notes"]),
         tuple(one["name"] for one in cuts if not one["refused"] and one["here"] is None),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import (
     BertConfig,
-    BertForSequenceClassification,
+    BertModel,
     ResNetConfig,
     ResNetForImageClassification,
     ViTConfig,
@@ -36,7 +36,7 @@ def vit() -> nn.Module:
 def bert() -> nn.Module:
     """Three layers of width 48; 500 tokens are known."""
     sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 96}
-    return filled(BertForSequenceClassification(BertConfig(**sizes, vocab_size=500, num_labels=10)))
+    return filled(BertModel(BertConfig(**sizes, vocab_size=500)))
 
 
 def filled(model: _Model) -> _Model:
