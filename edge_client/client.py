@@ -108,6 +108,9 @@ class EdgeClient:
         self.choice, self.connection, observers = taken_over(
             old, ModelChoice.of(model), connection or ConnectionOptions(), observers
         )
+        if self.choice.only_head is not None and (witness or fallback or split == EDGE_ONLY):
+            what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{EDGE_ONLY}"'
+            raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
         self._edge_model = EdgeModel(
             self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=self.lifecycle
         )
@@ -144,6 +147,12 @@ class EdgeClient:
     def device(self) -> torch.device:
         """Where the model runs here."""
         return self._edge_model.device
+
+    @property
+    def loaded(self) -> str | None:
+        """With `ModelChoice.only_head`: how much of the weights is in memory, in words; else None."""
+        only_head = self._edge_model.only_head
+        return None if only_head is None else only_head.told
 
     @property
     def max_in_flight(self) -> int:
@@ -322,7 +331,8 @@ class EdgeClient:
         An input is a `Call`, a tuple of positional arguments, a dictionary of keyword arguments, or the only argument.
         With ``prepare`` it may be anything, and ``prepare(input)`` gives ``(args, kwargs)`` (its time and errors belong
         to that input). With "cloud-only-file" it is an `InputItem` or a path, and the server prepares it. Heads run
-        in the caller's thread, between two answers.
+        in the caller's thread, between two answers. A live source (`edge_client.sources`) is asked for a frame when
+        there is a place for it, and answers do not wait for its next one.
 
         ``failures="raise"`` ends the iteration with the first failure, at its place in the order; "return" yields a
         `Failure` there and continues. Errors of the connection (`CONNECTION_ERRORS`) always end it. Leaving the

@@ -22,7 +22,7 @@ from shared_hooks.metrics import ForwardMetrics, LayerMetrics, Measurement, gpu_
 from shared_hooks.metrics.sampler import sampler
 from shared_hooks.modules import agreement, attach, fast_path_off, hierarchy
 from shared_hooks.modules.manifest import Fact, manifest
-from shared_hooks.planning import Cut, Cutting, LayerInfo, Plan, Planner
+from shared_hooks.planning import Cut, Cutting, LayerInfo, Loads, Plan, Planner
 from shared_hooks.purity import Turns
 from shared_hooks.state import PythonState
 from shared_hooks.tensors import classes_of, flatten, tensors_in
@@ -40,7 +40,7 @@ class WrappedModel:
     is not edited; `detach`, or leaving the ``with`` block, removes exactly what was attached. Several threads may run
     requests at once; each thread has its own results of the last forward (`get_layer_metrics`, `banked_output`,
     `durations`). Hooks of ``lifecycle`` are called at the stages of planning, head, bank, inject and tail.
-    ``rehearsals`` bounds what working out tails may cost.
+    ``rehearsals`` bounds what working out tails may cost. ``loads`` has weights at hand that are not in memory.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class WrappedModel:
         metrics: bool = True,
         lifecycle: Lifecycle | None = None,
         rehearsals: RehearsalLimits | None = None,
+        loads: Loads | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputMismatch(f"WrappedModel takes a torch.nn.Module, not {type(model).__name__}")
@@ -66,9 +67,10 @@ class WrappedModel:
         self._attributes = agreement.attributes(model)
         self._find = classes_of(hierarchy.holder_modules(model))
         self._save: frozenset[int | str] = frozenset()
-        self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle)
+        self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle, loads)
         self._turns = Turns(model)
         self._rehearsals = rehearsals
+        self._loads = loads
         self._recipes: RecipeBook | None = None
         self._making = threading.Lock()
         self._python: PythonState | None = None
@@ -415,7 +417,17 @@ class WrappedModel:
 
     def weights_hash(self) -> str:
         """Hexadecimal; see `agreement.weights_hash`."""
-        return agreement.weights_hash(self.model)
+        with self._looked_at():
+            return agreement.weights_hash(self.model)
+
+    @contextmanager
+    def _looked_at(self) -> Iterator[None]:
+        """Around what reads all weights."""
+        try:
+            yield
+        finally:
+            if self._loads is not None:
+                self._loads.release()
 
     def environment(self) -> dict[str, str]:
         """What else must be the same on both sides: settings that change kernels, the model's configuration and
@@ -429,7 +441,8 @@ class WrappedModel:
         """What the digests are made of, fact by fact (`shared_hooks.modules.manifest`); with a plan, its operations,
         too. To be compared where the digests of two sides differ.
         """
-        return manifest(self.model, self._attributes, self.depth, plan.names if plan is not None else ())
+        with self._looked_at():
+            return manifest(self.model, self._attributes, self.depth, plan.names if plan is not None else ())
 
     # -- verification -------------------------------------------------------------------------------------------
 

@@ -83,6 +83,10 @@ class AutoClient:
     ) -> None:
         if client.server is None:
             raise SpecError("an AutoClient needs a server to choose: make its EdgeClient with one")
+        if client.choice.only_head is not None:
+            raise SpecError(
+                "only_head leaves the tail's weights in their files, and an AutoClient may run the whole model"
+            )
         self.client = client
         self.controller = controller
         self.lock = threading.Lock()

@@ -109,6 +109,11 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     run.add_argument("--camera-size", type=_pixels, metavar="WxH", help="asked of a device, such as 640x480")
     run.add_argument("--camera-rate", type=_rate, metavar="N", help="asked of a device: frames a second")
     run.add_argument("--camera-format", metavar="NAME", help="asked of a device: its pixel format, such as mjpeg")
+    run.add_argument(
+        "--only-head",
+        metavar="LAYER_ID|NAME",
+        help="load only the weights of heads that end here or before; the others stay in their files",
+    )
     run.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     run.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
     run.add_argument("--in-flight", type=_count, default=4, metavar="N", help="requests under way (default: 4)")

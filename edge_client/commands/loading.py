@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from edge_client.client import EdgeClient
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.sources import Item
+from edge_client.sources.camera import is_camera, without_password
+from edge_client.sources.video import SUFFIXES as VIDEO_SUFFIXES
 from edge_client.survey.loaded import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
@@ -22,7 +25,7 @@ AnItem = TypeVar("AnItem", bound=Item)
 
 
 def choice_of(options: argparse.Namespace) -> ModelChoice:
-    """What --model, --weights, --selection, --depth, --device and --threads say."""
+    """What --model, --weights, --selection, --depth, --device, --threads and --only-head say."""
 
     return ModelChoice(
         options.model,
@@ -31,6 +34,7 @@ def choice_of(options: argparse.Namespace) -> ModelChoice:
         depth=options.depth,
         device=options.device,
         threads=options.threads,
+        only_head=getattr(options, "only_head", None),  # of run
     )
 
 
@@ -56,6 +60,11 @@ def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inpu
 def find(patterns: Sequence[str]) -> list[InputItem]:
     """The files of --input; SpecError for one that is not there."""
 
+    for word in patterns:
+        if is_camera(word) or Path(word).suffix.lower() in VIDEO_SUFFIXES:
+            raise SpecError(
+                f"--input: {without_password(word)}: videos and cameras are inputs of run; give a file here"
+            )
     try:
         return find_inputs(patterns)
     except InputMismatch as error:

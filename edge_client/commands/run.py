@@ -50,6 +50,7 @@ def main(options: argparse.Namespace) -> int:
     server = None if here else check_address(options.server)
     check_json_target(options.json)
     witnesses.check(options.witness, options.split, options.log_level)
+    _check_only_head(options)
     chooses = None
     if options.split == AUTO:
         from edge_client.commands import auto  # loads what plans, profiles and measures
@@ -88,6 +89,8 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
     try:
         client.prepare()
         client.split = "input" if chooses else cut_for(client, options.split, feed.samples)
+        if client.loaded is not None:
+            print(f"edge-client: {client.loaded} (--only-head {options.only_head})", file=sys.stderr)
         if options.journal:
             journal = RunJournal(options.journal, {"model": spec.model_id, "weights": client.wrapped.weights_hash()})
             assert feed.items is not None
@@ -193,6 +196,16 @@ def _send(
                     maps.write(number, item.name, outcome.answer.observations)
             else:
                 print(f"edge-client: {printable(item.origin)}: {_one_line(outcome.error)}", file=sys.stderr, flush=True)
+
+
+def _check_only_head(options: argparse.Namespace) -> None:
+    """SpecError for what runs the whole model here, too."""
+    what = {AUTO: "--split auto", EDGE_ONLY: "--split edge-only"}.get(options.split)
+    what = what or (options.witness and "--witness") or (options.fallback and f"--fallback {options.fallback}")
+    if options.only_head is not None and what:
+        raise SpecError(
+            f"{what} needs the whole model here, and --only-head leaves the weights of the tail in their files"
+        )
 
 
 def _heat_maps(folder: str, observers: Sequence[str]) -> HeatMaps:

@@ -2,6 +2,7 @@
 
 requests   begun, finished, cancelled
 edge_model the model on this side: its heads, or all of it
+only_head  ... with the weights of heads alone in memory
 many       many inputs, several under way, answers in order
 old_keywords  of `EdgeClient`, until 0.3
 

@@ -16,6 +16,7 @@ from torch import nn
 from edge_client.call import Call
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
+from edge_client.request.only_head import OnlyHead
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
@@ -63,6 +64,7 @@ class EdgeModel:
     """A wrapped model on a device."""
 
     spec: ModelSpec | None = None
+    only_head: OnlyHead | None = None
 
     def __init__(
         self,
@@ -88,12 +90,22 @@ class EdgeModel:
         self.model_id: str = model_id
         self.lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=model_id)
         if isinstance(model, nn.Module):
+            if choice.only_head is not None:
+                raise SpecError("only_head leaves weights in the files of a spec; a module has all of them in memory")
             module = model.to(device)
         else:
             assert self.spec is not None
-            module = self.spec.load_model(device)
+            if choice.only_head is None:
+                module = self.spec.load_model(device)
+            elif device.type != "cpu":
+                raise SpecError(f"only_head leaves weights in their files, for the CPU; this model is for {device}")
+            else:
+                module, weights = self.spec.load_mapped()
+                self.only_head = OnlyHead(choice.only_head, module, weights)
             example = example or self.spec.example(device)
-        self.wrapped = WrappedModel(module, depth=choice.depth, metrics=metrics, lifecycle=self.lifecycle)
+        self.wrapped = WrappedModel(
+            module, depth=choice.depth, metrics=metrics, lifecycle=self.lifecycle, loads=self.only_head
+        )
         self.lifecycle.emit(Stage.AFTER_MODEL_LOAD, model_id=model_id, wrapped=self.wrapped)
         self._example = example
         self.find = classes_of(holder_modules(module))
@@ -164,6 +176,10 @@ class EdgeModel:
 
     def whole(self, call: Call, stamps: Stamps) -> LocalRun:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
+        if self.only_head is not None:
+            raise SpecError(
+                f"the whole model cannot run here: only the weights up to {self.only_head.layer} are loaded"
+            )
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
         output, observations, changed = self._run(self.wrapped.whole, "whole", call, stamps)
         layers, forward = self.wrapped.last_records()()  # before hooks, which may run the model

@@ -25,6 +25,6 @@ from edge_client.sources.live import live
 from edge_client.sources.source import Item, Source
 from edge_client.sources.tally import Tally
 from edge_client.sources.video import video
-from shared_hooks.models.frames import Frame, FrameId
+from shared_hooks.models.frames import Frame, FrameId, Pixels
 
-__all__ = ["Frame", "FrameId", "Item", "Source", "Tally", "camera", "folder", "live", "video"]
+__all__ = ["Frame", "FrameId", "Item", "Pixels", "Source", "Tally", "camera", "folder", "live", "video"]

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import glob
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from edge_client.sources import extras
-from edge_client.sources.decoding import ToPixels, opened, told
+from edge_client.sources.decoding import LIVE_FORMATS, ToPixels, opened, told
 from edge_client.sources.live import KEPT, Live
 from shared_hooks.errors import InputMismatch, SpecError
+from shared_hooks.models.frames import Pixels
 
 if TYPE_CHECKING:
-    from av.video.frame import VideoFrame
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
 
 SCHEMES: Final[Mapping[str, str]] = {
     "rtsp": "rtsp,rtp,tcp,udp",
     "rtsps": "rtsp,rtp,tcp,tls",
-    "http": "http,tcp",
-    "https": "https,http,tls,tcp",
+    "http": "http,https,tls,tcp",
+    "https": "https,tls,tcp",
     "tcp": "tcp",
     "udp": "udp",
 }
@@ -65,7 +68,7 @@ def camera(
         "input_format": pixel_format or "",
     }
     options = {key: value for key, value in asked.items() if value}
-    source = Live(_frames(text, name, options, timeout), name, queue=queue, timeout=2 * timeout, pixels=ToPixels())
+    source = Live(_frames(text, name, options, timeout), name, queue=queue, timeout=2 * timeout)
     try:
         source.first()
     except BaseException:
@@ -75,8 +78,8 @@ def camera(
 
 
 def is_camera(text: str) -> bool:
-    """Whether a word names a camera, good or bad: an address, or something under /dev/video."""
-    return "://" in text or text.startswith(("/dev/video", "/dev/v4l/"))
+    """Whether a word names a camera, good or bad: an address, or a device, by whatever name."""
+    return "://" in text or text.startswith(("/dev/video", "/dev/v4l/")) or Path(text).is_char_device()
 
 
 def without_password(address: str) -> str:
@@ -91,27 +94,50 @@ def without_password(address: str) -> str:
     return f"{scheme}://{user}{':***' if colon else ''}{at}{host}{slash}{path}{'?...' if question else ''}"
 
 
-def _frames(text: str, name: str, options: Mapping[str, str], timeout: float) -> Iterator[VideoFrame]:
+def _frames(text: str, name: str, options: Mapping[str, str], timeout: float) -> Iterator[Pixels]:
     """In the reading thread. Ends by an error only: cameras have no end."""
+    scheme, address, _ = text.lower().partition("://")
+    if address:
+        options = {"fflags": "nobuffer"}
+    if scheme.startswith("rtsp"):
+        options = {**options, "rtsp_transport": "tcp"}  # through any firewall, and nothing is lost on the way
+    where = opened(
+        text,
+        name,
+        protocols=SCHEMES.get(scheme, ""),
+        formats=LIVE_FORMATS,
+        format=None if address else "v4l2",
+        options=options,
+        timeout=timeout,
+        quick=True,
+    )
+    # A device's packets are its own memory. None may outlive it, so they stay in there, and only copies come out.
+    with where as (container, stream), closing(_pictures(container, stream, name, timeout)) as pictures:
+        yield from pictures
+
+
+def _pictures(
+    container: InputContainer, stream: VideoStream, name: str, timeout: float
+) -> Generator[Pixels, None, None]:
     from av.error import InvalidDataError
 
-    scheme, _, _ = text.partition("://")
-    how = {"format": "v4l2", "protocols": ""} if scheme == text else {"protocols": SCHEMES[scheme.lower()]}
-    network = {"fflags": "nobuffer"} if scheme != text else {}
-    if scheme.lower().startswith("rtsp"):
-        network["rtsp_transport"] = "tcp"  # through any firewall, and nothing is lost on the way
-    with opened(text, name, options={**options, **network}, timeout=timeout, quick=True, **how) as (container, stream):
-        damaged = count = 0
-        with told(name, timeout):
-            for packet in container.demux(stream):
-                try:
-                    for frame in packet.decode():
-                        count, damaged = count + 1, 0
-                        yield frame
-                except InvalidDataError:
-                    damaged += 1
-                    if damaged == DAMAGED_IN_A_ROW:
-                        raise InputMismatch(f"{name}: {damaged} packets in a row cannot be decoded") from None
+    damaged = count = 0
+    to_pixels = ToPixels()
+    packets: Any = container.demux(stream)  # a generator
+    with closing(packets), told(name, timeout):
+        for packet in packets:
+            try:
+                pictures = [to_pixels(frame) for frame in packet.decode()]
+                damaged = 0
+            except InvalidDataError:
+                pictures = []
+                damaged += 1
+                if damaged == DAMAGED_IN_A_ROW:
+                    raise InputMismatch(f"{name}: {damaged} packets in a row cannot be decoded") from None
+            finally:
+                del packet
+            count += len(pictures)
+            yield from pictures
     raise InputMismatch(f"{name}: the stream ended after {count} frames: its sender closed it or is gone")
 
 

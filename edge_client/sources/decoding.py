@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, cast
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-FORMATS: Final = (
-    "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,h264,hevc,av1,ivf,mjpeg,mpjpeg,flv,asf,ogg,mxf,m4v,h263,"
-    "rtsp,sdp,rtp,hls,v4l2,video4linux2"
+FILE_FORMATS: Final = (
+    "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,h264,hevc,av1,ivf,mjpeg,mpjpeg,flv,asf,ogg,mxf,m4v,h263"
 )
 """Of FFmpeg's readers. Others read lists of further files, or draw pictures of their own."""
+LIVE_FORMATS: Final = f"{FILE_FORMATS},rtsp,sdp,rtp,hls,v4l2,video4linux2"
 MAX_PIXELS: Final = 1 << 26
 """Of a frame (8192 x 8192): a file of a few bytes may announce any size."""
 
@@ -32,6 +33,7 @@ def opened(
     name: str,
     *,
     protocols: str,
+    formats: str = FILE_FORMATS,
     format: str | None = None,
     options: Mapping[str, str] | None = None,
     timeout: float | None = None,
@@ -39,21 +41,24 @@ def opened(
 ) -> Iterator[tuple[InputContainer, VideoStream]]:
     """A file, device or address, and its first video stream. ``name`` is what messages call it.
 
-    ``protocols``: all that FFmpeg may open for it, whatever the file says. ``timeout``: seconds, to open and for each
-    packet. ``quick``: frames come at once; else the decoder takes several at a time on several processors. Raises
-    InputMismatch.
+    ``protocols``, ``formats``: all that FFmpeg may open for it, whatever the file says. ``timeout``: seconds, to open
+    and for each packet. ``quick``: frames come at once; else the decoder takes several at a time on several processors.
+    Raises InputMismatch.
     """
     import av
 
-    bounds = {"protocol_whitelist": protocols, "format_whitelist": FORMATS}
-    with told(name, timeout):
+    bounds = {"protocol_whitelist": protocols, "format_whitelist": formats}
+    with told(name, timeout, opening=True):
         container = av.open(where, "r", format=format, options={**bounds, **(options or {})}, timeout=timeout)
     with container:
         if not container.streams.video:
             raise InputMismatch(f"{name} holds no video")
         stream = container.streams.video[0]
         context = stream.codec_context
-        context.options = {"max_pixels": str(MAX_PIXELS)}
+        if context.width * context.height > MAX_PIXELS:
+            size = f"{context.width} x {context.height}"
+            raise InputMismatch(f"{name} has pictures of {size} pixels; at most {MAX_PIXELS} are taken")
+        context.options = {"max_pixels": str(MAX_PIXELS)}  # should it change on the way
         if quick:
             context.thread_type = "SLICE"
             context.options = {**context.options, "flags": "+low_delay"}
@@ -63,23 +68,28 @@ def opened(
 
 
 @contextmanager
-def told(name: str, timeout: float | None = None) -> Iterator[None]:
+def told(name: str, timeout: float | None = None, *, opening: bool = False) -> Iterator[None]:
     """What PyAV raises, as InputMismatch about ``name``. FFmpeg's own words may hold a password, so only its reason is
     told.
     """
-    from av.error import ArgumentError, ExitError, FFmpegError, InvalidDataError
+    from av.error import ExitError, FFmpegError, InvalidDataError
 
+    began = time.monotonic()
     try:
         yield
-    except ExitError:  # by the timeout
-        raise InputMismatch(f"{name}: nothing came within {timeout:g} s") from None
-    except (InvalidDataError, ArgumentError) as error:
-        if name.startswith("/dev/"):
-            raise InputMismatch(f"{name}: {error.strerror}; it may not have this size, rate or pixel format") from None
-        raise InputMismatch(f"{name} cannot be read as a video: truncated, damaged or something else") from None
     except FFmpegError as error:
-        hint = _HINTS.get(error.errno or 0, "")
-        raise InputMismatch(f"{name}: {error.strerror}{hint}") from None
+        error.__traceback__ = None  # it holds packets, which may be memory of a device that is closed before them
+        reason = f"{error.strerror}" + _HINTS.get(error.errno or 0, "")
+        if isinstance(error, (ExitError, InvalidDataError)) or error.errno == errno.EINVAL:
+            # Some of FFmpeg's readers call it bad data when the timeout ends them.
+            late = opening and timeout is not None and time.monotonic() - began >= timeout
+            if late or isinstance(error, ExitError):
+                reason = f"nothing came within {timeout:g} s"
+            elif name.startswith("/dev/"):
+                reason += "; it may not have this size, rate or pixel format"
+            else:
+                reason = "it cannot be read as a video: truncated, damaged or something else"
+        raise InputMismatch(f"{name}: {reason}") from None
     except OSError as error:
         raise InputMismatch(f"{name}: {error.strerror or error}") from None
 
@@ -91,7 +101,7 @@ _HINTS: Final = {
 
 
 class ToPixels:
-    """Decoded frame -> RGB, turned as its display matrix says (telephones). For one thread."""
+    """Decoded frame -> RGB in memory of its own, turned as its display matrix says (telephones). For one thread."""
 
     def __init__(self) -> None:
         from av.video.reformatter import VideoReformatter
@@ -99,6 +109,9 @@ class ToPixels:
         self._reformatter = VideoReformatter()
 
     def __call__(self, frame: VideoFrame) -> Pixels:
-        pixels = cast(Pixels, self._reformatter.reformat(frame, format="rgb24").to_ndarray())
+        rgb = self._reformatter.reformat(frame, format="rgb24")
+        pixels = cast(Pixels, rgb.to_ndarray())
+        if rgb is frame:  # as it came, so the array may be memory of the device
+            pixels = pixels.copy()
         turns = round(frame.rotation / 90) % 4
         return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from edge_client.sources.latest import Closed, Late, Latest
 from edge_client.sources.source import Source
@@ -28,27 +28,25 @@ def live(frames: Iterable[Pixels], name: str = "camera", *, queue: int = KEPT, t
 
 
 class Live(Source):
-    """``frames`` gives anything that ``pixels`` makes an array of; only frames that are taken are converted."""
+    """`live` says what the arguments are."""
 
     live = True
 
     def __init__(
         self,
-        frames: Iterable[Any],
+        frames: Iterable[Pixels],
         name: str,
         *,
         queue: int = KEPT,
         timeout: float | None = None,
-        pixels: Callable[[Any], Pixels] = lambda frame: frame,
     ) -> None:
         """Begins to read at once. Raises SpecError for a queue of less than 1."""
         super().__init__(name)
         if queue < 1:
             raise SpecError(f"queue={queue}: at least one frame must be able to wait")
         self._frames = frames
-        self._pixels = pixels
         self._timeout = timeout
-        self._latest: Latest[tuple[int, Any]] = Latest(queue)
+        self._latest: Latest[tuple[int, Pixels]] = Latest(queue)
         self._dropped_before: int | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._read, name=f"frames of {name}", daemon=True)
@@ -60,7 +58,7 @@ class Live(Source):
 
     def first(self) -> Frame:
         """The newest, once one has come."""
-        return self._frame(*self._one(self._latest.newest))
+        return self._one(self._latest.newest)
 
     def wait_for_input(self, seconds: float) -> bool:
         return self._latest.ready(seconds)
@@ -76,28 +74,26 @@ class Live(Source):
             self._dropped_before = self._latest.dropped
         while True:
             try:
-                index, frame = self._one(self._latest.take)
+                frame = self._one(self._latest.take)
             except Closed:
                 return
-            yield self._frame(index, frame)
+            yield frame
 
-    def _one(self, get: Callable[[float | None], tuple[int, Any]]) -> tuple[int, Any]:
+    def _one(self, get: Callable[[float | None], tuple[int, Pixels]]) -> Frame:
         try:
-            return get(self._timeout)
+            index, pixels = get(self._timeout)
         except Late:
             raise InputMismatch(f"{self.name}: no frame for {self._timeout:g} s") from None
-
-    def _frame(self, index: int, frame: Any) -> Frame:
-        return Frame(FrameId(self.name, index), self._pixels(frame))
+        return Frame(FrameId(self.name, index), pixels)
 
     def _read(self) -> None:
-        frames: Iterator[Any] = iter(())
+        frames: Iterator[Pixels] = iter(())
         try:
             frames = iter(self._frames)
-            for index, frame in enumerate(frames):
+            for index, pixels in enumerate(frames):
                 if self._closing.is_set():
                     break
-                self._latest.put((index, frame))
+                self._latest.put((index, pixels))
             self._latest.end()
         except Exception as error:
             self._latest.end(error)

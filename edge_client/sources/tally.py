@@ -21,6 +21,7 @@ class Tally:
         self._recent: deque[float] = deque()
         self.answered = 0
         self._seconds: float | None = None
+        self._dropped: int | None = None
 
     def start(self) -> None:
         """Count the time from now: what was before was preparation."""
@@ -36,12 +37,17 @@ class Tally:
 
     def stop(self) -> None:
         """The run is over."""
-        self._seconds = self.seconds
+        self._seconds, self._dropped = self.seconds, self.dropped
 
     @property
     def seconds(self) -> float:
         """Since it began, until it stopped."""
         return time.monotonic() - self._began if self._seconds is None else self._seconds
+
+    @property
+    def dropped(self) -> int:
+        """Until it stopped."""
+        return self._source.dropped if self._dropped is None else self._dropped
 
     @property
     def per_second(self) -> float:
@@ -68,11 +74,11 @@ class Tally:
             "name": self._source.name,
             "live": self._source.live,
             "taken": self._source.taken,
-            "dropped": self._source.dropped,
+            "dropped": self.dropped,
             "answered": self.answered,
             "seconds": self.seconds,
             "frames_per_second": self.per_second,
         }
 
     def _counts(self) -> str:
-        return f"{self._source.taken} taken, {self._source.dropped} dropped, {self.answered} answered"
+        return f"{self._source.taken} taken, {self.dropped} dropped, {self.answered} answered"

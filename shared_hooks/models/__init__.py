@@ -9,6 +9,8 @@ uploads      input files that a client sends as bytes
 tokenizers   the tokenizer that a spec names
 predictions  output -> `Prediction`
 weights      safetensors -> model, strictly
+mapped       ... parameters that stay in their files until they are needed
+unfilled     ... and a model built without memory for them
 device       --device and --threads
 digits       the model that ships
 """

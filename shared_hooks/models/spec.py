@@ -6,8 +6,9 @@ One spec serves both sides. Nothing of it crosses the wire but the model's id an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from shared_hooks.models.tokenizers import load_tokenizer
 from shared_hooks.models.weights import load_weights
 
 if TYPE_CHECKING:
+    from shared_hooks.models.mapped import MappedWeights
     from shared_hooks.selection.file import Selection
 
 BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "digits.toml"}
@@ -66,6 +68,34 @@ class ModelSpec:
         Without a weights file the weights are what the factory makes of the spec's ``seed``: random but the same in
         every process. Raises SpecError when the factory fails, returns no module, or the weights do not fit.
         """
+        model = self._built()
+        chosen = self._chosen()
+        if self.weights and (chosen is None or chosen.is_mask):
+            load_weights(model, self.weights, f"{self.origin}: weights")
+        if chosen is not None:
+            model = chosen.apply(model)
+        return model.eval().to(device)
+
+    def load_mapped(self) -> tuple[nn.Module, MappedWeights]:
+        """The same model on the CPU, with its parameters left in their files (`mapped`). Raises SpecError also where
+        they are in none.
+        """
+        from shared_hooks.models.mapped import MappedWeights  # asked for by few
+        from shared_hooks.models.unfilled import unfilled
+
+        if not self.weights:
+            raise SpecError(f"{self.origin}: weights: there is no file to leave them in: the factory makes them")
+        chosen = self._chosen()
+        if chosen is not None and not chosen.is_mask:
+            raise SpecError(f"{chosen.path}: a smaller model's weights cannot be left in their file; a mask's can")
+        model = self._built(unfilled)
+        weights = MappedWeights(model, self.weights, f"{self.origin}: weights")
+        if chosen is not None:
+            model = chosen.apply(model)
+        return model.eval(), weights
+
+    def _built(self, how: Callable[[Callable[[], object]], object] = lambda build: build()) -> nn.Module:
+        """What the factory returns, with the weights that it makes."""
         with torch.random.fork_rng(devices=[]):  # importing the factory's module may draw numbers too
             build = resolve(self.factory, self.folder, f"{self.origin}: factory")
             if isinstance(build, nn.Module):
@@ -75,7 +105,7 @@ class ModelSpec:
             # The CPU's generator only: seeding CUDA would change the state of whoever uses the device.
             torch.default_generator.manual_seed(self.seed)
             try:
-                model = build(**self.factory_kwargs)
+                model = how(partial(build, **self.factory_kwargs))
             except Exception as error:
                 raise SpecError(
                     f'{self.origin}: factory: "{self.factory}" raised {type(error).__name__}: {error}'
@@ -84,14 +114,7 @@ class ModelSpec:
             raise SpecError(
                 f'{self.origin}: factory: "{self.factory}" returned {type(model).__name__}; expected a torch.nn.Module'
             )
-        if self.dtype is not None:
-            model = model.to(self.dtype)
-        chosen = self._chosen()
-        if self.weights and (chosen is None or chosen.is_mask):
-            load_weights(model, self.weights, f"{self.origin}: weights")
-        if chosen is not None:
-            model = chosen.apply(model)
-        return model.eval().to(device)
+        return model if self.dtype is None else model.to(self.dtype)
 
     def _chosen(self) -> Selection | None:
         if self.selection is None:

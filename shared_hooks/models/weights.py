@@ -14,7 +14,14 @@ from shared_hooks.errors import SpecError, near
 
 
 def load_weights(model: nn.Module, files: Sequence[Path], where: str) -> None:
-    """Load the tensors of all files into ``model``, in place. ``where`` opens the messages.
+    """Load the tensors of all files into ``model``, in place. Raises as `checked` does."""
+    # Names are checked, except those of tied tensors, which load_state_dict would call missing.
+    model.load_state_dict(checked(model, files, where), strict=False)
+
+
+def checked(model: nn.Module, files: Sequence[Path], where: str) -> dict[str, torch.Tensor]:
+    """The tensors of all files, which fit ``model``; safetensors reads them where they are used. ``where`` opens the
+    messages.
 
     Tied tensors may be in the files under one of their names only, as safetensors writes them. Raises SpecError for a
     file that is absent or damaged, for a name missing or too much, and for a shape or a dtype that does not fit; a
@@ -40,8 +47,7 @@ def load_weights(model: nn.Module, files: Sequence[Path], where: str) -> None:
                 f"{where}: {shown}: {name} is {_dtype(tensor)}, the model's is {_dtype(wanted)}; the conversion would"
                 f' lose digits (the spec\'s "dtype" converts the whole model)'
             )
-    # Names are checked above, except those of tied tensors, which load_state_dict would call missing.
-    model.load_state_dict(found, strict=False)
+    return found
 
 
 def _read(file: Path, where: str) -> dict[str, torch.Tensor]:
@@ -75,7 +81,11 @@ def _check_names(expected: dict[str, torch.Tensor], found: dict[str, torch.Tenso
 
 
 def _storage(tensor: torch.Tensor) -> object:
-    """What tied tensors have in common. Empty tensors share a null pointer without being tied."""
+    """What tied tensors have in common. Empty tensors share a null pointer without being tied, and so do those that
+    have no memory yet.
+    """
+    if tensor.is_meta:
+        return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride())
     return (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else id(tensor)
 
 

@@ -1,6 +1,7 @@
 """From a recording to cuts: what crosses where.
 
 planner     plans made and kept, by signature and path
+needed      which parameters a head reads
 plan        layers, cuts, a digest to agree on
 liveness    trace -> frontier of every cut
 cutting     frontier -> description, and captures for the head
@@ -13,7 +14,7 @@ May import recording, forward, state, crossing, lifecycle, modules, tensors, err
 from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
 from shared_hooks.planning.following import Follower
 from shared_hooks.planning.plan import INPUT, Cut, LayerInfo, Plan
-from shared_hooks.planning.planner import Planner
+from shared_hooks.planning.planner import Loads, Planner
 
 __all__ = [
     "INPUT",
@@ -23,6 +24,7 @@ __all__ = [
     "Cutting",
     "Follower",
     "LayerInfo",
+    "Loads",
     "Plan",
     "Planner",
 ]

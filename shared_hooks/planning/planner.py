@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -43,6 +43,19 @@ MAX_TICKS_KEPT = 2_000_000
 MAX_PATHS = 16
 
 
+class Loads(Protocol):
+    """Has a model's weights at hand for planning, which runs all of it, though they are not in memory otherwise."""
+
+    def before_plan(self) -> None:
+        """The model is about to run."""
+
+    def after_plan(self, plan: Plan | None) -> None:
+        """Here is the plan; none where planning failed. What it raises the planner raises."""
+
+    def release(self) -> None:
+        """All weights were looked at, and are not needed for that any more."""
+
+
 class Planner:
     """The plans of one model; safe with threads, which wait for each other to plan."""
 
@@ -53,8 +66,10 @@ class Planner:
         aliases: dict[str, str],
         depth: int | None,
         lifecycle: Lifecycle,
+        loads: Loads | None = None,
     ) -> None:
         self._model = model
+        self._loads = loads
         self._modules = modules
         self._aliases = aliases
         self._depth = depth
@@ -104,11 +119,24 @@ class Planner:
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any], unless_known: bool) -> list[Plan]:
         """The plan of these inputs; or those of their signature, if another thread has made any meanwhile."""
+        with self._lock:
+            if unless_known and (known := self._plans.get(self._key(args, kwargs))):
+                return list(known)
+            if self._loads is None:
+                return self._noted(args, kwargs)
+            plans: list[Plan] = []
+            self._loads.before_plan()
+            try:
+                plans = self._noted(args, kwargs)
+            finally:
+                self._loads.after_plan(plans[0] if plans else None)
+            return plans
+
+    def _noted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
+        """The plan of a new recording, which is noted; or the one that is known of its path."""
         digest, around = context.signature(self._modules, args, kwargs)
         key = self._key(args, kwargs)
         with self._lock:
-            if unless_known and self._plans.get(key):
-                return list(self._plans[key])
             self.made += 1
             if self._anchor[0] is None:
                 self._anchor = _find_anchor(self._model)

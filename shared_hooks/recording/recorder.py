@@ -172,6 +172,7 @@ class Recorder(KernelLog):
     ) -> None:
         own = [*model.parameters(), *model.buffers(), *state.tensors()]
         super().__init__([*own, *existing])
+        self.weights = [self.storage_of(parameter) for parameter in model.parameters()]
         self.model = model
         self.modules = modules
         self.muted = False
@@ -550,6 +551,7 @@ class Recorder(KernelLog):
             refusals=tuple(self.refusals),
             dice=self.dice | self.dice_watch.drawn,
             half_done=self.half_done,
+            weights=self.weights,
         )
 
 

@@ -186,6 +186,8 @@ class Trace:
 
     ``half_done``: by layer id, where the model's Python state after that layer is not as it is after the forward:
     names of what has to be put back after a head.
+
+    ``weights``: the storages of the model's parameters, in the order of ``model.parameters()``.
     """
 
     root: ModuleCall
@@ -203,6 +205,7 @@ class Trace:
     refusals: tuple[Refusal, ...] = ()
     dice: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     half_done: dict[int, set[str]] = field(default_factory=dict)
+    weights: list[Storage] = field(default_factory=list)
 
     def forget_half_done(self, names: set[str]) -> None:
         """What no run reads need not be put back."""

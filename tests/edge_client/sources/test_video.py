@@ -59,11 +59,11 @@ def test_a_telephones_video_is_turned_as_its_head_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("text.mp4", b"hello world\n" * 100, "cannot be read as a video"),
-        ("empty.mkv", b"", "cannot be read as a video"),
+        ("text.mp4", b"hello world\n" * 100, "it cannot be read as a video"),
+        ("empty.mkv", b"", "it cannot be read as a video"),
         # lists of other files, which FFmpeg would open
-        ("list.mp4", b"#EXTM3U\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n", "cannot be read as a video"),
-        ("join.mp4", b"ffconcat version 1.0\nfile '/etc/passwd'\n", "cannot be read as a video"),
+        ("list.mp4", b"#EXTM3U\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n", "it cannot be read as a video"),
+        ("join.mp4", b"ffconcat version 1.0\nfile '/etc/passwd'\n", "it cannot be read as a video"),
     ],
 )
 def test_what_is_no_video(tmp_path: Path, name: str, content: bytes, told: str) -> None:
@@ -80,6 +80,12 @@ def test_one_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "folder.mp4").mkdir()
     with pytest.raises(InputMismatch, match="folder.mp4"):
         sources.video(tmp_path / "folder.mp4")
+
+
+def test_pictures_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_client.sources.decoding.MAX_PIXELS", 1000)
+    with pytest.raises(InputMismatch, match="pictures of 64 x 48 pixels; at most 1000"):
+        sources.video(make_video(tmp_path / "large.mp4", frames=1))
 
 
 def test_sound_alone(tmp_path: Path) -> None:
@@ -119,6 +125,8 @@ def test_several_files_and_videos_come_one_after_the_other(tmp_path: Path) -> No
         names = [item.id.name if isinstance(item, Frame) else item.name for item in source]
     assert names == ["image.png", "one.mp4#0", "one.mp4#1", "two.mp4#0", "two.mp4#1", "one.mp4#0", "one.mp4#1"]
     assert first.name == "image.png"  # type: ignore[union-attr]
+    (tmp_path / "image.png").unlink()
+    assert numbers(open_source([str(tmp_path)])) == [0, 1, 0, 1], "a folder of videos"
 
 
 def test_a_folder_drops_nothing_and_an_empty_one_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""Which parameters a head reads."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from shared_hooks.modules import ROOT
+from shared_hooks.planning.plan import Cut, Plan
+
+
+def parameters_of_head(model: nn.Module, plan: Plan, cut: Cut) -> list[nn.Parameter]:
+    """The parameters of ``model``, which ``plan`` is of, that a run up to ``cut`` reads or may read: those that its
+    operations were given, and those of every module that it enters. Raises `UnknownLayer`.
+    """
+    number = plan.layer_id(cut)
+    if number < 0:
+        return []
+    trace = plan.trace
+    end = trace.layers[number].exit
+    touched = {value.storage for op in trace.ops if op.seq <= end for value in op.args}
+    for event in trace.events:
+        if event.seq <= end:
+            touched.update(storage for storage, _ in (*event.reads, *event.overwrites))
+            touched.update(event.writes, event.handed)
+    entered = {id(one) for call in trace.calls if call.enter <= end for one in _own(model, call.path, call.opaque)}
+    return [
+        parameter
+        for parameter, storage in zip(model.parameters(), trace.weights, strict=True)
+        if storage in touched or id(parameter) in entered
+    ]
+
+
+def _own(model: nn.Module, path: str, opaque: bool) -> list[nn.Parameter]:
+    """Of one module; nobody sees which modules an opaque one runs."""
+    module = model if path == ROOT else model.get_submodule(path)
+    return list(module.parameters(recurse=opaque))

@@ -1,0 +1,134 @@
+"""Parameters left in their files: the same values, loaded when asked for, given back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from shared_hooks.errors import SpecError
+from shared_hooks.models.mapped import MappedWeights
+from shared_hooks.models.unfilled import unfilled
+from shared_hooks.models.weights import load_weights
+from shared_hooks.modules import weights_hash
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.rnn = nn.LSTM(4, 4)
+        self.linear = nn.Linear(4, 4096)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps, _ = self.rnn(self.norm(self.conv(x)).flatten(2).mean(-1)[:, None])
+        out: torch.Tensor = self.linear(steps)
+        return out
+
+
+def written(path: Path, model: nn.Module, **others: torch.Tensor) -> Path:
+    save_file({name: value.contiguous() for name, value in (model.state_dict() | others).items()}, path)
+    return path
+
+
+def mapped(file: Path, make: Any = Net) -> tuple[Any, MappedWeights]:
+    model: Any = unfilled(make)
+    weights = MappedWeights(model, [file], "here")
+    return model.eval(), weights
+
+
+def resident(file: Path) -> int:
+    """Bytes of the file's mappings that are in this process's memory."""
+    found, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line[:1] in "0123456789abcdef" and "-" in line.split()[0]:
+            ours = line.endswith(str(file))
+        elif ours and line.startswith("Rss:"):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+def test_the_same_model(tmp_path: Path) -> None:
+    file = written(tmp_path / "w.safetensors", Net())
+    whole = Net().eval()
+    load_weights(whole, [file], "here")
+    model, weights = mapped(file)
+    assert weights.loaded == 0 and weights.total == sum(one.nbytes for one in whole.parameters())
+    assert weights_hash(model) == weights_hash(whole)
+    weights.release()
+    assert resident(file) == 0
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(model(x), whole(x)), "what was given back is read again"
+    weights.load(model.parameters())
+    assert weights.loaded == weights.total and all(one.data_ptr() % 64 == 0 for one in model.parameters())
+    weights.release()
+    assert weights_hash(model) == weights_hash(whole)
+    with torch.no_grad():
+        assert torch.equal(model(x), whole(x))
+
+
+def test_what_cannot_stay_in_the_file_is_loaded(tmp_path: Path) -> None:
+    """Another type in the file, or a module that makes something of its own of what it loads."""
+
+    class Doubled(nn.Linear):
+        def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
+            super()._load_from_state_dict({name: 2 * value for name, value in state.items()}, prefix, *more)
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low, self.own = nn.Linear(4, 4, bias=False), Doubled(4, 4, bias=False)
+
+    values = {"low.weight": torch.ones(4, 4, dtype=torch.float16), "own.weight": torch.ones(4, 4)}
+    save_file(values, tmp_path / "w.safetensors")
+    model, weights = mapped(tmp_path / "w.safetensors", Two)
+    assert weights.loaded == weights.total
+    assert model.low.weight.dtype == torch.float32 and model.low.weight.sum() == 16 and model.own.weight.sum() == 32
+
+
+def test_tied_weights_are_one(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+            self.head.weight = self.embed.weight
+
+    save_file({"head.weight": torch.ones(8, 4)}, tmp_path / "w.safetensors")
+    model, weights = mapped(tmp_path / "w.safetensors", Tied)
+    weights.load([model.head.weight])
+    assert model.embed.weight is model.head.weight and weights.loaded == weights.total == 128
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["written over", "replaced"])
+def test_a_file_that_changes(tmp_path: Path, in_place: bool) -> None:
+    file = written(tmp_path / "w.safetensors", Net())
+    model, weights = mapped(file)
+    before = weights_hash(model)
+    weights.check()
+    if in_place:
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        os.utime(file, ns=(1, 1))
+        with pytest.raises(SpecError, match=r"w\.safetensors was changed while .* replace files by mv"):
+            weights.check()
+    else:
+        os.replace(written(tmp_path / "new", Net()), file)
+        weights.check()
+        weights.release()
+        assert weights_hash(model) == before
+        file.unlink()
+        weights.check()
+
+
+def test_a_pickle_is_refused_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "w.pt").write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(SpecError, match=r"here: .*w\.pt is not a safetensors file"):
+        mapped(tmp_path / "w.pt")
