@@ -122,7 +122,7 @@ def _deploy(config: ServerConfig, start: Start) -> None:
 
     from cloud_server.cluster.application import build
 
-    serve.start(proxy_location="Disabled")  # Ray Serve's own proxies: docs/decisions/0015-ray-serve.md
+    serve.start(proxy_location="Disabled")  # Ray Serve's own proxies: docs/decisions/0016-ray-serve.md
     failed: list[BaseException] = []
 
     def run() -> None:
