@@ -9,6 +9,7 @@
 #   SIEGE_FLAGS=    for the siege, e.g. "--cases tiny-flood --who same --json siege.json"
 #   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
 #   CAMERA_FLAGS=   for the cameras, e.g. "--kernel linux-image-...-amd64.deb --json cameras.json"
+#   FOOTPRINT_FLAGS=  for what an edge takes, e.g. "imports --tries 9 --json docs/results/footprint.json"
 #   MATRIX_FLAGS=   for the matrix, e.g. "--json docs/results/matrix.json pi='ssh pi python3'"
 #   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"
 #   COMPOSE_FLAGS=  for the containers, e.g. "--base my/python:3.12 --torch 2.13.0+cpu --profile demo"
@@ -36,7 +37,7 @@ MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak cameras matrix experiments library protos clean
+.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak cameras matrix footprint experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -48,6 +49,7 @@ help:
 	@echo "make chaos   servers, clients and the path between them killed, cut and stopped: a table, what was lost"
 	@echo "make attacks hostile requests against a server, for a long time: a table and JSON"
 	@echo "make siege   one hostile client beside three honest ones, in every way we know: a table"
+	@echo "make footprint  what an edge and a server take: imports, installed size, memory with the head's weights alone"
 	@echo "make matrix  edges with other releases of torch and processors (MATRIX_FLAGS) against this server: a table"
 	@echo "make soak    100,000 requests and 1,000 reconnects: does anything grow?"
 	@echo "make cameras cameras and streams before edge-client run: GStreamer, RTSP, HTTP, V4L2 (Linux, GStreamer)"
@@ -94,6 +96,9 @@ soak: $(DEV)
 
 cameras: $(DEV)
 	$(PY) -m studies.cameras $(CAMERA_FLAGS)
+
+footprint: $(DEV)
+	$(PY) -m studies.footprint $(FOOTPRINT_FLAGS)
 
 matrix: $(DEV)
 	$(PY) -m studies.matrix $(MATRIX_FLAGS)

@@ -15,6 +15,7 @@ from typing import Any
 from studies.footprint import heads, imports, installed
 
 MIB = 2**20
+SERVER = "cloud-server"
 PARTS = ("imports", "installed", "heads")
 
 
@@ -24,6 +25,7 @@ def main() -> int:
     parser.add_argument(
         "--python", default=sys.executable, help="of imports: another one, such as 'chroot DIR env ... python3'"
     )
+    parser.add_argument("--edge", action="store_true", help="of imports: no server's")
     parser.add_argument("--tries", type=int, default=5, help="processes for each figure (default: 5)")
     parser.add_argument("--side", type=int, default=64, help="of heads: of the picture, in pixels (default: 64)")
     parser.add_argument("--json", type=Path, help="where the result goes")
@@ -32,7 +34,7 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(unknown)}")
     told: dict[str, Any] = {}
     if "imports" in options.parts:
-        told["imports"] = _imports(shlex.split(options.python), options.tries)
+        told["imports"] = _imports(shlex.split(options.python), options.tries, SERVER if options.edge else "")
     if "installed" in options.parts:
         told["installed"] = _installed()
     if "heads" in options.parts:
@@ -44,8 +46,9 @@ def main() -> int:
     return 0
 
 
-def _imports(python: list[str], tries: int) -> dict[str, Any]:
-    rows = imports.measured(python, tries)
+def _imports(python: list[str], tries: int, without: str) -> dict[str, Any]:
+    names = [name for name in imports.STATEMENTS if name != without]
+    rows = imports.measured(python, tries, names)
     alone = rows[0]
     print(
         f"{'import':<16}"
@@ -57,7 +60,7 @@ def _imports(python: list[str], tries: int) -> dict[str, Any]:
         text = " ".join(f"{value:8.{places}f} {value / of:8.2f}" for value, of, places in figures)
         print(f"{row.name:<16} {text}  {row.modules}")
     files = {}
-    for name in ("edge-client run", "cloud-server"):
+    for name in names[2:]:
         found = imports.by_file(python, name, max(1, tries - 2))
         files[name] = dict(found.most_common(20))
         print(f"\n{name}, once torch is there: {found.total() / 1000:.0f} ms in {len(found)} files; the dearest, in ms")

@@ -19,12 +19,14 @@ def sizes(extra: str = "") -> dict[str, int]:
 
     Distributions that are not installed here are left out.
     """
+    base = closure(declared())
+    return {name: sum(_files(name)) for name in (closure(declared(extra)) - base if extra else base)}
+
+
+def declared(extra: str = "") -> list[str]:
+    """The requirements of the base, or of an extra alone."""
     project: Any = Table.read(ROOT / "pyproject.toml").rest()["project"]
-    base = _closure(project["dependencies"])
-    if not extra:
-        return {name: _size(name) for name in base}
-    more = _closure(project["optional-dependencies"][extra])
-    return {name: _size(name) for name in more - base}
+    return list(project["optional-dependencies"][extra] if extra else project["dependencies"])
 
 
 def own() -> dict[str, int]:
@@ -35,7 +37,8 @@ def own() -> dict[str, int]:
     }
 
 
-def _closure(requirements: list[str]) -> set[str]:
+def closure(requirements: list[str]) -> set[str]:
+    """Names of what these requirements install, by the metadata of what is installed here."""
     found: set[str] = set()
     waiting = [(line, "") for line in requirements]
     while waiting:
@@ -52,10 +55,6 @@ def _closure(requirements: list[str]) -> set[str]:
             found.add(name)
             waiting += [(need, wanted) for need in needs for wanted in ("", *one.extras)]
     return found
-
-
-def _size(name: str) -> int:
-    return sum(_files(name))
 
 
 def _files(name: str) -> Iterator[int]:
