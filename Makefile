@@ -7,10 +7,13 @@
 #   CHAOS_FLAGS=    for the faults, e.g. "--requests 20000 --seed 2 --json docs/results/chaos.json"
 #   ATTACK_FLAGS=   for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
 #   SIEGE_FLAGS=    for the siege, e.g. "--cases tiny-flood --who same --json siege.json"
+#   RAY_FLAGS=      for Ray Serve, e.g. "--cases killed --times 5 --json ray.json"
 #   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
 #   CAMERA_FLAGS=   for the cameras, e.g. "--kernel linux-image-...-amd64.deb --json cameras.json"
 #   FOOTPRINT_FLAGS=  for what an edge takes, e.g. "imports --tries 9 --json docs/results/footprint.json"
 #   MATRIX_FLAGS=   for the matrix, e.g. "--json docs/results/matrix.json pi='ssh pi python3'"
+#   DOORS_FLAGS=    for the doors, e.g. "--json docs/results/doors.json"
+#   WHEEL_FLAGS=    for the wheel, e.g. "--python python3.10 --python python3.13"
 #   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"
 #   COMPOSE_FLAGS=  for the containers, e.g. "--base my/python:3.12 --torch 2.13.0+cpu --profile demo"
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
@@ -32,12 +35,16 @@ ATTACK_FLAGS ?=
 CHAOS_FLAGS ?=
 SIEGE_FLAGS ?=
 SOAK_FLAGS ?=
+DOORS_FLAGS ?=
+WHEEL_FLAGS ?=
+RAY_FLAGS ?=
 CAMERA_FLAGS ?=
+FOOTPRINT_FLAGS ?=
 MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak cameras matrix footprint experiments library protos clean
+.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak ray cameras matrix footprint doors wheel experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -52,6 +59,9 @@ help:
 	@echo "make footprint  what an edge and a server take: imports, installed size, memory with the head's weights alone"
 	@echo "make matrix  edges with other releases of torch and processors (MATRIX_FLAGS) against this server: a table"
 	@echo "make soak    100,000 requests and 1,000 reconnects: does anything grow?"
+	@echo "make doors   tritonclient, curl, Prometheus and OpenTelemetry against a server, each for real"
+	@echo "make wheel   wheel and sdist, each installed in a clean environment and tried there"
+	@echo "make ray     Ray Serve on a local cluster: latency, replicas, deaths; installs the extra ray (250 MB)"
 	@echo "make cameras cameras and streams before edge-client run: GStreamer, RTSP, HTTP, V4L2 (Linux, GStreamer)"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
 	@echo "make library the models of transformers, timm and torchvision cut at a sample of their layers; hours"
@@ -94,6 +104,10 @@ siege: $(DEV)
 soak: $(DEV)
 	$(PY) -m studies.soak $(SOAK_FLAGS)
 
+ray: $(DEV)
+	$(PY) -m pip install $(PIP_FLAGS) -q -c constraints.txt -e ".[ray]"
+	$(PY) -m studies.ray $(RAY_FLAGS)
+
 cameras: $(DEV)
 	$(PY) -m studies.cameras $(CAMERA_FLAGS)
 
@@ -102,6 +116,12 @@ footprint: $(DEV)
 
 matrix: $(DEV)
 	$(PY) -m studies.matrix $(MATRIX_FLAGS)
+
+doors: $(DEV)
+	$(PY) -m studies.doors $(DOORS_FLAGS)
+
+wheel: $(PY)
+	$(PY) -m studies.wheel $(WHEEL_FLAGS)
 
 experiments: $(DEV)
 	$(PY) -m studies.experiments all $(EXPERIMENT_FLAGS)

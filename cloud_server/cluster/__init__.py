@@ -8,10 +8,13 @@ scaling      how many replicas the work there is wants
 replica      one replica: a core behind a private port
 front        the process that clients connect to
 relay        a client's calls handed on to its replica, as they come
+inference_relay  the Open Inference Protocol's calls, likewise
 census       the replicas that a front knows of
 passport     what a front tells a replica of a caller
+ray_port     a port of Ray Serve's that nobody needs, closed
 private_tls  the way between them, encrypted with keys that nobody made by hand
 metrics      the replicas' metrics on one page
 
-Only command, application, finder and scaling know Ray. May import what a server is made of: core, transport, telemetry.
+Only command, application, finder, ray_port and scaling know Ray. May import what a server is made of: core, transport,
+telemetry.
 """

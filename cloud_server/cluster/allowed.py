@@ -29,7 +29,7 @@ def refused(config: ServerConfig) -> Iterator[str]:
     if config.reuse_port:
         yield "reuse_port: an update is Ray Serve's, which drains replicas (docs/ray.md); leave it out"
     if config.rest:
-        yield "rest: fronts hand on the edge client's own service alone (docs/doors.md); serve it on one machine"
+        yield "rest: fronts speak gRPC alone, where they hand on this protocol, too (docs/ray.md); leave it out"
     for name in ("max_worker_bytes", "max_worker_requests"):
         if getattr(config.limits, name) != NEVER:
             yield f"limits.{name}: there are no worker processes; Ray Serve replaces replicas that end"

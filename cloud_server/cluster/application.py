@@ -19,7 +19,7 @@ import xxhash
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from cloud_server.cluster import allowed
+from cloud_server.cluster import allowed, ray_port
 from cloud_server.cluster.finder import RayFinder
 from cloud_server.cluster.front import Front
 from cloud_server.cluster.replica import Replica
@@ -39,6 +39,8 @@ SPARE_SECONDS: Final = 15.0
 """Beyond the drain, until Ray Serve ends what does not end by itself."""
 CALLS: Final = 1000
 """Questions that a replica answers at a time: where it is, and how it stands."""
+QUIET: Final = {"enable_access_log": False}
+"""Ray Serve would write a line for every question to a replica."""
 CHECK_SECONDS: Final = 2.0
 """Between two looks of Ray Serve's at a replica."""
 
@@ -61,9 +63,13 @@ class Start:
         few_heaps()
         options = parser().parse_args(self.words)
         bounds = show(options.log_level, options.log_format)
-        config = configure(options)
+        config = self.read()
         bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
         return config
+
+    def read(self) -> ServerConfig:
+        """The configuration, as its files are now. Raises SpecError."""
+        return configure(parser().parse_args(self.words))
 
     def stamp(self, config: ServerConfig, number: int | None = None) -> str:
         """Of the files that a process reads when it starts: of a model's replica (``number``), or of a front. Deploying
@@ -87,6 +93,7 @@ class Tails:
 
     def __init__(self, start: Start, number: int, stamp: str) -> None:
         """``number``: of the model among those that are configured. ``stamp``: of its files, which are to be these."""
+        ray_port.close()
         config = start.config()
         entry, limits = config.models[number], config.limits
         if start.stamp(config, number) != stamp:
@@ -117,6 +124,7 @@ class Doorway:
 
     def __init__(self, start: Start, stamp: str, groups: dict[str, Any]) -> None:
         """``stamp``: of its files, for deploying again; ``groups``: handles."""
+        ray_port.close()
         self._front = Front(start.config(), RayFinder(groups))
         # Ray Serve's handles may not be waited for in its event loop, in which this is called.
         with ThreadPoolExecutor(1) as elsewhere:
@@ -155,6 +163,7 @@ def build(config: ServerConfig, start: Start) -> serve.Application:
         **replicas,
         max_ongoing_requests=CALLS,
         ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
+        logging_config=QUIET,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         graceful_shutdown_timeout_s=wait,
         graceful_shutdown_wait_loop_s=0.5,
@@ -168,6 +177,7 @@ def build(config: ServerConfig, start: Start) -> serve.Application:
     front = serve.deployment(Doorway).options(  # type: ignore[attr-defined, unused-ignore]
         name=FRONT,
         num_replicas=scale.fronts,
+        logging_config=QUIET,
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=wait,
         graceful_shutdown_wait_loop_s=0.5,

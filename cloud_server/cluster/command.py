@@ -1,5 +1,5 @@
 """``cloud-server --on ray``: Ray is started on this machine, or joined where RAY_ADDRESS says. Everything is up when
-"listening on ..." is printed. A signal drains all of it.
+"listening on ..." is printed. SIGTERM and Ctrl-C drain all of it; SIGHUP deploys again what the files say now.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cloud_server.cluster import allowed
 from cloud_server.config import ServerConfig
 from cloud_server.transport import check_free
 from shared_hooks.errors import IsthmusError, ModelFailed, SpecError, by_name
 
+if TYPE_CHECKING:
+    from cloud_server.cluster.application import Start
+
 log = logging.getLogger("cloud_server")
 
 OK, CUT_SHORT = 0, 3
 APPLICATION: Final = "isthmus"
+MISSING: Final = '--on ray needs Ray Serve: pip install "isthmus[ray]"'
 OBJECT_STORE_BYTES: Final = 80 << 20
 """What Ray takes for its objects; nothing of a request is one. Ray wants no less than 75 MiB."""
 LOOK_SECONDS: Final = 2.0
@@ -33,9 +37,9 @@ _REASON: Final = re.compile(r"^(?:ray\.exceptions\.\w+: )?(?:\w+\.)*errors\.(\w+
 
 
 def check_installed() -> None:
-    """Raises SpecError without Ray Serve."""
-    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("ray.serve") is None:
-        raise SpecError('--on ray needs Ray Serve: pip install "isthmus[ray]"')
+    """Raises SpecError without Ray. Loads nothing of it: Ray reads the environment when it is loaded (`_settle`)."""
+    if importlib.util.find_spec("ray") is None:
+        raise SpecError(MISSING)
 
 
 def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
@@ -44,14 +48,20 @@ def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
     check_installed()
     address = os.environ.get("RAY_ADDRESS", "")
     _settle(config, alone=not address)
-    import ray
-    from ray import serve
+    try:
+        import ray
+        from ray import serve
+
+        from cloud_server.cluster.application import FRONT, Start
+    except ImportError as error:  # Ray alone, without what its Serve needs
+        raise SpecError(f"{MISSING} ({error})") from error
 
     try:
         if address:
             ray.init(address=address, namespace=APPLICATION, logging_level=logging.WARNING)
         else:
             ray.init(
+                address="local",
                 num_cpus=math.ceil(config.scale.cpus * config.scale.max_replicas * len(config.models)) + 1,
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
@@ -61,13 +71,17 @@ def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise SpecError(f"Ray cannot be {'joined at ' + address if address else 'started'}: {error}") from error
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: signals.put(received))
     try:
-        listening = _up(config, words, signals)
-        print(f"listening on {listening}", flush=True)
-        log.info("%s", signal.Signals(_wait(signals)).name)
-        status = _down(signals, config)
+        start = Start(tuple(words), os.getcwd())
+        _deploy(config, start)
+        front: Any = serve.get_deployment_handle(FRONT, APPLICATION)
+        print(f"listening on {front.address.remote().result(timeout_s=config.scale.start_seconds)}", flush=True)
+        while (received := _wait(signals)) == signal.SIGHUP:
+            _deploy_again(start)
+        log.info("%s", signal.Signals(received).name)
+        status = _down(signals)
     finally:
         if not address:
             serve.shutdown()
@@ -93,31 +107,39 @@ def _settle(config: ServerConfig, *, alone: bool) -> None:
             check_free(config.metrics)
 
 
-def _up(config: ServerConfig, words: Sequence[str], signals: queue.SimpleQueue[int]) -> str:
-    """Everything started; the address of a front. Raises what a replica could not start by."""
+def _deploy(config: ServerConfig, start: Start) -> None:
+    """Returns when everything is up as ``config`` says. Raises what a replica could not start by."""
     from ray import serve
 
-    from cloud_server.cluster.application import FRONT, Start, build
+    from cloud_server.cluster.application import build
 
-    serve.start(proxy_location="Disabled")  # Ray Serve's own proxies: docs/decisions/0015-ray-serve.md
+    serve.start(proxy_location="Disabled")  # Ray Serve's own proxies: docs/decisions/0016-ray-serve.md
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            serve.run(
-                build(config, Start(tuple(words), os.getcwd())), name=APPLICATION, route_prefix=None, blocking=False
-            )
+            serve.run(build(config, start), name=APPLICATION, route_prefix=None)
         except BaseException as error:
             failed.append(error)
 
-    # serve.run waits for replicas however long they take, and in this thread no signal would be heard.
+    # serve.run waits for replicas as long as they take; here it has a limit.
     running = threading.Thread(target=run, daemon=True)
     running.start()
     running.join(config.scale.start_seconds)
     if running.is_alive() or failed:
         raise _why(failed[0] if failed else None, config.scale.start_seconds)
-    front: Any = serve.get_deployment_handle(FRONT, APPLICATION)
-    return str(front.address.remote().result(timeout_s=config.scale.start_seconds))
+
+
+def _deploy_again(start: Start) -> None:
+    """A rolling update: replicas and fronts whose files have changed are replaced, one after the other."""
+    log.info("deploying again")
+    try:
+        config = start.read()
+        config.check_access()
+        _deploy(config, start)
+        log.info("deployed")
+    except IsthmusError as error:
+        log.error("%s: %s; what could not be replaced stays as it was", type(error).__name__, error)
 
 
 def _why(error: BaseException | None, seconds: float) -> IsthmusError:
@@ -154,7 +176,7 @@ def _wait(signals: queue.SimpleQueue[int]) -> int:
             said = status
 
 
-def _down(signals: queue.SimpleQueue[int], config: ServerConfig) -> int:
+def _down(signals: queue.SimpleQueue[int]) -> int:
     """Replicas and fronts drain; the exit status."""
     from ray import serve
 

@@ -18,10 +18,11 @@ from prometheus_client.process_collector import ProcessCollector
 from cloud_server.access import Register
 from cloud_server.cluster import metrics
 from cloud_server.cluster.census import Census, Finder
+from cloud_server.cluster.inference_relay import InferenceRelay
 from cloud_server.cluster.relay import Relay
 from cloud_server.config import ServerConfig
 from cloud_server.telemetry import MetricsPage, RequestCounts
-from cloud_server.transport import MAX_WAITING, SERVICE, Door, Listener
+from cloud_server.transport import INFERENCE, MAX_WAITING, SERVICE, Door, Listener
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.lifecycle import Lifecycle
 
@@ -43,7 +44,7 @@ class Front:
         self._draining = False
         self._closed = threading.Event()
         self._stack = ExitStack()
-        page = self._stack.enter_context(MetricsPage(config.metrics)) if config.metrics else None
+        page = self._stack.enter_context(MetricsPage(config.metrics, reuse_port=True)) if config.metrics else None
         self.metrics = page.address if page else ""
         """HOST:PORT of the metrics; empty = none."""
         tls = config.tls
@@ -54,7 +55,7 @@ class Front:
         self._listener = Listener(
             config.listen,
             self._door,
-            (SERVICE,),
+            (SERVICE, INFERENCE),
             min(MOST_THREADS, each * replicas + MAX_WAITING + SPARE_THREADS),
             limits.max_message_bytes,
             tls,
@@ -65,6 +66,10 @@ class Front:
         self._census = Census(finder, self._moved, self._able)
         self._relay = Relay(finder, self._census, self._door, limits)
         self._relay.add_to(self._listener.server)
+        health = self._listener.health
+        InferenceRelay(self._relay, finder, self._census, self._door, lambda: health.serving).add_to(
+            self._listener.server
+        )
         if page is not None:
             self._count(page)
 

@@ -10,8 +10,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from itertools import chain
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 TRIES: Final = 4
 """To find a replica that answers: Ray Serve may name one that has just died."""
 AGAIN_SECONDS: Final = 0.25
+SESSION, PROBE, LIST_MODELS = (f"/{SERVICE}/{name}" for name in ("Session", "Probe", "ListModels"))
 CONNECT_SECONDS: Final = 2.0
 DRAINING: Final = wire.draining().SerializeToString()
 
@@ -47,7 +48,9 @@ def key(caller: Caller, client_id: str) -> str:
 class Stay:
     """One stream that is handed on."""
 
-    def __init__(self, group: str, session: str, replica: str, call: Any) -> None:
+    def __init__(self, group: str, session: str, replica: str, call: Any, moves: bool) -> None:
+        self.moves = moves
+        """Whether its client can be told to go."""
         self.group = group
         self.session = session
         self.replica = replica
@@ -83,12 +86,9 @@ class Relay:
             first, hello = self._hello(incoming, context)
             group = self._census.group(caller, hello.model_id, hello.weights_hash)
             session = key(caller, hello.client_id)
-            with self._to(group, session) as (place, way):
-                frames = chain([first], _until_broken(incoming))
-                call = _method(way, "Session")(frames, metadata=stamp(caller, place.secret))
-                yield from self._stay(Stay(group, session, place.replica, call), context)
+            yield from self.hand_on(SESSION, group, session, caller, chain([first], _until_broken(incoming)), context)
         except IsthmusError as error:
-            self._door.refuse(f"/{SERVICE}/Session", context, error)
+            self._door.refuse(SESSION, context, error)
 
     def _hello(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> tuple[bytes, split_pb2.Hello]:
         """The first frame, as it came and read. Raises BadFrame, and what a waiting call is sent away with."""
@@ -106,6 +106,20 @@ class Relay:
         check_form(frame.hello)
         return first, frame.hello
 
+    def hand_on(
+        self,
+        method: str,
+        group: str,
+        session: str,
+        caller: Caller,
+        frames: Iterator[bytes],
+        context: grpc.ServicerContext,
+    ) -> Generator[bytes, None, None]:
+        """A call of any kind, for to the wire every call is one of streams. Raises what it is refused with here."""
+        with self.to(group, session) as (place, way):
+            call = way.stream_stream(method)(frames, metadata=stamp(caller, place.secret))
+            yield from self._stay(Stay(group, session, place.replica, call, method == SESSION), context)
+
     def _stay(self, stay: Stay, context: grpc.ServicerContext) -> Iterator[bytes]:
         """What the replica says, until either side ends it."""
         if not context.add_callback(stay.call.cancel):
@@ -116,7 +130,7 @@ class Relay:
         try:
             for data in stay.call:
                 yield data
-                if stay.leave and not stay.told:
+                if stay.leave and stay.moves and not stay.told:
                     stay.told = True
                     yield DRAINING
         except grpc.RpcError as error:
@@ -133,12 +147,10 @@ class Relay:
         """One stream of rounds: the way to a replica, which requests go, too."""
         try:
             caller = self._door.caller(context)
-            group = self._finder.groups[-1]
-            with self._to(group, caller.account) as (place, way):
-                call = _method(way, "Probe")(_until_broken(incoming), metadata=stamp(caller, place.secret))
-                yield from self._stay(Stay(group, "", place.replica, call), context)
+            frames = _until_broken(incoming)
+            yield from self.hand_on(PROBE, self._finder.groups[-1], caller.account, caller, frames, context)
         except IsthmusError as error:
-            self._door.refuse(f"/{SERVICE}/Probe", context, error)
+            self._door.refuse(PROBE, context, error)
 
     # Single messages
 
@@ -150,48 +162,55 @@ class Relay:
         try:
             caller = self._door.caller(context)
             for group in self._finder.groups:
-                with self._to(group, caller.account) as (place, way):
-                    found = _method(way, "ListModels")(
+                with self.to(group, caller.account) as (place, way):
+                    found = way.unary_unary(LIST_MODELS)(
                         request.SerializeToString(), metadata=stamp(caller, place.secret), timeout=CONNECT_SECONDS
                     )
                 reply.models.extend(split_pb2.ListModelsReply.FromString(found).models)
         except grpc.RpcError as error:
-            self._door.refuse(f"/{SERVICE}/ListModels", context, ServerUnavailable(f"a replica: {_words(error)}"))
+            self._door.refuse(LIST_MODELS, context, ServerUnavailable(f"a replica: {_words(error)}"))
         except IsthmusError as error:
-            self._door.refuse(f"/{SERVICE}/ListModels", context, error)
+            self._door.refuse(LIST_MODELS, context, error)
         return reply
 
-    def one_message(self, name: str, request: Message, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def one_message(self, method: str, request: Message, context: grpc.ServicerContext) -> Generator[bytes, None, None]:
         """A call of one message that names a model: what comes back, one or many."""
         try:
             caller = self._door.caller(context)
             wanted: Any = request
             group = self._census.group(caller, getattr(wanted, "model_id", ""), getattr(wanted, "weights_hash", ""))
-            with self._to(group, caller.account) as (place, way):
-                call = _method(way, name)(request.SerializeToString(), metadata=stamp(caller, place.secret))
-                yield from self._stay(Stay(group, "", place.replica, call), context)
+            frames = iter([request.SerializeToString()])
+            yield from self.hand_on(method, group, caller.account, caller, frames, context)
         except IsthmusError as error:
-            self._door.refuse(f"/{SERVICE}/{name}", context, error)
+            self._door.refuse(method, context, error)
 
     @contextmanager
-    def _to(self, group: str, session: str) -> Iterator[tuple[Place, grpc.Channel]]:
-        """The replica where ``session`` belongs, and a channel to it that is up. Raises ServerUnavailable."""
+    def to(self, group: str, session: str) -> Iterator[tuple[Place, Any]]:
+        """The replica where ``session`` belongs, or another if it cannot be reached, and a channel to it that is up.
+
+        Raises ServerUnavailable.
+        """
+        error = ServerUnavailable(f"no replica of {group} can be reached; it is being replaced: try again later")
         for tried in range(TRIES):
             if tried:
                 time.sleep(AGAIN_SECONDS)
-            place = self._finder.find(group, session)
+            try:
+                place = self._finder.find(group, f"{session}#{tried}" if tried % 2 else session)
+            except ServerUnavailable as silent:
+                error = silent
+                continue
             with channel(place) as way:
                 if _is_up(way):
                     yield place, way
                     return
-        raise ServerUnavailable(f"no replica of {group} can be reached; it is being replaced: try again later")
+        raise error
 
     # Moving
 
     def rebalance(self) -> None:
         """Replicas have come or gone: who belongs elsewhere now is told to go, and comes back there."""
         with self._lock:
-            stays = [one for one in self._stays if one.session and not one.leave]
+            stays = [one for one in self._stays if one.moves and not one.leave]
         for stay in stays:
             try:
                 stay.leave = self._finder.find(stay.group, stay.session).replica != stay.replica
@@ -242,13 +261,13 @@ class Relay:
         server.add_registered_method_handlers(SERVICE, handlers)
 
     def _handler(self, name: str, method: Any) -> grpc.RpcMethodHandler[Any, Any]:
-        read = getattr(split_pb2, method.input_type.name).FromString
+        read, path = getattr(split_pb2, method.input_type.name).FromString, f"/{SERVICE}/{name}"
         if method.server_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                lambda request, context: self.one_message(name, request, context), request_deserializer=read
+                lambda request, context: self.one_message(path, request, context), request_deserializer=read
             )
         return grpc.unary_unary_rpc_method_handler(
-            lambda request, context: next(self.one_message(name, request, context)), request_deserializer=read
+            lambda request, context: only(self.one_message(path, request, context)), request_deserializer=read
         )
 
 
@@ -262,13 +281,10 @@ def _until_broken(incoming: Iterator[bytes]) -> Iterator[bytes]:
         log.debug("a stream broke: %s", error)
 
 
-def _method(way: grpc.Channel, name: str) -> Any:
-    """The method of a replica, which takes and gives bytes; an answer of one message is an iterator, too."""
-    method = _METHODS[name]
-    if name == "ListModels":
-        return way.unary_unary(f"/{SERVICE}/{name}")
-    kind = "stream_stream" if method.client_streaming else "unary_stream"
-    return getattr(way, kind)(f"/{SERVICE}/{name}")
+def only(answers: Generator[bytes, None, None]) -> bytes:
+    """The one message that comes back; the call is over with it."""
+    with closing(answers):
+        return next(answers)
 
 
 def _is_up(way: grpc.Channel) -> bool:

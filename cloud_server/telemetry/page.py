@@ -34,10 +34,11 @@ class MetricsPage:
     Use as a context manager.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, reuse_port: bool = False) -> None:
+        """``reuse_port``: others may answer there, too, who say the same."""
         host, _, port = address.rpartition(":")
         try:
-            self._server = _Server(host.strip("[]"), int(port))
+            self._server = _Server(host.strip("[]"), int(port), reuse_port)
         except OSError as error:
             raise SpecError(f"metrics: {address} cannot be used: {error.strerror or error}") from error
         self.address = f"{host}:{self._server.server_port}"
@@ -63,13 +64,16 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     registry: CollectorRegistry | None = None
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, reuse_port: bool) -> None:
+        self._reuse_port = reuse_port
         self._places = threading.BoundedSemaphore(MAX_READERS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
         """As the base class, without its look-up of the host's name, which may wait for a name server."""
+        if self._reuse_port:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.socket.getsockname()[1]
 

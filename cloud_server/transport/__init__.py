@@ -14,13 +14,15 @@ rest       the same protocol by HTTP
 May import core, inference, access, streams, models, wire, limits.
 """
 
-from cloud_server.transport.door import MAX_WAITING, SERVICE, Door
+from cloud_server.transport.door import INFER, INFERENCE, MAX_WAITING, SERVICE, Door
 from cloud_server.transport.listener import Listener
 from cloud_server.transport.port import check_free
 from cloud_server.transport.server import CloudServer
 from cloud_server.transport.waiting import WaitingCalls
 
 __all__ = [
+    "INFER",
+    "INFERENCE",
     "MAX_WAITING",
     "SERVICE",
     "CloudServer",

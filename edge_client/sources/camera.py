@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 SCHEMES: Final[Mapping[str, str]] = {
     "rtsp": "rtsp,rtp,tcp,udp",
     "rtsps": "rtsp,rtp,tcp,tls",
-    "http": "http,tcp",
-    "https": "https,http,tls,tcp",
+    "http": "http,https,tls,tcp",
+    "https": "https,tls,tcp",
     "tcp": "tcp",
     "udp": "udp",
 }
@@ -78,8 +78,8 @@ def camera(
 
 
 def is_camera(text: str) -> bool:
-    """Whether a word names a camera, good or bad: an address, or something under /dev/video."""
-    return "://" in text or text.startswith(("/dev/video", "/dev/v4l/"))
+    """Whether a word names a camera, good or bad: an address, or a device, by whatever name."""
+    return "://" in text or text.startswith(("/dev/video", "/dev/v4l/")) or Path(text).is_char_device()
 
 
 def without_password(address: str) -> str:

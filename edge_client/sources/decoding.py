@@ -55,7 +55,10 @@ def opened(
             raise InputMismatch(f"{name} holds no video")
         stream = container.streams.video[0]
         context = stream.codec_context
-        context.options = {"max_pixels": str(MAX_PIXELS)}
+        if context.width * context.height > MAX_PIXELS:
+            size = f"{context.width} x {context.height}"
+            raise InputMismatch(f"{name} has pictures of {size} pixels; at most {MAX_PIXELS} are taken")
+        context.options = {"max_pixels": str(MAX_PIXELS)}  # should it change on the way
         if quick:
             context.thread_type = "SLICE"
             context.options = {**context.options, "flags": "+low_delay"}
@@ -69,7 +72,7 @@ def told(name: str, timeout: float | None = None, *, opening: bool = False) -> I
     """What PyAV raises, as InputMismatch about ``name``. FFmpeg's own words may hold a password, so only its reason is
     told.
     """
-    from av.error import ArgumentError, ExitError, FFmpegError, InvalidDataError
+    from av.error import ExitError, FFmpegError, InvalidDataError
 
     began = time.monotonic()
     try:
@@ -77,7 +80,7 @@ def told(name: str, timeout: float | None = None, *, opening: bool = False) -> I
     except FFmpegError as error:
         error.__traceback__ = None  # it holds packets, which may be memory of a device that is closed before them
         reason = f"{error.strerror}" + _HINTS.get(error.errno or 0, "")
-        if isinstance(error, (ExitError, InvalidDataError, ArgumentError)):
+        if isinstance(error, (ExitError, InvalidDataError)) or error.errno == errno.EINVAL:
             # Some of FFmpeg's readers call it bad data when the timeout ends them.
             late = opening and timeout is not None and time.monotonic() - began >= timeout
             if late or isinstance(error, ExitError):

@@ -48,7 +48,7 @@ def main() -> int:
                 found = cell(edge, model, address)
                 print(found.error or f"{found.answered} of {found.cuts - found.refused}; {found.apart:.1e}", flush=True)
                 cells = [one for one in cells if (one.edge, one.model) != (edge.name, model)] + [found]
-            _keep(options.json, about, cells)
+                _keep(options.json, about, cells)
     print("\n" + as_text(about, cells))
     return 0 if all(one.ok for one in cells) else 1
 

@@ -8,9 +8,11 @@ import time
 import urllib.request
 from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cloud_server.access import Caller, Policy
@@ -27,10 +29,13 @@ from edge_client.transport.connection import Connection
 from edge_client.transport.exchange import Exchange, Outgoing
 from edge_client.transport.options import ConnectionOptions
 from edge_client.transport.times import Stamps
+from protos.inference import inference_pb2 as pb
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks.errors import Disagreement, IsthmusError, NotAuthenticated, UnknownModel
 from tests.cloud_server.cluster.fake_cluster import Cluster, cluster, kill
 from tests.cloud_server.fakes import FakeEngine, GrpcClient, hello, make_crossing
+from tests.cloud_server.inference.served import asked, engine, outputs
+from tests.cloud_server.real import Residual
 from tests.waiting import PATIENCE, eventually
 
 TOKEN = new_token()
@@ -243,3 +248,26 @@ def test_one_page_has_the_metrics_of_all_replicas() -> None:
     assert sorted(line.rpartition(" ")[2] for line in lines) == ["0.0", "1.0"]
     assert all('model="fake",replica="fake#' in line for line in lines)
     assert text.count("# TYPE isthmus_request_success_total") == 1 and 'replica="front-' in text
+
+
+def test_the_open_inference_protocol_is_handed_on_too() -> None:
+    model, x = Residual().eval(), torch.arange(16.0).reshape(2, 8)
+    with torch.no_grad():
+        wanted = model(x)
+    with cluster({"residual": [engine()], "fake": [FakeEngine()]}) as there, there.channel() as channel:
+
+        def call(name: str, message: Any = None) -> bytes:
+            data = (message or getattr(pb, f"{name}Request")()).SerializeToString()
+            found: bytes = channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(data, timeout=PATIENCE)
+            return found
+
+        found = outputs(pb.ModelInferResponse.FromString(call("ModelInfer", asked(x))))
+        assert all(torch.equal(found[name], value) for name, value in wanted.items())
+        index = pb.RepositoryIndexResponse.FromString(call("RepositoryIndex"))
+        assert sorted(one.name for one in index.models) == ["fake", "residual"]
+        metadata = pb.ModelMetadataResponse.FromString(call("ModelMetadata", pb.ModelMetadataRequest(name="residual")))
+        assert metadata.name == "residual" and len(metadata.outputs) == 2
+        assert pb.ServerReadyResponse.FromString(call("ServerReady")).ready
+        with pytest.raises(grpc.RpcError) as error:
+            call("ModelReady", pb.ModelReadyRequest(name="nobody"))
+        assert error.value.code() is grpc.StatusCode.NOT_FOUND

@@ -17,6 +17,7 @@ from protos.chunks import cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.lifecycle.log import Log
+from shared_hooks.modules.manifest import encode
 from tests.cloud_server.fakes import CoreClient
 from tests.cloud_server.processes import deadly
 from tests.cloud_server.processes.conftest import SAMPLE, core_on
@@ -105,6 +106,19 @@ def test_observers_look_in_the_worker(client: CoreClient, edge: WrappedModel) ->
     ask(client, 2, edge.forward(torch.randn(2, 8), end="second"))
     reply = client.answer(2).reply
     assert reply is not None and not reply.observations
+
+
+def test_a_worker_tells_what_the_digests_are_made_of(core: Core, edge: WrappedModel) -> None:
+    """Its model has a plan by its example, as a client's; beyond the operations both have the same facts."""
+    client = CoreClient(core, greet=False)
+    hello = greet(edge, "deadly")
+    hello.hello.weights_hash = "another"
+    other = {**edge.manifest(), ("set", "first", "scale"): "3"}
+    hello.hello.manifest = encode(other)
+    client.send(hello)
+    eventually(lambda: client.session._error)
+    assert str(client.session._error).count("first: scale: client 3, server has none") == 1
+    assert "weights" not in str(client.session._error), "the facts stand in place of the digests"
 
 
 def test_a_profile_with_progress_and_one_that_nobody_waits_for(

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,14 @@ import pytest
 from edge_client.__main__ import main
 from edge_client.commands import report as reporting
 from edge_client.commands.outcome import Outcome
-from edge_client.model_choice import ModelChoice
-from edge_client.process.local_server import local_server
-from shared_hooks.models import FrameId
+from shared_hooks.models import FrameId, load_spec
+from tests.edge_client import fake_server as fake
 from tests.edge_client.commands.test_commands import Captured, complaint
+from tests.edge_client.fake_server import FakeServer
 from tests.edge_client.sources.streams import make_video, streaming
 
 ROOT = Path(__file__).parents[3]
 HERE = ["run", "--split", "edge-only", "--threads", "1", "--no-progress"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with local_server(ModelChoice("digits", threads=1)) as address:
-        yield address
 
 
 @pytest.fixture
@@ -37,12 +30,11 @@ def clip(tmp_path: Path) -> Path:
     return make_video(tmp_path / "clip.mp4", frames=12)
 
 
-def test_a_video_through_a_cut_is_answered_frame_by_frame(
-    clip: Path, server: str, tmp_path: Path, capsys: Captured
-) -> None:
+def test_a_video_through_a_cut_is_answered_frame_by_frame(clip: Path, tmp_path: Path, capsys: Captured) -> None:
     there = tmp_path / "there.json"
-    split = ["run", "--server", server, "--split", "stage2.0.conv1", "--threads", "1", "--no-progress"]
-    assert main([*split, "--input", str(clip), "--json", str(there)]) == 0
+    with FakeServer(fake.tails(load_spec("digits").load_model("cpu"))) as server:
+        split = ["run", "--server", server.address, "--split", "stage2.0.conv1", "--threads", "1", "--no-progress"]
+        assert main([*split, "--input", str(clip), "--json", str(there)]) == 0
     out = capsys.readouterr().out
     assert f"{clip}: 12 taken, 0 dropped, 12 answered, " in out and "clip.mp4#11" in out and "frames/s" in out
     assert main([*HERE, "--input", str(clip), "--json", "-"]) == 0
@@ -70,9 +62,9 @@ def test_a_camera_that_dies_is_one_line_after_all_answers(capsys: Captured) -> N
     assert known["source"]["taken"] == known["answered"] > 0 and "secret" not in out + err
 
 
-def test_auto_takes_frames(clip: Path, server: str, capsys: Captured) -> None:
-    words = ["run", "--server", server, "--split", "auto", "--profile-seconds", "0.2", "--threads", "1"]
-    assert main([*words, "--input", str(clip), "--no-progress", "--json", "-"]) == 0
+def test_auto_takes_frames(clip: Path, capsys: Captured) -> None:
+    words = ["run", "--server", "127.0.0.1:1", "--split", "auto", "--profile-seconds", "0.2", "--threads", "1"]
+    assert main([*words, "--patience", "0.2", "--input", str(clip), "--no-progress", "--json", "-"]) == 0
     known = json.loads(capsys.readouterr().out)
     assert known["answered"] == 12
     assert not {one["candidate"] for one in known["decisions"] if "candidate" in one} & {"cloud-only-file"}
@@ -99,6 +91,13 @@ def test_wrong_words_are_one_line(words: list[str], told: str, clip: Path, capsy
     places = {"CLIP": str(clip), "BROKEN": str(clip.parent / "broken.mp4")}
     assert main([*HERE, *(places.get(word, word) for word in words)]) == 2
     assert told in complaint(capsys)
+
+
+@pytest.mark.parametrize("word", ["CLIP", "rtsp://me:secret@127.0.0.1:1/"])
+def test_other_commands_say_that_they_take_files(word: str, clip: Path, capsys: Captured) -> None:
+    assert main(["layers", "--input", word.replace("CLIP", str(clip))]) == 2
+    told = complaint(capsys)
+    assert "videos and cameras are inputs of run" in told and "secret" not in told
 
 
 def test_ctrl_c_tells_what_was_answered(tmp_path: Path) -> None:
