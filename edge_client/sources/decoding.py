@@ -97,6 +97,7 @@ def told(name: str, timeout: float | None = None, *, opening: bool = False) -> I
 _HINTS: Final = {
     errno.EACCES: "; on most systems the group video may read cameras",
     errno.EBUSY: "; another program holds it",
+    errno.EIO: "; there may be no such host, or no way to it",
 }
 
 

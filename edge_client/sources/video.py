@@ -44,6 +44,8 @@ class Video(Source):
         if not path.exists():
             siblings = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
             raise InputMismatch(f"no such input: {path}.{near(path.name, siblings)}")
+        if not path.is_file():
+            raise InputMismatch(f"{path} is no file")
         extras.check(str(path))
         self._truth = truth_of(path)
         with closing(self._items()) as frames:
