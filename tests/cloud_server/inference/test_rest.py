@@ -295,13 +295,17 @@ def test_a_rolling_update() -> None:
         assert old.rest is not None
         with serving(engine(), rest=f"127.0.0.1:{old.rest.port}", reuse_port=True) as new:
             assert new.rest is not None and new.rest.port == old.rest.port
-            kept = http.client.HTTPConnection("127.0.0.1", old.rest.port, timeout=PATIENCE)
-            kept.request("GET", "/v2/health/live")
-            assert kept.getresponse().read()
+            eventually(lambda: ask(old, "/v2/health/live")[0] == 200)
             old.drain()
-            eventually(lambda: all(ask(new, "/v2/health/ready")[0] == 200 for _ in range(8)))
+
+            def settled() -> bool:
+                try:
+                    return all(ask(new, "/v2/health/ready")[0] == 200 for _ in range(8))
+                except ConnectionError:  # it was about to be taken by the one that goes
+                    return False
+
+            eventually(settled)
             same(ask(new, INFER, GOOD), ONES)
-            kept.close()
 
 
 def test_tls_and_certificates(tmp_path: Path) -> None:
