@@ -1,4 +1,4 @@
-"""Ray Serve's own gRPC proxy with our service, as it was tried (docs/decisions/0015-ray-serve.md): a server's process.
+"""Ray Serve's own gRPC proxy with our service, as it was tried (docs/decisions/0016-ray-serve.md): a server's process.
 
     python -m studies.ray.proxy SPEC PORT
 
