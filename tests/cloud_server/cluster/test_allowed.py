@@ -18,6 +18,7 @@ from cloud_server.limits import GIB, Limits
 from cloud_server.scale import Scale
 from shared_hooks.errors import SpecError
 from shared_hooks.models import load_spec
+from tests.ports import free_port
 
 DIGITS = ModelEntry(load_spec("digits"))
 
@@ -115,6 +116,17 @@ def test_without_ray_one_line_names_the_extra(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert cli.main(["--on", "ray", "--listen", "127.0.0.1:0"]) == cli.USAGE
     assert capsys.readouterr().err == 'cloud-server: --on ray needs Ray Serve: pip install "isthmus[ray]"\n'
+
+
+def test_a_cluster_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port()}")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # restored
+    monkeypatch.setenv("RAY_SERVE_LOG_TO_STDERR", "0")
+    assert cli.main(["--on", "ray", "--listen", "127.0.0.1:0"]) == cli.USAGE
+    assert "no cluster is there" in capsys.readouterr().err
 
 
 class Context:
