@@ -10,6 +10,7 @@
 #   RAY_FLAGS=      for Ray Serve, e.g. "--cases killed --times 5 --json ray.json"
 #   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
 #   CAMERA_FLAGS=   for the cameras, e.g. "--kernel linux-image-...-amd64.deb --json cameras.json"
+#   FOOTPRINT_FLAGS=  for what an edge takes, e.g. "imports --tries 9 --json docs/results/footprint.json"
 #   MATRIX_FLAGS=   for the matrix, e.g. "--json docs/results/matrix.json pi='ssh pi python3'"
 #   DOORS_FLAGS=    for the doors, e.g. "--json docs/results/doors.json"
 #   WHEEL_FLAGS=    for the wheel, e.g. "--python python3.10 --python python3.13"
@@ -38,11 +39,12 @@ DOORS_FLAGS ?=
 WHEEL_FLAGS ?=
 RAY_FLAGS ?=
 CAMERA_FLAGS ?=
+FOOTPRINT_FLAGS ?=
 MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak ray cameras matrix doors wheel experiments library protos clean
+.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak ray cameras matrix footprint doors wheel experiments library protos clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -54,6 +56,7 @@ help:
 	@echo "make chaos   servers, clients and the path between them killed, cut and stopped: a table, what was lost"
 	@echo "make attacks hostile requests against a server, for a long time: a table and JSON"
 	@echo "make siege   one hostile client beside three honest ones, in every way we know: a table"
+	@echo "make footprint  what an edge and a server take: imports, installed size, memory with the head's weights alone"
 	@echo "make matrix  edges with other releases of torch and processors (MATRIX_FLAGS) against this server: a table"
 	@echo "make soak    100,000 requests and 1,000 reconnects: does anything grow?"
 	@echo "make doors   tritonclient, curl, Prometheus and OpenTelemetry against a server, each for real"
@@ -107,6 +110,9 @@ ray: $(DEV)
 
 cameras: $(DEV)
 	$(PY) -m studies.cameras $(CAMERA_FLAGS)
+
+footprint: $(DEV)
+	$(PY) -m studies.footprint $(FOOTPRINT_FLAGS)
 
 matrix: $(DEV)
 	$(PY) -m studies.matrix $(MATRIX_FLAGS)

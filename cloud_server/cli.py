@@ -74,7 +74,8 @@ def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
 
 
 def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: MetricsPage | None) -> int:
-    check_free(config.listen, config.reuse_port)
+    for address in filter(None, (config.listen, config.rest)):
+        check_free(address, config.reuse_port)
     device = pick_device(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:

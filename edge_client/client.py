@@ -331,7 +331,8 @@ class EdgeClient:
         An input is a `Call`, a tuple of positional arguments, a dictionary of keyword arguments, or the only argument.
         With ``prepare`` it may be anything, and ``prepare(input)`` gives ``(args, kwargs)`` (its time and errors belong
         to that input). With "cloud-only-file" it is an `InputItem` or a path, and the server prepares it. Heads run
-        in the caller's thread, between two answers.
+        in the caller's thread, between two answers. A live source (`edge_client.sources`) is asked for a frame when
+        there is a place for it, and answers do not wait for its next one.
 
         ``failures="raise"`` ends the iteration with the first failure, at its place in the order; "return" yields a
         `Failure` there and continues. Errors of the connection (`CONNECTION_ERRORS`) always end it. Leaving the

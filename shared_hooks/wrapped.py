@@ -423,11 +423,14 @@ class WrappedModel:
     @contextmanager
     def _looked_at(self) -> Iterator[None]:
         """Around what reads all weights."""
+        if self._loads is None:
+            yield
+            return
+        self._loads.before_reading()
         try:
             yield
         finally:
-            if self._loads is not None:
-                self._loads.release()
+            self._loads.release()
 
     def environment(self) -> dict[str, str]:
         """What else must be the same on both sides: settings that change kernels, the model's configuration and

@@ -39,9 +39,11 @@ SPARE_SECONDS: Final = 15.0
 """Beyond the drain, until Ray Serve ends what does not end by itself."""
 CALLS: Final = 1000
 """Questions that a replica answers at a time: where it is, and how it stands."""
+SURGE_PERCENT: Final = 20
+"""Of all replicas: so many new ones, one at least, are up before as many old ones drain. A GPU is seldom to spare."""
 QUIET: Final = {"enable_access_log": False}
 """Ray Serve would write a line for every question to a replica."""
-CHECK_SECONDS: Final = 2.0
+CHECK_SECONDS: Final = 1.0
 """Between two looks of Ray Serve's at a replica."""
 
 
@@ -167,6 +169,7 @@ def build(config: ServerConfig, start: Start) -> serve.Application:
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         graceful_shutdown_timeout_s=wait,
         graceful_shutdown_wait_loop_s=0.5,
+        max_surge_percent=0 if scale.gpus else SURGE_PERCENT,
         health_check_period_s=CHECK_SECONDS,
         max_constructor_retry_count=3,
     )
@@ -181,6 +184,7 @@ def build(config: ServerConfig, start: Start) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=wait,
         graceful_shutdown_wait_loop_s=0.5,
+        max_surge_percent=SURGE_PERCENT,
         health_check_period_s=CHECK_SECONDS,
         max_constructor_retry_count=3,
     )

@@ -11,6 +11,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ APPLICATION: Final = "isthmus"
 MISSING: Final = '--on ray needs Ray Serve: pip install "isthmus[ray]"'
 OBJECT_STORE_BYTES: Final = 80 << 20
 """What Ray takes for its objects; nothing of a request is one. Ray wants no less than 75 MiB."""
+ANSWER_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 2.0
 _REASON: Final = re.compile(r"^(?:ray\.exceptions\.\w+: )?(?:\w+\.)*errors\.(\w+): (.+)$", re.MULTILINE)
 """An error of ours as a traceback's last line."""
@@ -62,7 +64,7 @@ def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
         else:
             ray.init(
                 address="local",
-                num_cpus=math.ceil(config.scale.cpus * config.scale.max_replicas * len(config.models)) + 1,
+                num_cpus=_cpus(config),
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 namespace=APPLICATION,
@@ -89,22 +91,46 @@ def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
     return status
 
 
+def _check_answers(address: str) -> None:
+    """Raises SpecError where nobody listens at ``HOST:PORT``, for which Ray would wait many minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not (host and port.isdigit()):
+        return  # Ray's other ways to say where
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise SpecError(
+            f"RAY_ADDRESS={address}: no cluster is there ({error}); `ray start --head` starts one"
+        ) from None
+
+
+def _cpus(config: ServerConfig) -> int:
+    """For all replicas there may be, during an update, too. Nothing holds Ray to what the machine has."""
+    most = config.scale.max_replicas
+    return math.ceil(config.scale.cpus * len(config.models) * (most + math.ceil(most / 5))) + 1
+
+
 def _settle(config: ServerConfig, *, alone: bool) -> None:
     """What Ray reads of the environment, and is there before Ray is loaded. Raises SpecError."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled" and not config.insecure:
         raise SpecError(
-            "RAY_AUTH_MODE=disabled: whoever reaches a port of Ray's runs code here, and replicas listen on every "
-            "address for Ray. Leave it out (Ray then asks for a token), or say --insecure"
+            "RAY_AUTH_MODE=disabled: whoever reaches a port of Ray's runs code here. Leave it out (Ray then asks for a "
+            "token), or say --insecure if everybody on that network is trusted"
         )
     # Ray Serve's own log is in files (/tmp/ray/session_latest/logs/serve); ours is on standard error as ever.
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-    if alone:
+    if not alone:
+        _check_answers(os.environ["RAY_ADDRESS"])
+    else:
         # Ray's name for "one machine, nothing but loopback", which it takes on every system.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         check_free(config.listen)
         if config.metrics:
-            check_free(config.metrics)
+            try:
+                check_free(config.metrics)
+            except SpecError as error:
+                raise SpecError(str(error).replace("listen:", "metrics:", 1)) from error
 
 
 def _deploy(config: ServerConfig, start: Start) -> None:

@@ -7,6 +7,7 @@ then on it is a request like any other: it speaks the native protocol's frames, 
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 MOST_MS = 2**32 - 1
 INLINE_BYTES = 64 << 10
+_SECRET = secrets.token_hex(8)
 _ids = itertools.count(1)
 
 
@@ -40,8 +42,8 @@ class Asking:
         self._session = core.open(caller, brief=True)
         self._session.on_drop = on_drop
         self._id = next(_ids)
-        # one connection is one client, as natively
-        self._client = f"inference {caller.peer}"
+        # one connection is one client, as natively, by a name that nobody else of its account can say
+        self._client = f"inference {caller.peer} {_SECRET}"
         self._frames = self._session.frames()
         self._answered = False
 

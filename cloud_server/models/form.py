@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ def form_of(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[st
         shapes, outputs = _tried(model, structure, tensors)
     except (CutRefused, InputMismatch) as error:
         return {"refused": str(error)}
+    except Exception as error:  # a model's own code may raise anything; who brings a plan is served none the less
+        return {"refused": f"it fails on its example, beside its plan: {type(error).__name__}: {error}"}
     named = [name for name, node in names.items() if node[0] == "t"]
     inputs = [[name, dtype_name(one.dtype), shape] for name, one, shape in zip(named, tensors, shapes, strict=True)]
     return {"inputs": inputs, "outputs": outputs, "cut": crossing.to_bytes().decode()}
@@ -85,7 +88,7 @@ def _tried(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) 
     """The inputs' shapes, and the outputs' names, dtypes and shapes, with -1 where a size was seen to be free."""
     began, state = time.monotonic(), PythonState(model)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with _buffers_kept(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs, results = _run(model, structure, tensors)
             shapes, given = [list(one.shape) for one in tensors], [list(one.shape) for one in results]
             for dim, size in sorted({(dim, size) for one in tensors for dim, size in enumerate(one.shape) if size}):
@@ -111,6 +114,19 @@ def _tried(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) 
         state.restore()
     named = [(name, node[1]) for name, node in leaves(outputs) if node[0] == "t"]
     return shapes, [[name, dtype_name(results[n].dtype), given[n]] for name, n in named]
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """What the model writes to its own memory is put back: the other side did not run it so often."""
+    before = [(one, one._version, one.detach().clone()) for one in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for one, version, kept in before:
+                if one._version != version:
+                    one.copy_(kept)
 
 
 def _run(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) -> tuple[Structure, list[torch.Tensor]]:

@@ -69,7 +69,7 @@ class CloudServer:
         InferenceServicer(self.inference, door).add_to(self._listener.server)
         SplitServicer(core, door).add_to(self._listener.server)
         self.port = self._listener.port
-        self.rest = RestServer(self.inference, register, rest, tls) if rest else None
+        self.rest = RestServer(self.inference, register, rest, tls, reuse_port) if rest else None
 
     def start(self) -> None:
         self._listener.start()
@@ -85,6 +85,8 @@ class CloudServer:
         self._listener.unwell()
         if self._reuse_port:  # before clients are told: whoever comes back is to find the other server
             self._listener.server.stop(self.core.limits.drain_seconds + CLOSING_SECONDS)
+        if self.rest is not None:
+            self.rest.drain()
         self.core.drain()
 
     def stop(self, grace: float | None = None) -> None:

@@ -34,6 +34,8 @@ class Totals:
     correct: int = 0
     fallen: int = 0
     """Answered on the edge, for the server did not."""
+    why_fallen: str = ""
+    """The last time."""
     bytes_up: int = 0
     bytes_down: int = 0
     measured_ns: int = 0
@@ -60,6 +62,7 @@ class Totals:
             self.with_truth += 1
             self.correct += outcome.correct
         self.fallen += bool(answer.fallback)
+        self.why_fallen = answer.fallback or self.why_fallen
         self.bytes_up += answer.bytes_up
         self.bytes_down += answer.bytes_down
         self.measured_ns += outcome.measured_ns
@@ -225,11 +228,11 @@ class Report:
             where = ", ".join(f"{cut}{f': {count} inputs' if many else ''}" for cut, count in totals.cuts.items())
             up, down = totals.bytes_up / totals.answered, totals.bytes_down / totals.answered
             lines.append(f"cut {where}; per input {size(round(up))} up, {size(round(down))} down")
-        if fallen := [one.fallback for one in self._answers if one.fallback]:
-            lines.append(f"{totals.fallen} answered on the edge, for the server did not: {one_line(fallen[-1])}")
+        if totals.fallen:
+            lines.append(f"{totals.fallen} answered on the edge, for the server did not: {one_line(totals.why_fallen)}")
         if self._witness:
             lines += witnesses.summary(self._witnessed, self.refused)
-        if self.unlike and any(one.split != EDGE_ONLY for one in self._answers):
+        if self.unlike and any(name != EDGE_ONLY for _, name in totals.layers):
             lines.append(
                 f"the last bits are not promised between these machines: {printable('; '.join(self.unlike))} "
                 "(edge-client verify --server tells how far they are apart)"

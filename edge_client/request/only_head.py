@@ -37,7 +37,7 @@ class OnlyHead(Loads):
         loaded, total = self.weights.loaded / 2**20, self.weights.total / 2**20
         return f"{loaded:.1f} of {total:.1f} MiB of the weights are in memory"
 
-    def before_plan(self) -> None:
+    def before_reading(self) -> None:
         self.weights.check()
 
     def after_plan(self, plan: Plan | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 import stat
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 SCHEMES: Final[Mapping[str, str]] = {
     "rtsp": "rtsp,rtp,tcp,udp",
     "rtsps": "rtsp,rtp,tcp,tls",
-    "http": "http,tcp",
-    "https": "https,http,tls,tcp",
+    "http": "http,https,tls,tcp",
+    "https": "https,tls,tcp",
     "tcp": "tcp",
     "udp": "udp",
 }
@@ -78,8 +79,8 @@ def camera(
 
 
 def is_camera(text: str) -> bool:
-    """Whether a word names a camera, good or bad: an address, or something under /dev/video."""
-    return "://" in text or text.startswith(("/dev/video", "/dev/v4l/"))
+    """Whether a word names a camera, good or bad: an address, or a device, by whatever name."""
+    return "://" in text or text.startswith(("/dev/video", "/dev/v4l/")) or Path(text).is_char_device()
 
 
 def without_password(address: str) -> str:
@@ -87,17 +88,19 @@ def without_password(address: str) -> str:
     if "://" not in address:
         return address
     scheme, _, rest = address.partition("://")
-    rest, question, _ = rest.partition("?")
-    place, slash, path = rest.partition("/")
-    login, at, host = place.rpartition("@")
+    place = re.split("[/?#]", rest, maxsplit=1)[0]
+    login, at, _ = (place if "@" in place else rest).rpartition("@")  # a password may hold what ends a host
     user, colon, _ = login.partition(":")
-    return f"{scheme}://{user}{':***' if colon else ''}{at}{host}{slash}{path}{'?...' if question else ''}"
+    where, question, _ = rest[len(login) + len(at) :].partition("?")
+    return f"{scheme}://{user}{':***' if colon else ''}{at}{where}{'?...' if question else ''}"
 
 
 def _frames(text: str, name: str, options: Mapping[str, str], timeout: float) -> Iterator[Pixels]:
     """In the reading thread. Ends by an error only: cameras have no end."""
-    scheme, address, _ = text.lower().partition("://")
+    scheme, address, rest = text.partition("://")
+    scheme = scheme.lower()
     if address:
+        text = f"{scheme}://{rest}"  # FFmpeg knows them in lower case
         options = {"fflags": "nobuffer"}
     if scheme.startswith("rtsp"):
         options = {**options, "rtsp_transport": "tcp"}  # through any firewall, and nothing is lost on the way
@@ -147,11 +150,11 @@ def _check_address(text: str) -> None:
         raise InputMismatch(f"{name}: {scheme}:// is not taken; take {', '.join(f'{one}://' for one in SCHEMES)}")
     try:
         parts = urlsplit(text)
-        good = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        good = bool(parts.hostname) and (scheme not in ("tcp", "udp") if parts.port is None else parts.port > 0)
     except ValueError:
         good = False
     if not good:
-        raise InputMismatch(f"{name}: no host in it, or no such port")
+        raise InputMismatch(f"{name}: no host in it, or no port that there is")
 
 
 def _check_device(text: str) -> None:

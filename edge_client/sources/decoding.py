@@ -55,7 +55,10 @@ def opened(
             raise InputMismatch(f"{name} holds no video")
         stream = container.streams.video[0]
         context = stream.codec_context
-        context.options = {"max_pixels": str(MAX_PIXELS)}
+        if context.width * context.height > MAX_PIXELS:
+            size = f"{context.width} x {context.height}"
+            raise InputMismatch(f"{name} has pictures of {size} pixels; at most {MAX_PIXELS} are taken")
+        context.options = {"max_pixels": str(MAX_PIXELS)}  # should it change on the way
         if quick:
             context.thread_type = "SLICE"
             context.options = {**context.options, "flags": "+low_delay"}
@@ -94,6 +97,7 @@ def told(name: str, timeout: float | None = None, *, opening: bool = False) -> I
 _HINTS: Final = {
     errno.EACCES: "; on most systems the group video may read cameras",
     errno.EBUSY: "; another program holds it",
+    errno.EIO: "; there may be no such host, or no way to it",
 }
 
 

@@ -69,12 +69,16 @@ def _files(words: Sequence[str]) -> list[Files]:
 
 
 def _videos(word: str) -> list[Path]:
-    """The videos that a word names: one, or those of a pattern that matches no other input."""
-    if glob.has_magic(word) and not Path(word).exists():
+    """The videos that a word names: one, or those of a folder or a pattern that holds no other input."""
+    path = Path(word)
+    if path.is_dir():
+        found = sorted(path.iterdir())
+    elif glob.has_magic(word) and not path.exists():
         found = [Path(match) for match in sorted(glob.glob(word, recursive=True))]
-        suffixes = {path.suffix.lower() for path in found}
-        return [] if suffixes & (IMAGE_SUFFIXES | TENSOR_SUFFIXES) else [one for one in found if _is_video(one)]
-    return [Path(word)] if _is_video(Path(word)) else []
+    else:
+        return [path] if _is_video(path) else []
+    others = {one.suffix.lower() for one in found} & (IMAGE_SUFFIXES | TENSOR_SUFFIXES)
+    return [] if others else [one for one in found if _is_video(one)]
 
 
 def _is_video(path: Path) -> bool:

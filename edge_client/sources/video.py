@@ -44,6 +44,8 @@ class Video(Source):
         if not path.exists():
             siblings = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
             raise InputMismatch(f"no such input: {path}.{near(path.name, siblings)}")
+        if not path.is_file():
+            raise InputMismatch(f"{path} is no file")
         extras.check(str(path))
         self._truth = truth_of(path)
         with closing(self._items()) as frames:
@@ -62,13 +64,13 @@ class Video(Source):
                     frame = next(frames, None)
                 if frame is None:
                     break
-                end = max(end, frame.time or 0.0)
+                end = max(end, (frame.time or 0.0) + float((frame.duration or 0) * (frame.time_base or 0)))
                 yield Frame(FrameId(self.name, index, frame.time, self._truth), pixels(frame))
                 index += 1
             if not index:
                 raise InputMismatch(f"{self.name} holds no frame that can be read: truncated?")
             announced = _announced_end(container, stream)
-            if announced is not None and end < announced - MISSING_SECONDS - _frame_seconds(stream):
+            if announced is not None and end < announced - MISSING_SECONDS:
                 raise InputMismatch(
                     f"{self.name} ends after {index} frames, {end:.1f} of {announced:.1f} s: it is truncated or damaged"
                 )
@@ -81,7 +83,3 @@ def _announced_end(container: InputContainer, stream: VideoStream) -> float | No
     if container.duration is not None and len(container.streams) == 1:
         return ((container.start_time or 0) + container.duration) / 1e6
     return None
-
-
-def _frame_seconds(stream: VideoStream) -> float:
-    return float(1 / stream.average_rate) if stream.average_rate else 0.0

@@ -85,7 +85,7 @@ class MappedWeights:
             value, view = found[stored], None
             for name in names[id(parameter)]:
                 found.pop(name, None)
-            if value.dtype == parameter.dtype and parameter.is_contiguous():
+            if value.dtype == parameter.dtype and value.stride() == parameter.stride():
                 view = next(file for file in self._files if stored in file).view(stored, parameter)
             if view is None:
                 _put(model, parameter, torch.empty_like(parameter, device="cpu").copy_(value))

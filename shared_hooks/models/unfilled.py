@@ -29,9 +29,10 @@ def unfilled(build: Callable[[], object]) -> object:
         if isinstance(made, nn.Module):
             strays = list(_outside_state(made))
             drew = not torch.equal(state, torch.default_generator.get_state())
-            if not any(tensor.is_meta for tensor in strays) and not (drew and strays):
+            scripted = any(isinstance(module, torch.jit.ScriptModule) for module in made.modules())
+            if not scripted and not any(tensor.is_meta for tensor in strays) and not (drew and strays):
                 return made
-        reason = "it keeps tensors that no weights file holds"
+        reason = "it keeps tensors that no weights file holds, or is scripted"
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     log.info("all parameters are in memory while the model is built: %s", reason)

@@ -6,6 +6,7 @@ from torch import nn
 
 from shared_hooks.modules import ROOT
 from shared_hooks.planning.plan import Cut, Plan
+from shared_hooks.recording import ModuleCall
 
 
 def parameters_of_head(model: nn.Module, plan: Plan, cut: Cut) -> list[nn.Parameter]:
@@ -22,7 +23,7 @@ def parameters_of_head(model: nn.Module, plan: Plan, cut: Cut) -> list[nn.Parame
         if event.seq <= end:
             touched.update(storage for storage, _ in (*event.reads, *event.overwrites))
             touched.update(event.writes, event.handed)
-    entered = {id(one) for call in trace.calls if call.enter <= end for one in _own(model, call.path, call.opaque)}
+    entered = {id(one) for call in trace.calls if call.enter <= end for one in _own(model, call)}
     return [
         parameter
         for parameter, storage in zip(model.parameters(), trace.weights, strict=True)
@@ -30,7 +31,7 @@ def parameters_of_head(model: nn.Module, plan: Plan, cut: Cut) -> list[nn.Parame
     ]
 
 
-def _own(model: nn.Module, path: str, opaque: bool) -> list[nn.Parameter]:
-    """Of one module; nobody sees which modules an opaque one runs."""
-    module = model if path == ROOT else model.get_submodule(path)
-    return list(module.parameters(recurse=opaque))
+def _own(model: nn.Module, call: ModuleCall) -> list[nn.Parameter]:
+    """Of one module; nobody sees which modules a layer runs, be it opaque or as deep as one looks."""
+    module = model if call.path == ROOT else model.get_submodule(call.path)
+    return list(module.parameters(recurse=call.opaque or not call.has_child))

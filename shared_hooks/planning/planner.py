@@ -44,10 +44,10 @@ MAX_PATHS = 16
 
 
 class Loads(Protocol):
-    """Has a model's weights at hand for planning, which runs all of it, though they are not in memory otherwise."""
+    """Has a model's weights at hand for what needs all of them, though they are not in memory otherwise."""
 
-    def before_plan(self) -> None:
-        """The model is about to run."""
+    def before_reading(self) -> None:
+        """All weights are about to be read. What it raises is raised."""
 
     def after_plan(self, plan: Plan | None) -> None:
         """Here is the plan; none where planning failed. What it raises the planner raises."""
@@ -125,7 +125,7 @@ class Planner:
             if self._loads is None:
                 return self._noted(args, kwargs)
             plans: list[Plan] = []
-            self._loads.before_plan()
+            self._loads.before_reading()
             try:
                 plans = self._noted(args, kwargs)
             finally:

@@ -44,6 +44,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="for each throughput")
     parser.add_argument("--times", type=int, default=3, help="that each thing dies")
     parser.add_argument("--faults", nargs="+", choices=killed.FAULTS, default=list(killed.FAULTS), metavar="FAULT")
+    text = "where something dies; with several, there are two fronts"
+    parser.add_argument("--replicas", nargs="+", type=int, default=[3, 1], metavar="N", help=text)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave everything there")
     parser.add_argument("--json", type=Path)
@@ -125,7 +127,8 @@ def _throughput(folder: Path, options: argparse.Namespace) -> list[dict[str, Any
 
 def _killed(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    for replicas, fronts in ((3, 2), (1, 1)):
+    for replicas in options.replicas:
+        fronts = min(2, replicas)
         model = folder / f"killed-{replicas}.toml"
         model.write_text(chaos_spec(), encoding="utf-8")
         config = folder / f"server-{replicas}.toml"

@@ -302,7 +302,7 @@ def test_a_client_says_who_it_is() -> None:
         with EdgeClient(server.address, ModelChoice(model, model_id="m", example=((image(),), {}))) as client:
             assert client.state is State.READY
             hello = server.seen.hellos[0]
-            assert hello.model_id == "m" and hello.protocol_version == 2 and hello.client_id
+            assert hello.model_id == "m" and hello.protocol_version == 3 and hello.client_id
             assert hello.weights_hash == client.wrapped.weights_hash()
             assert hello.plan_digest == client.wrapped.plan(image()).digest
             assert dict(hello.environment) == client.wrapped.environment()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
+
+from studies.footprint.installed import closure, declared
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +64,17 @@ def test_what_a_client_and_a_run_load() -> None:
     client, run = python(STEPS, *("run", "--model", "digits", "--split", "edge-only", "--input", image))
     assert of(NOT_FOR_A_CLIENT, client) == []
     assert of(NOT_FOR_A_RUN, run) == []
+
+    needed = closure(declared())
+    owners = packages_distributions()
+    for module in {name.partition(".")[0] for name in run} & set(owners):
+        names = {one.lower().replace("_", "-") for one in owners[module]}
+        # gRPC looks for its sisters; where they are not installed, it goes without
+        assert names & (needed | {"isthmus", "grpcio-reflection", "grpcio-tools"}), f"{module} is of {names}"
+
+
+def test_a_server_needs_more_than_an_edge() -> None:
+    assert closure(declared("cloud")) - closure(declared()) >= {"prometheus-client", "grpcio-reflection"}
 
 
 def test_errors_and_the_way_to_a_server_need_no_torch() -> None:

@@ -110,6 +110,13 @@ def test_the_heads_weights_and_no_others(tmp_path: Path, layer: str, in_memory: 
         assert client.wrapped.weights_hash() == client.wrapped.weights_hash()
 
 
+def test_a_layer_of_a_coarser_hierarchy() -> None:
+    """Its modules are not looked into, and needed all the same."""
+    client = EdgeClient("127.0.0.1:1", ModelChoice("digits", only_head="stage1", depth=1)).prepare()
+    assert {name.partition(".")[0] for name in loaded(client)} == {"stem", "stage1"}
+    client.close()
+
+
 def test_later_cuts_and_the_whole_are_refused_by_name(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, Text, IDS)
     ids = torch.randint(32, (2, 5))

@@ -26,7 +26,7 @@ class Peer:
     """The other end of one connection. Made, and touched, by the event loop's thread alone, but for `leave`."""
 
     def __init__(self, transport: asyncio.Transport, waiting: WaitingCalls) -> None:
-        host, port = transport.get_extra_info("peername")[:2]
+        host, port = _key(transport)
         self.name = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
         """As gRPC says it."""
         self.names = names_in(certificate(transport.get_extra_info("ssl_object")))
@@ -98,7 +98,7 @@ class Connections:
 
 
 def _key(transport: asyncio.Transport) -> tuple[str, int]:
-    host, port = transport.get_extra_info("peername")[:2]
+    host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # none where it is gone already
     return str(host), int(port)
 
 

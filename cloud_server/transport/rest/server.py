@@ -24,7 +24,15 @@ class RestServer:
     ``tls``: None = in the clear. Raises SpecError: for the port, for certificates, and without uvicorn.
     """
 
-    def __init__(self, inference: Inference, register: Register, address: str, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        register: Register,
+        address: str,
+        tls: Tls | None = None,
+        reuse_port: bool = False,
+    ) -> None:
+        """``reuse_port``: other servers may listen there, too, and a draining one does so no more."""
         try:
             import uvicorn
 
@@ -55,7 +63,9 @@ class RestServer:
         config.load()
         config.ssl = None if tls is None else server_context(tls)
         self._server = uvicorn.Server(config)
-        self._socket = _listening(address)
+        self._reuse_port = reuse_port
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket = _listening(address, reuse_port)
         self.port = int(self._socket.getsockname()[1])
         self.address = f"http{'s' if tls else ''}://{address.rpartition(':')[0]}:{self.port}"
         self._thread = threading.Thread(target=self._run, name="isthmus-rest", daemon=True)
@@ -64,6 +74,12 @@ class RestServer:
         """Serves, in a thread of its own."""
         self._thread.start()
         log.info("Open Inference Protocol on %s/v2", self.address)
+
+    def drain(self) -> None:
+        """Whoever comes back is to find the other server."""
+        if self._reuse_port and self._loop is not None:
+            for one in self._server.servers:
+                self._loop.call_soon_threadsafe(one.close)
 
     def stop(self) -> None:
         """Ends the connections."""
@@ -77,6 +93,7 @@ class RestServer:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         sweeping = asyncio.create_task(self._sweep())
         try:
             await self._server.serve(sockets=[self._socket])
@@ -89,12 +106,12 @@ class RestServer:
             self._connections.waiting.sweep()
 
 
-def _listening(address: str) -> socket.socket:
+def _listening(address: str, reuse_port: bool) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        made = socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
+        made = socket.create_server((host, int(port)), family=family, backlog=BACKLOG, reuse_port=reuse_port)
         # What it accepts inherits that. Else an answer's second packet waits 40 ms for the first to be acknowledged.
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,13 @@ import pytest
 
 from cloud_server import cli
 from cloud_server.access.token_command import entry
-from cloud_server.cluster import allowed, scaling
+from cloud_server.cluster import allowed, ray_port, scaling
 from cloud_server.config import ModelEntry, ServerConfig, read_config
 from cloud_server.limits import GIB, Limits
 from cloud_server.scale import Scale
 from shared_hooks.errors import SpecError
 from shared_hooks.models import load_spec
+from tests.ports import free_port
 
 DIGITS = ModelEntry(load_spec("digits"))
 
@@ -115,6 +118,17 @@ def test_without_ray_one_line_names_the_extra(
     assert capsys.readouterr().err == 'cloud-server: --on ray needs Ray Serve: pip install "isthmus[ray]"\n'
 
 
+def test_a_cluster_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port()}")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # restored
+    monkeypatch.setenv("RAY_SERVE_LOG_TO_STDERR", "0")
+    assert cli.main(["--on", "ray", "--listen", "127.0.0.1:0"]) == cli.USAGE
+    assert "no cluster is there" in capsys.readouterr().err
+
+
 class Context:
     """What Ray Serve tells a policy."""
 
@@ -129,3 +143,30 @@ class Context:
 )
 def test_as_many_replicas_as_the_work_wants(pending: dict[str, float], wanted: int) -> None:
     assert scaling.by_pending(Context(pending, target=3))[0] == wanted
+
+
+class TestRaysPort:
+    """Ray Serve's replicas would run what strangers send to it (`ray_port`)."""
+
+    def _ray(self, monkeypatch: pytest.MonkeyPatch, **names: object) -> types.ModuleType:
+        monkeypatch.delenv("RAY_USE_TLS", raising=False)
+        replica = types.ModuleType("ray.serve._private.replica")
+        vars(replica).update(names)
+        for name in ("ray", "ray.serve", "ray.serve._private"):
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        vars(sys.modules["ray"])["__version__"] = "9.9"
+        vars(sys.modules["ray.serve._private"])["replica"] = replica
+        monkeypatch.setitem(sys.modules, replica.__name__, replica)
+        return replica
+
+    def test_it_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        replica: Any = self._ray(monkeypatch, add_port_to_grpc_server=lambda server, address: 1)
+        ray_port.close()
+        assert replica.add_port_to_grpc_server(object(), "[::]:0") == 0
+
+    def test_with_another_ray_nothing_is_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ray(monkeypatch)
+        with pytest.raises(SpecError, match=r"Ray 9\.9: its replicas listen for whoever comes"):
+            ray_port.close()
+        monkeypatch.setenv("RAY_USE_TLS", "1")  # which asks for a certificate there
+        ray_port.close()

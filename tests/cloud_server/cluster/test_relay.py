@@ -104,6 +104,14 @@ class TestStreams:
             assert one.wait() and one.error is None
             connection.close()
 
+    def test_a_replica_that_says_nothing_is_passed_over(self) -> None:
+        with cluster({"fake": [FakeEngine()]}) as there:
+            there.ray.silent = True
+            connection = edge(there)
+            answer(connection, 1, b"x")
+            assert connection.counters.attempts == 1
+            connection.close()
+
     def test_who_belongs_elsewhere_now_is_moved_and_finds_its_requests_answered(self) -> None:
         first, second = FakeEngine(), FakeEngine()
         with cluster({"fake": [first]}) as there:

@@ -289,6 +289,25 @@ def test_who_may(tmp_path: Path) -> None:
         assert ask(server, INFER, GOOD, headers=own)[0] == 503
 
 
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="this system does not let two servers share a port")
+def test_a_rolling_update() -> None:
+    with serving(engine(), rest="127.0.0.1:0", reuse_port=True) as old:
+        assert old.rest is not None
+        with serving(engine(), rest=f"127.0.0.1:{old.rest.port}", reuse_port=True) as new:
+            assert new.rest is not None and new.rest.port == old.rest.port
+            eventually(lambda: ask(old, "/v2/health/live")[0] == 200)
+            old.drain()
+
+            def settled() -> bool:
+                try:
+                    return all(ask(new, "/v2/health/ready")[0] == 200 for _ in range(8))
+                except ConnectionError:  # it was about to be taken by the one that goes
+                    return False
+
+            eventually(settled)
+            same(ask(new, INFER, GOOD), ONES)
+
+
 def test_tls_and_certificates(tmp_path: Path) -> None:
     ca = certificates.ca_file(tmp_path)
     tls = Tls(*certificates.server().write(tmp_path, "server"), ca)

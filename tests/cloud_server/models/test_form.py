@@ -76,6 +76,34 @@ def test_the_model_and_its_example_stay_as_they_are() -> None:
     assert found.get("refused") or (model.calls == calls and not x.any())
 
 
+class Keeping(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * 2
+
+
+def test_buffers_stay_as_they_are() -> None:
+    model = Keeping()
+    with WrappedModel(model.eval()) as wrapped:
+        plan = wrapped.plan(torch.ones(2))
+        before = model.calls.clone()
+        form_of(plan, model, (torch.ones(2),), {})
+    assert torch.equal(model.calls, before)
+
+
+def test_a_model_that_fails_beside_its_plan_is_served_to_edges_none_the_less() -> None:
+    model = nn.Linear(2, 2).eval()
+    with WrappedModel(model) as wrapped:
+        plan = wrapped.plan(torch.ones(1, 2))
+        assert "fails on its example" in form_of(plan, model, (torch.ones(1, 3),), {})["refused"]
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_generators_stay_as_they_are(seed: int) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())

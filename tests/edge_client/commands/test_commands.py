@@ -473,7 +473,7 @@ time.sleep(60)
 
 def test_ctrl_c_while_torch_is_loaded_is_not_swallowed(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(SWALLOWS)
-    process = spawn("run", "--server", "127.0.0.1:1", "--split", "0", PYTHONPATH=str(tmp_path))
+    process = spawn("run", "--server", "127.0.0.1:1", "--split", "0", "--input", "x", PYTHONPATH=str(tmp_path))
     assert process.stdout is not None and process.stdout.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)

@@ -82,6 +82,12 @@ def test_one_that_is_not_there(tmp_path: Path) -> None:
         sources.video(tmp_path / "folder.mp4")
 
 
+def test_pictures_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_client.sources.decoding.MAX_PIXELS", 1000)
+    with pytest.raises(InputMismatch, match="pictures of 64 x 48 pixels; at most 1000"):
+        sources.video(make_video(tmp_path / "large.mp4", frames=1))
+
+
 def test_sound_alone(tmp_path: Path) -> None:
     import av
 
@@ -119,6 +125,8 @@ def test_several_files_and_videos_come_one_after_the_other(tmp_path: Path) -> No
         names = [item.id.name if isinstance(item, Frame) else item.name for item in source]
     assert names == ["image.png", "one.mp4#0", "one.mp4#1", "two.mp4#0", "two.mp4#1", "one.mp4#0", "one.mp4#1"]
     assert first.name == "image.png"  # type: ignore[union-attr]
+    (tmp_path / "image.png").unlink()
+    assert numbers(open_source([str(tmp_path)])) == [0, 1, 0, 1], "a folder of videos"
 
 
 def test_a_folder_drops_nothing_and_an_empty_one_is_refused(tmp_path: Path) -> None:

@@ -93,6 +93,26 @@ def test_what_cannot_stay_in_the_file_is_loaded(tmp_path: Path) -> None:
     assert model.low.weight.dtype == torch.float32 and model.low.weight.sum() == 16 and model.own.weight.sum() == 32
 
 
+def test_types_and_layouts(tmp_path: Path) -> None:
+    """Small floats stay in the file; a layout that the file does not have is made in memory."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tiny = nn.Parameter(torch.ones(8).to(torch.float8_e4m3fn), requires_grad=False)
+            self.flags = nn.Parameter(torch.ones(3, dtype=torch.bool), requires_grad=False)
+            self.none = nn.Parameter(torch.empty(0, 4))
+            self.conv = nn.Conv2d(8, 8, 1).to(memory_format=torch.channels_last)
+
+    file = written(tmp_path / "w.safetensors", Odd())
+    whole = Odd()
+    load_weights(whole, [file], "here")
+    model, weights = mapped(file, Odd)
+    assert weights_hash(model) == weights_hash(whole)
+    assert model.conv.weight.stride() == whole.conv.weight.stride()
+    assert not weights.is_loaded(model.tiny) and weights.is_loaded(model.conv.weight)
+
+
 def test_tied_weights_are_one(tmp_path: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

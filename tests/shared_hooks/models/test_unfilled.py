@@ -51,6 +51,17 @@ def test_parameters_have_no_memory_and_stay_tied() -> None:
     assert not nn.Linear(2, 2).weight.is_meta, "only what it builds"
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_a_scripted_model_has_its_own_memory() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.jit.trace(nn.Linear(4, 4), torch.ones(1, 4))
+
+    model: Any = unfilled(Inner)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+
+
 @pytest.mark.parametrize("kind", [ReadsWhatItMade, KeepsAView, DrawsATable])
 def test_what_needs_its_values_gets_them(kind: type[nn.Module]) -> None:
     torch.manual_seed(3)

@@ -1,0 +1,93 @@
+"""``make footprint``: what an edge and a server take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from studies.footprint import heads, imports, installed
+
+MIB = 2**20
+SERVER = "cloud-server"
+PARTS = ("imports", "installed", "heads")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m studies.footprint", description=__doc__)
+    parser.add_argument("parts", nargs="*", default=PARTS, metavar="imports|installed|heads", help="(default: all)")
+    parser.add_argument(
+        "--python", default=sys.executable, help="of imports: another one, such as 'chroot DIR env ... python3'"
+    )
+    parser.add_argument("--edge", action="store_true", help="of imports: no server's")
+    parser.add_argument("--tries", type=int, default=5, help="processes for each figure (default: 5)")
+    parser.add_argument("--side", type=int, default=64, help="of heads: of the picture, in pixels (default: 64)")
+    parser.add_argument("--json", type=Path, help="where the result goes")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"unknown: {', '.join(unknown)}")
+    told: dict[str, Any] = {}
+    if "imports" in options.parts:
+        told["imports"] = _imports(shlex.split(options.python), options.tries, SERVER if options.edge else "")
+    if "installed" in options.parts:
+        told["installed"] = _installed()
+    if "heads" in options.parts:
+        told["heads"] = _heads(options.side, options.tries)
+    if options.json:
+        command = " ".join(["python -m studies.footprint", *map(shlex.quote, sys.argv[1:])])
+        about = {"date": time.strftime("%Y-%m-%d"), "command": command, "machine": platform.machine()}
+        options.json.write_text(json.dumps({**about, **told}, indent=1) + "\n")
+    return 0
+
+
+def _imports(python: list[str], tries: int, without: str) -> dict[str, Any]:
+    names = [name for name in imports.STATEMENTS if name != without]
+    rows = imports.measured(python, tries, names)
+    alone = rows[0]
+    print(
+        f"{'import':<16}"
+        + "".join(f" {name:>8}" for name in ("seconds", "x torch", "cpu s", "x torch", "MiB", "x torch"))
+        + "  modules"
+    )
+    for row in rows:
+        figures = [(row.seconds, alone.seconds, 3), (row.cpu, alone.cpu, 3), (row.mib, alone.mib, 1)]
+        text = " ".join(f"{value:8.{places}f} {value / of:8.2f}" for value, of, places in figures)
+        print(f"{row.name:<16} {text}  {row.modules}")
+    files = {}
+    for name in names[2:]:
+        found = imports.by_file(python, name, max(1, tries - 2))
+        files[name] = dict(found.most_common(20))
+        print(f"\n{name}, once torch is there: {found.total() / 1000:.0f} ms in {len(found)} files; the dearest, in ms")
+        print(", ".join(f"{module} {own / 1000:.1f}" for module, own in found.most_common(12)))
+    return {"rows": [asdict(row) for row in rows], "files_us": files}
+
+
+def _installed() -> dict[str, Any]:
+    base, cloud, sweep, own = installed.sizes(), installed.sizes("cloud"), installed.sizes("sweep"), installed.own()
+    print("\ninstalled, MiB")
+    for name, found in (("edge: what isthmus needs", base), ("cloud adds", cloud), ("sweep adds", sweep), ("own", own)):
+        shown = sorted(found.items(), key=lambda one: -one[1])
+        print(f"{name:<24} {sum(found.values()) / MIB:8.1f}  ", end="")
+        print(", ".join(f"{key} {size / MIB:.1f}" for key, size in shown if size > MIB / 10))
+    return {"edge": base, "cloud": cloud, "sweep": sweep, "own": own}
+
+
+def _heads(side: int, tries: int) -> list[dict[str, Any]]:
+    rows = heads.measured(side, tries)
+    print(f"\nresident after {heads.REQUESTS} requests of {side} x {side} pixels, MiB")
+    names = ("all weights", "head's", "whole", "base", "only head", "beyond", "by head's", "peak whole", "peak only")
+    print(f"{'cut':<16}" + "".join(f"{name:>12}" for name in names))
+    for row in rows:
+        figures = (row.weights, row.head, row.whole, row.base, row.only_head, row.only_head - row.base, row.ratio)
+        print(f"{row.cut:<16}" + "".join(f"{value:12.2f}" for value in (*figures, row.peak_whole, row.peak_only_head)))
+    return [{**asdict(row), "base": row.base, "ratio": row.ratio} for row in rows]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
