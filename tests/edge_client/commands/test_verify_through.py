@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from edge_client import EdgeClient
 from edge_client.__main__ import main
+from shared_hooks.errors import CutRefused
 from shared_hooks.models import load_spec
 from tests.edge_client import fake_server as fake
 from tests.edge_client.fake_server import FakeServer
-from tests.ports import free_port
 
 IMAGE = sorted((Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images").glob("*_label*.png"))[0]
 UNLIKE = {"torch": "2.4.0"}
@@ -74,12 +75,6 @@ def test_as_text(capsys: Captured) -> None:
     assert "the whole model gives the same bits on both sides" in out and out.rstrip().endswith("ok")
 
 
-def test_a_server_that_is_not_there(capsys: Captured) -> None:
-    assert main(["verify", "--server", f"127.0.0.1:{free_port()}", "--no-progress"]) != 0
-    err = capsys.readouterr().err
-    assert err.startswith("edge-client: error: ") and err.count("\n") == 1
-
-
 def test_run_says_once_that_bits_are_not_promised(capsys: Captured) -> None:
     def told(about: Mapping[str, str], split: str) -> tuple[str, list[str]]:
         with FakeServer(fake.tails(digits()), welcome={"about": dict(about)}) as server:
@@ -93,3 +88,18 @@ def test_run_says_once_that_bits_are_not_promised(capsys: Captured) -> None:
     assert text.count("not promised between these machines") == 1 and "2.4.0 there" in unlike[0]
     text, unlike = told({}, "stage2.0.conv1")
     assert "not promised" not in text and unlike == []
+
+
+def test_where_nothing_may_be_cut_before_the_first_layer(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    infer = EdgeClient.infer
+
+    def refusing(self: EdgeClient, *args: Any, split: int | str | None = None, **kwargs: Any) -> Any:
+        if split == "input":
+            raise CutRefused("not here")
+        return infer(self, *args, split=split, **kwargs)
+
+    monkeypatch.setattr(EdgeClient, "infer", refusing)
+    status, found = verified(capsys, about=UNLIKE)
+    assert status == 0 and found["sides"] is None and found["cuts"][0]["refused"]
+    status, found = verified(capsys, 5.0)
+    assert status == 1 and not found["ok"]
