@@ -5,6 +5,7 @@ A Serve configuration file names `application` (docs/ray.md); ``cloud-server --o
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -105,6 +106,8 @@ class Tails:
         served = ServedModel(entry, device, lifecycle, limits.rehearsals(), limits.files())
         name = serve.get_replica_context().replica_id.to_full_id_str()
         self._replica = Replica(name, [served], config, ray.util.get_node_ip_address())
+        gc.collect()
+        gc.freeze()  # the process is this replica's, and what is loaded stays: no collection looks at it again
 
     def place(self, with_metrics: bool = False) -> Mapping[str, Any]:
         """`census.Place`."""

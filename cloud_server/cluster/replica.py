@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import secrets
 import time
@@ -44,8 +43,6 @@ class Replica:
             self._certificate = tls.certificate.read_text()
         self._server = CloudServer(self.core, f"{host}:0", tls, register=Passports(self._secret))
         self._address = f"{host}:{self._server.port}"
-        gc.collect()
-        gc.freeze()  # what is loaded stays: a client's lists would else have every collection look at all of it
         lifecycle.emit(Stage.BEFORE_RUN, address=self._address)
         self._server.start()
 
