@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
-import mmap
 import os
 import signal
 
@@ -106,17 +104,11 @@ def test_one_that_has_answered_enough_is_replaced_by_one_that_is_warm(
 
 def test_a_payload_that_is_kept_is_nobody_elses(pool: Pool, client: CoreClient, edge: WrappedModel) -> None:
     """A hook in the worker keeps what crossed: its memory is not used again until the hook lets go."""
-    page = mmap.PAGESIZE
-
-    def settled() -> bool:
-        gc.collect()  # a worker that was replaced may be part of a cycle, and its page with it
-        return pool.memory.used_bytes == 2 * page  # where workers say what they are at
-
-    eventually(settled)
+    before = pool.memory.used_bytes  # where workers say what they are at, and what earlier clients have not let go of
     for id in range(1, 5):
         ask(client, id, edge.forward(told(deadly.KEEP, 1000), end="input"))
         value(client, id)
-    assert pool.memory.used_bytes >= 4 * 32_000
+    assert pool.memory.used_bytes >= before + 4 * 32_000
     for id in range(5, 20):
         exact(client, edge, id)
         ask(client, 100 + id, edge.forward(told(deadly.FORGET), end="input"))
