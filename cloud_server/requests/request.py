@@ -101,16 +101,19 @@ class Request:
         """Of its payload, so far."""
         return self._received
 
-    def idle_seconds(self, server_limit: float) -> float:
-        """How long its upload has waited for its client: for the next chunk, or, where too little has come to be
-        complete at the deadline at this pace, from the beginning. 0 once it is complete.
+    def waiting_since_ns(self, server_limit: float) -> int | None:
+        """Since when, by `time.perf_counter_ns`, its upload waits for its client: since the last chunk, or, where too
+        little has come to be complete at the deadline at this pace, since the beginning. None once it is complete.
         """
         if self.state is not State.RECEIVING:
-            return 0.0
-        age = self.age_seconds
-        if self._received * self.deadline_seconds(server_limit) < self.payload_bytes * age:
-            return age
-        return (time.perf_counter_ns() - self._progress_ns) / 1e9
+            return None
+        late = self._received * self.deadline_seconds(server_limit) < self.payload_bytes * self.age_seconds
+        return self.began_ns if late else self._progress_ns
+
+    def idle_seconds(self, server_limit: float) -> float:
+        """How long its upload has waited for its client; 0 once it is complete."""
+        since = self.waiting_since_ns(server_limit)
+        return 0.0 if since is None else (time.perf_counter_ns() - since) / 1e9
 
     @property
     def held_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from cloud_server.limits import Limits
@@ -72,11 +73,11 @@ class Room:
         what waits for a worker.
         """
         limits = self._limits
-        idle = request.idle_seconds(limits.deadline_seconds)
-        is_idle = idle > limits.idle_seconds
+        since = request.waiting_since_ns(limits.deadline_seconds)
+        is_idle = since is not None and time.perf_counter_ns() - since > limits.idle_seconds * 1e9
         usefulness: tuple[float, ...] | None
-        if request.state is State.RECEIVING:
-            usefulness = (0, -idle) if is_idle else (1, -request.began_ns)
+        if since is not None:
+            usefulness = (0, since) if is_idle else (1, -request.began_ns)
         elif request.state is State.QUEUED:
             usefulness = (2, -request.complete_ns)
         else:

@@ -115,7 +115,7 @@ def test_many_that_hold_as_little_each_wait_no_longer_than_they_are_idle(core: C
     honest = stream("honest")
     honest.send(header(0, SMALL))
     later(core)
-    assert served(honest, 30) and any("gave way" in told(client, 0) for client in hostile if 0 in client.results)
+    assert served(honest, 30) and "gave way" in told(hostile[0], 0)  # it has waited the longest
 
 
 def test_another_address_is_another_account(core: Core, stream: Streams) -> None:
