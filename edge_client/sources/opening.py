@@ -6,11 +6,11 @@ import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edge_client.sources.camera import camera, is_camera
+from edge_client.sources.cameras import camera, is_camera
 from edge_client.sources.files import Files, folder
-from edge_client.sources.live import KEPT
+from edge_client.sources.live_source import KEPT
 from edge_client.sources.source import Item, Source
-from edge_client.sources.video import SUFFIXES, video
+from edge_client.sources.videos import SUFFIXES, video
 from shared_hooks.errors import SpecError
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES
 

@@ -12,7 +12,7 @@ import torch
 from edge_client import sources
 from edge_client.sources import Frame
 from edge_client.sources.opening import open_source
-from edge_client.sources.video import Video
+from edge_client.sources.videos import Video
 from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError
 from shared_hooks.models import load_spec, spec_from_table

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from edge_client.sources import extras
 from edge_client.sources.decoding import LIVE_FORMATS, ToPixels, opened, told
-from edge_client.sources.live import KEPT, Live
+from edge_client.sources.live_source import KEPT, Live
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models.frames import Pixels
 
