@@ -31,7 +31,7 @@ SCHEMES: Final[Mapping[str, str]] = {
 }
 """Of addresses, and what FFmpeg may open for each."""
 TIMEOUT: Final = 10.0
-HOST: Final = re.compile(r"(\[[^]@]*]|[^:@?#]*)(:\d{0,5})?")
+HOST: Final = re.compile(r"(\[[^]@]*]|[^:@?#]+)(:\d{1,5})?")
 """Of an address, with its port; an IPv6 address is in brackets."""
 DAMAGED_IN_A_ROW: Final = 300
 """Packets that cannot be decoded, as before the first whole picture, until a stream is given up."""
@@ -88,15 +88,16 @@ def is_camera(text: str) -> bool:
 def without_password(address: str) -> str:
     """An address as it may be shown: no password, and nothing after "?".
 
-    A password may hold what ends a host. So, unless a host and nothing else stands before the first "/", all from the
-    first ":" to the last "@" is hidden; with a "?" in between, what follows the "@", too: it may be the query's.
+    A password may hold what ends a host. So, unless a host and nothing else stands before the first "/" (and no
+    further address behind it), all from the first ":" to the last "@" is hidden; with a "?" in between, what follows
+    the "@", too: it may be the query's.
     """
     scheme, there, rest = address.partition("://")
     if not there:
         return address
     login, at, where = rest.rpartition("@")
     user, colon, secret = login.partition(":")
-    if at and colon and not HOST.fullmatch(rest.partition("/")[0]):
+    if at and colon and ("://" in rest or not HOST.fullmatch(rest.partition("/")[0])):
         rest = f"{user}:***@{'?' if '?' in secret else where}"
     shown, question, _ = rest.partition("?")
     return f"{scheme}://{shown}{'?...' if question else ''}"

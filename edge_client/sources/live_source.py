@@ -102,7 +102,9 @@ class Live(Source):
         except Exception as error:
             self._latest.end(error)
         except BaseException as error:  # it would end this thread alone, and the taker would wait for ever
-            self._latest.end(InputMismatch(f"{self.name}: its frames ended by {type(error).__name__}: {error}"))
+            ended = InputMismatch(f"{self.name}: its frames ended by {error!r}")
+            ended.__cause__ = error
+            self._latest.end(ended)
         finally:
             if (close := getattr(frames, "close", None)) is not None:
                 close()

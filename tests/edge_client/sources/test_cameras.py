@@ -96,6 +96,9 @@ def test_wrong_words() -> None:
         ("rtsp://a:b@x@c:55/d@e", "rtsp://a:***@e"),
         ("rtsp://a:12#3@c/d", "rtsp://a:***@c/d"),
         ("rtsp://a:12?3@c/d", "rtsp://a:***@?..."),
+        ("rtsp:///a:b@c/d", "rtsp:///a:***@c/d"),
+        ("http://rtsp://a:b@c/d", "http://rtsp:***@c/d"),
+        ("rtsp://relay:8554/rtsp://a:b@c/d", "rtsp://relay:***@c/d"),
         ("rtsp://a:655361/b@c", "rtsp://a:***@c"),
         # a host, so there is no login
         ("http://10.0.0.5:8080/live@main", "http://10.0.0.5:8080/live@main"),
