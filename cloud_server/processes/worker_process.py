@@ -265,8 +265,8 @@ class WorkerProcess:
         return True
 
     def close(self) -> None:
-        """The last call: nobody asks it or looks at it any more. Whoever still names it (a log keeps what its lines name)
-        does not keep its page.
+        """The last call: nobody asks it or looks at it any more. Who still names it, as the lines of a log do, does not
+        keep its page.
         """
         self.channel.close()
         self._begun.release()
