@@ -27,6 +27,7 @@ from cloud_server.cluster.private_tls import channel
 from cloud_server.limits import Limits
 from cloud_server.streams import check_form
 from cloud_server.transport import SERVICE, Door, WaitingCalls
+from protos import FACTS_WANTED
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc  # noqa: F401  (the second registers the descriptors)
 from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable
 
@@ -137,6 +138,8 @@ class Relay:
             if stay.refused is not None:
                 raise stay.refused from error
             ended: Any = error
+            told = [(key, value) for key, value in ended.trailing_metadata() or () if key == FACTS_WANTED]
+            context.set_trailing_metadata(tuple(told))
             context.abort(ended.code(), ended.details())
         finally:
             with self._lock:
