@@ -28,6 +28,7 @@ from cloud_server.cluster.stays import Stay, Stays
 from cloud_server.limits import Limits
 from cloud_server.streams import check_form
 from cloud_server.transport import SERVICE, Door, WaitingCalls
+from protos import FACTS_WANTED
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc  # noqa: F401  (the second registers the descriptors)
 from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable
 
@@ -126,6 +127,8 @@ class Relay:
             if stay.refused is not None:
                 raise stay.refused from error
             ended: Any = error
+            told = [(key, value) for key, value in ended.trailing_metadata() or () if key == FACTS_WANTED]
+            context.set_trailing_metadata(tuple(told))
             context.abort(ended.code(), ended.details())
         finally:
             stay.call.cancel()

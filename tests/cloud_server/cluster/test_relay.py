@@ -35,6 +35,7 @@ from protos.inference import inference_pb2 as pb
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks.errors import Disagreement, IsthmusError, NotAuthenticated, UnknownModel
 from shared_hooks.models import load_spec
+from shared_hooks.modules.manifest import encode
 from tests.cloud_server.cluster.fake_cluster import Cluster, cluster, kill
 from tests.cloud_server.fakes import FakeEngine, GrpcClient, hello, make_crossing
 from tests.cloud_server.inference.served import asked, engine, outputs
@@ -81,6 +82,15 @@ class TestStreams:
             connection = edge(there)
             answer(connection, 1, bytes(range(256)) * 12_501)
             answer(connection, 2, b"")
+            connection.close()
+
+    def test_digests_that_differ_are_told_apart_through_a_front(self) -> None:
+        environment = {**FakeEngine().identity.environment, "model_configuration": "another"}
+        facts = encode({("set", "norm", "eps"): "1e-05", ("usual", "norm", "groups"): "1"})
+        with cluster({"fake": [FakeEngine()]}) as there:
+            connection = edge(there, environment=environment)
+            connection._describe = lambda: facts
+            assert list(connection.open(PATIENCE).notes) == ["norm: groups: client 1, server has none"]
             connection.close()
 
     def test_a_dead_replica_loses_nothing(self) -> None:
