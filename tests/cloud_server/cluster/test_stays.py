@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 import torch
 
+from cloud_server.access import Caller
 from cloud_server.cluster import stays
+from cloud_server.cluster.stays import Stay, Stays
 from cloud_server.limits import Limits
 from cloud_server.transport import INFER
 from protos.inference import inference_pb2 as pb
+from shared_hooks.errors import ServerUnavailable
 from studies.attacks.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, headers, message
 from studies.attacks.http2.frames import Connection as Raw
-from tests.cloud_server.cluster.fake_cluster import Cluster, cluster
+from tests.cloud_server.cluster.fake_cluster import Cluster, FakeRay, cluster
 from tests.cloud_server.cluster.test_relay import answer, edge
 from tests.cloud_server.fakes import FakeEngine, GrpcClient, hello
 from tests.cloud_server.inference.served import asked, engine
@@ -61,6 +65,30 @@ def test_answers_that_nobody_fetches_are_held_within_a_bound() -> None:
         channel = stack.enter_context(there.channel())
         with pytest.raises(grpc.RpcError, match="max_inference_bytes is 200"):
             channel.unary_unary(INFER)(ONE, timeout=PATIENCE)
+
+
+def test_the_account_that_has_the_most_gives_way_first_with_what_it_does_not_fetch() -> None:
+    known, ended = Stays(FakeRay(), 4, idle_seconds=9.0), []
+
+    def stay(name: str, number: int) -> Stay:
+        made = Stay("", "", Caller("", name), 1.0, lambda: ended.append(f"{name} {number} cut off"))
+        made.call = SimpleNamespace(cancel=lambda: ended.append(f"{name} {number} told"))
+        return made
+
+    with ExitStack() as stack:
+        of_many = [stay("many", number) for number in range(4)]
+        for one in of_many:
+            stack.enter_context(known.place(one))
+        with pytest.raises(ServerUnavailable, match="4 calls are handed on"):
+            stack.enter_context(known.place(stay("many", 4)))
+        of_many[1].is_sending = True
+        stack.enter_context(known.place(stay("few", 0)))
+        assert ended == ["many 1 told", "many 1 cut off"]
+        stack.enter_context(known.place(stay("few", 1)))
+        assert ended[2:] == ["many 0 told"] and isinstance(of_many[0].refused, ServerUnavailable)
+        with pytest.raises(ServerUnavailable):
+            stack.enter_context(known.place(stay("few", 2)))
+    assert len(known) == 0
 
 
 class TestDraining:
