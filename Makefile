@@ -11,7 +11,7 @@
 #   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
 #   CAMERA_FLAGS=   for the cameras, e.g. "--kernel linux-image-...-amd64.deb --json cameras.json"
 #   FOOTPRINT_FLAGS=  for what an edge takes, e.g. "imports --tries 9 --json docs/results/footprint.json"
-#   MATRIX_FLAGS=   for the matrix, e.g. "--json docs/results/matrix.json pi='ssh pi python3'"
+#   MATRIX_FLAGS=   for the matrix, e.g. "--models digits bert --json matrix.json"; another machine: docs/agreement.md
 #   DOORS_FLAGS=    for the doors, e.g. "--json docs/results/doors.json"
 #   WHEEL_FLAGS=    for the wheel, e.g. "--python python3.10 --python python3.13"
 #   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"

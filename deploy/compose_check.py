@@ -1,7 +1,7 @@
 """``make compose``: docker-compose.yml on a real engine. Builds, runs, looks inside, and takes everything down.
 
 Each line it prints is a claim that was checked; exit status 0 only if all hold. Base image, index and torch are told by
-options, so that it also works where the hub or the default index cannot be reached (deploy/README.md).
+options, so that it also works where the hub or the default index cannot be reached (docs/containers.md).
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from typing import Any
 from deploy.engine import BUILD_SECONDS, ROOT, Engine, EngineFailed, until
 
 USER = 10001
+CLOUD, EDGE = "isthmus-cloud", "isthmus-edge"
+SERVERS = {"grpcio-reflection", "prometheus-client"}
+"""What the extra `cloud` adds: an edge's image without them is no server's under an edge's name."""
 COMPILERS = "gcc g++ cc c++ clang as ld make ninja rustc go nvcc".split()
 CACHES = "/root/.cache /var/cache/apt/archives/*.deb /var/lib/apt/lists/*Packages* /build /tmp/pip*".split()
 IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
@@ -60,6 +63,8 @@ class Check:
         torch = self._in(name, "python3", "-c", code)
         same = listed.get("torch") == torch and "isthmus" in listed
         self.claim(f"{name}: {label} lists {len(listed)} packages, torch {torch} among them", same, listed)
+        wanted, there = SERVERS if name == CLOUD else set(), SERVERS & listed.keys()
+        self.claim(f"{name}: of a server's packages {', '.join(sorted(wanted)) or 'none'}", there == wanted, there)
 
     def _in(self, image: str, *words: str) -> str:
         return self.engine.docker("run", "--rm", "--network", "none", "--entrypoint", words[0], image, *words[1:])
@@ -226,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         engine.down()
         try:
             check.built(["cloud", "edge"])
-            for name in ("isthmus-cloud", "isthmus-edge"):
+            for name in (CLOUD, EDGE):
                 check.image(name)
             if not options.profiles_only:
                 server_and_edge(check)

@@ -1,6 +1,6 @@
 """``make manifests``: the files for Kubernetes, systemd and Compose, each by a tool that knows them.
 
-    kubectl kustomize                     builds what a cluster would get, for every choice of components
+    kubectl kustomize                     builds what a cluster would get, each choice of components; lets edges in
     kubeconform, or kubernetes-validate   is each field one that Kubernetes knows (the extra `manifests`)
     systemd-analyze verify, security      the unit, with and without a GPU
     docker compose config                 the file, with all profiles
@@ -11,6 +11,7 @@ No cluster and no service is touched. Exit status 0 only if each tool was there 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import yaml
 
 DEPLOY = Path(__file__).resolve().parent
 COMPONENTS = ("gpu", "tls")
@@ -34,6 +37,7 @@ def kubernetes(folder: Path) -> Iterator[str]:
     for count in range(len(COMPONENTS) + 1):
         for chosen in itertools.combinations(COMPONENTS, count):
             made = _built(chosen, folder)
+            edges_reach(made.read_text(encoding="utf-8"))
             kinds = re.findall(r"^kind: (\w+)$", made.read_text(encoding="utf-8"), re.MULTILINE)
             yield f"{_validated(made)}: base {' '.join(chosen)}: {', '.join(kinds)}"
     wrong = folder / "wrong.yaml"
@@ -52,11 +56,24 @@ def _built(chosen: Sequence[str], folder: Path) -> Path:
     place = folder / "-".join(("k", *chosen))
     shutil.copytree(DEPLOY / "kubernetes", place)
     file = place / "kustomization.yaml"
-    text = file.read_text(encoding="utf-8").replace("components: []", f"components: [{', '.join(chosen)}]")
-    file.write_text(text, encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
+    if "components: []" not in text:
+        raise NotContent(f"{file.name} has no line `components: []` to put components into")
+    file.write_text(text.replace("components: []", f"components: [{', '.join(chosen)}]"), encoding="utf-8")
     made = place.with_suffix(".yaml")
     made.write_text(_run("kubectl", "kustomize", str(place)), encoding="utf-8")
     return made
+
+
+def edges_reach(built: str) -> None:
+    """Raises `NotContent` where a policy wants the servers' own labels of callers, which no edge has.
+
+    kustomize adds those labels wherever it finds `matchLabels`, there too.
+    """
+    for policy in (one for one in yaml.safe_load_all(built) if one["kind"] == "NetworkPolicy"):
+        for rule in policy["spec"]["ingress"]:
+            if "app.kubernetes.io/" in json.dumps(callers := rule.get("from", [])):
+                raise NotContent(f"no edge reaches the server: the policy wants its labels of callers: {callers}")
 
 
 def _validated(file: Path) -> str:

@@ -14,13 +14,16 @@ May import core, streams, models, access, limits.
 """
 
 from cloud_server.inference.asking import Asking
-from cloud_server.inference.datatypes import NAMES, pack, unpack
+from cloud_server.inference.datatypes import NAMES, NUMPY, pack, unpack
 from cloud_server.inference.held import Held
-from cloud_server.inference.query import Named, Query, Result, Value
+from cloud_server.inference.query import MAX_VALUES, VALUE_BYTES, Named, Query, Result, Value
 from cloud_server.inference.service import VERSION, Inference, ModelInfo, TensorInfo
 
 __all__ = [
+    "MAX_VALUES",
     "NAMES",
+    "NUMPY",
+    "VALUE_BYTES",
     "VERSION",
     "Asking",
     "Held",

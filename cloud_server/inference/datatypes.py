@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ NUMPY: dict[str, Any] = {
 
 MOST = 1 << 40
 """Elements of a shape, those of size 0 counted as 1."""
+AT_ONCE = 4096
+"""Elements that become Python's own in one go; between two, other threads have their turn."""
 
 
 def dtype_of(name: str, where: str) -> torch.dtype:
@@ -74,10 +76,7 @@ def pack(values: Sequence[Any], datatype: str, where: str, *, finite: bool = Fal
     return memoryview(found.tobytes())
 
 
-def unpack(data: memoryview, datatype: str) -> list[Any] | None:
-    """The reverse of `pack`; None for datatypes whose elements come as bytes only."""
-    kind = NUMPY.get(datatype)
-    if kind is None:
-        return None
-    found: list[Any] = np.frombuffer(data, dtype=kind).tolist()
-    return found
+def unpack(data: memoryview, datatype: str) -> Iterator[list[Any]]:
+    """The reverse of `pack`, `AT_ONCE` elements at a time. Raises KeyError where elements come as bytes only."""
+    found = np.frombuffer(data, dtype=NUMPY[datatype])
+    return (found[at : at + AT_ONCE].tolist() for at in range(0, len(found), AT_ONCE))

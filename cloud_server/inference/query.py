@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Value = bool | int | float | str
 """Of a parameter."""
+MAX_VALUES = 1 << 20
+"""Elements of one answer, all outputs together, that are written one by one; more go as bytes only."""
+VALUE_BYTES = 32
+"""Of memory that such an element takes on its way into JSON or protobuf."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,11 @@ class Named:
     datatype: str
     shape: tuple[int, ...]
     data: memoryview
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)

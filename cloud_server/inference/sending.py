@@ -116,8 +116,6 @@ def fits(query: Query, identity: Identity) -> bool:
 
 def _by_name(query: Query, wanted: list[str]) -> dict[str, Named]:
     given = {one.name: one for one in query.inputs}
-    if len(given) < len(query.inputs):
-        raise InputMismatch("two inputs have one name")
     unknown = sorted(given.keys() - set(wanted))
     missing = [name for name in wanted if name not in given]
     if unknown or missing:

@@ -12,7 +12,7 @@ import torch
 
 from cloud_server.access import Caller
 from cloud_server.core import Core
-from cloud_server.inference.asking import Asking
+from cloud_server.inference.asking import MOST_MS, Asking
 from cloud_server.inference.datatypes import NAMES
 from cloud_server.inference.held import Held
 from cloud_server.inference.query import Named, Query, Result, Value
@@ -94,6 +94,9 @@ class Inference:
         """Raises what the request fails by."""
         if query.parameters.get("sequence_id"):
             raise InputMismatch("sequences are not served: each request stands alone")
+        for wanted in (query.outputs, [one.name for one in query.inputs]):
+            if len(set(wanted)) < len(wanted):  # an answer has each output once, so its size is the model's doing
+                raise InputMismatch("two inputs or two outputs have one name")
         identity = self.engine(asking.caller, query.model, query.version).identity
         limit = asking.caller.max_request_bytes(self.core.limits)
         made = asking.read(lambda: sending(query, identity, limit))
@@ -114,8 +117,10 @@ def _shorter(seconds: float | None, microseconds: Value | None) -> float | None:
     """``timeout`` is Triton's parameter."""
     if microseconds is None or microseconds == 0:
         return seconds
-    if type(microseconds) is not int or microseconds < 0:
-        raise InputMismatch(f"the parameter timeout is a number of microseconds, not {str(microseconds)[:40]}")
+    if type(microseconds) is not int or not 0 <= microseconds <= 1000 * MOST_MS:
+        raise InputMismatch(
+            f"the parameter timeout is a number of microseconds up to {1000 * MOST_MS}, not {str(microseconds)[:40]}"
+        )
     return microseconds / 1e6 if seconds is None else min(seconds, microseconds / 1e6)
 
 

@@ -265,8 +265,11 @@ class WorkerProcess:
         return True
 
     def close(self) -> None:
-        """The last call: nobody asks it or looks at it any more."""
+        """The last call: nobody asks it or looks at it any more. Who still names it, as the lines of a log do, does not
+        keep its page.
+        """
         self.channel.close()
+        self._begun.release()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1

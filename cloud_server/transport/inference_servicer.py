@@ -15,7 +15,19 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from cloud_server.access import Caller
-from cloud_server.inference import VERSION, Inference, Named, Query, Result, TensorInfo, Value, pack, unpack
+from cloud_server.inference import (
+    MAX_VALUES,
+    VALUE_BYTES,
+    VERSION,
+    Inference,
+    Named,
+    Query,
+    Result,
+    TensorInfo,
+    Value,
+    pack,
+    unpack,
+)
 from cloud_server.transport.door import INFER, INFERENCE, Door
 from protos.chunks import varint
 from protos.inference import inference_pb2 as pb
@@ -63,7 +75,9 @@ class InferenceServicer:
             result = self._inference.infer(asking, query, context.time_remaining())
             del data, query
             with self._inference.held.hold(asking.party, context.cancel) as hold:
-                hold.more(result.nbytes)
+                values = sum(one.count for one in result.outputs)
+                raw = raw or values > MAX_VALUES
+                hold.more(result.nbytes + (0 if raw else VALUE_BYTES * values))
                 message = asking.read(partial(answer, result, raw))
                 del result
                 yield message
@@ -213,7 +227,9 @@ def answer(result: Result, raw: bool) -> bytes:
     for one in result.outputs:
         output = message.outputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
         if not raw:
-            getattr(output.contents, CONTENTS[one.datatype]).extend(unpack(one.data, one.datatype))
+            field = getattr(output.contents, CONTENTS[one.datatype])
+            for some in unpack(one.data, one.datatype):
+                field.extend(some)
     pieces: list[bytes | memoryview] = [message.SerializeToString()]
     if raw:  # by hand, so that they are copied once
         for one in result.outputs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 from edge_client.modes import CLOUD_FILE
@@ -28,8 +29,6 @@ class Feed:
         """All of them where they are files, known beforehand; may be replaced by fewer before the run."""
         self.under_way: deque[Named] = deque()
         """Taken, and not yet answered."""
-        self.broken: InputMismatch | None = None
-        """Why the source ended early."""
         self.tally = Tally(source)
         self._done = 0
 
@@ -37,6 +36,11 @@ class Feed:
     def samples(self) -> Sequence[Item]:
         """What can be planned on beforehand: all files, or the first frame."""
         return [self.source.first()] if self.items is None else self.items
+
+    @property
+    def broken(self) -> Sequence[InputMismatch]:
+        """Why the source ended early, or several of them."""
+        return self.source.broken
 
     @property
     def live(self) -> bool:
@@ -49,14 +53,12 @@ class Feed:
 
     def __iter__(self) -> Iterator[Item]:
         """Ends where the source breaks off, too: `broken` says why."""
-        try:
+        with suppress(InputMismatch):
             for number, item in enumerate(self.source if self.items is None else self.items, 1):
                 self.under_way.append(item.id if isinstance(item, Frame) else item)
                 yield item
                 if number == self.most:
                     return
-        except InputMismatch as error:
-            self.broken = error
 
     def __len__(self) -> int:
         """Of files; TypeError for frames, whose number nobody knows."""

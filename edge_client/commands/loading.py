@@ -11,8 +11,8 @@ from edge_client.client import EdgeClient
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.sources import Item
-from edge_client.sources.camera import is_camera, without_password
-from edge_client.sources.video import SUFFIXES as VIDEO_SUFFIXES
+from edge_client.sources.cameras import is_camera, without_password
+from edge_client.sources.videos import SUFFIXES as VIDEO_SUFFIXES
 from edge_client.survey.loaded import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve

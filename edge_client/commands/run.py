@@ -130,8 +130,8 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
             interrupts.heard()
             report.interrupted = True
             print("edge-client: interrupted", file=sys.stderr)
-        if feed.broken is not None:
-            print(f"edge-client: error: --input: {one_line(str(feed.broken))}", file=sys.stderr)
+        for broken in feed.broken:
+            print(f"edge-client: error: --input: {one_line(str(broken))}", file=sys.stderr)
         feed.tally.stop()
         report.finish(client.refused, client.unlike)
     finally:

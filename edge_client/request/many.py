@@ -27,7 +27,7 @@ LOOK_SECONDS: Final = 0.005
 
 
 @runtime_checkable
-class Live(Protocol):
+class LiveInputs(Protocol):
     """Inputs that come by themselves (`edge_client.sources`): the next is taken when there is a place for it, and until
     it comes, answers are given out.
     """
@@ -83,7 +83,7 @@ def in_order(
     def over(full: bool) -> bool:
         return bool(window) and (_is_over(window[0][2]) or (full and len(window) >= most))
 
-    live = inputs if isinstance(inputs, Live) and inputs.live else None
+    live = inputs if isinstance(inputs, LiveInputs) and inputs.live else None
     broken: Exception | None = None
     lifecycle.emit(Stage.BEFORE_RUN, total=total)
     try:

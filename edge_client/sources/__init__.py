@@ -4,27 +4,27 @@
         for answer in client.infer_many(frames, prepare=client.spec.preprocess):
             ...
 
-opening    which source a word names
-camera     a V4L2 device, or a stream from the network
-video      a video file
-decoding   frames out of PyAV; its errors by name
-live       any frames that come by themselves, read in a thread of its own
-latest     the queue where the oldest gives way
-files      image and tensor files
-source     what all of them are: `Source`
-tally      frames a second
-extras     PyAV, where it is installed
+opening      which source the words of a command line name
+cameras      a V4L2 device, or a stream from the network
+videos       a video file
+decoding     frames out of PyAV; its errors by name
+live_source  any frames that come by themselves, read in a thread of its own
+latest       the queue where the oldest gives way
+files        image and tensor files
+source       what all of them are: `Source`
+tally        frames a second
+extras       PyAV, where it is installed
 
 A source that waits (files, videos) drops nothing. A live one keeps the newest frames. Loads PyAV when a video or a
-camera is opened.
+camera is opened. No module has the name of a function here, which would stand before it.
 """
 
-from edge_client.sources.camera import camera
+from edge_client.sources.cameras import camera
 from edge_client.sources.files import folder
-from edge_client.sources.live import live
+from edge_client.sources.live_source import live
 from edge_client.sources.source import Item, Source
 from edge_client.sources.tally import Tally
-from edge_client.sources.video import video
+from edge_client.sources.videos import video
 from shared_hooks.models.frames import Frame, FrameId, Pixels
 
 __all__ = ["Frame", "FrameId", "Item", "Pixels", "Source", "Tally", "camera", "folder", "live", "video"]

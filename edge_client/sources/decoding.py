@@ -80,11 +80,13 @@ def told(name: str, timeout: float | None = None, *, opening: bool = False) -> I
     except FFmpegError as error:
         error.__traceback__ = None  # it holds packets, which may be memory of a device that is closed before them
         reason = f"{error.strerror}" + _HINTS.get(error.errno or 0, "")
-        if isinstance(error, (ExitError, InvalidDataError)) or error.errno == errno.EINVAL:
+        ended = isinstance(error, ExitError)
+        if ended or isinstance(error, InvalidDataError) or error.errno == errno.EINVAL:
             # Some of FFmpeg's readers call it bad data when the timeout ends them.
-            late = opening and timeout is not None and time.monotonic() - began >= timeout
-            if late or isinstance(error, ExitError):
+            if timeout is not None and (ended or (opening and time.monotonic() - began >= timeout)):
                 reason = f"nothing came within {timeout:g} s"
+            elif ended:
+                pass  # by something else: FFmpeg's own words
             elif name.startswith("/dev/"):
                 reason += "; it may not have this size, rate or pixel format"
             else:

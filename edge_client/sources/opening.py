@@ -6,12 +6,12 @@ import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edge_client.sources.camera import camera, is_camera
+from edge_client.sources.cameras import camera, is_camera
 from edge_client.sources.files import Files, folder
-from edge_client.sources.live import KEPT
+from edge_client.sources.live_source import KEPT
 from edge_client.sources.source import Item, Source
-from edge_client.sources.video import SUFFIXES, video
-from shared_hooks.errors import SpecError
+from edge_client.sources.videos import SUFFIXES, video
+from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES
 
 
@@ -50,7 +50,7 @@ def open_source(
 
 
 class Several(Source):
-    """Sources that end, one after the other."""
+    """Sources that end, one after the other; one that breaks off does not keep back those after it."""
 
     def __init__(self, parts: Sequence[Source]) -> None:
         super().__init__(", ".join(part.name for part in parts))
@@ -61,7 +61,12 @@ class Several(Source):
 
     def _items(self) -> Iterator[Item]:
         for part in self._parts:
-            yield from part
+            try:
+                yield from part
+            except InputMismatch as error:
+                self.broken.append(error)
+        if self.broken:
+            raise InputMismatch("; ".join(map(str, self.broken)))
 
 
 def _files(words: Sequence[str]) -> list[Files]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TypeAlias
 
+from shared_hooks.errors import InputMismatch
 from shared_hooks.models.frames import Frame
 from shared_hooks.models.inputs import InputItem
 
@@ -26,6 +27,8 @@ class Source(ABC):
         self.name = name
         self.taken = 0
         """Inputs given until now."""
+        self.broken: list[InputMismatch] = []
+        """Why it ended early; of several sources, all that did."""
 
     @property
     def dropped(self) -> int:
@@ -33,10 +36,15 @@ class Source(ABC):
         return 0
 
     def __iter__(self) -> Iterator[Item]:
-        """Raises InputMismatch where it breaks off, at its place."""
-        for item in self._items():
-            self.taken += 1
-            yield item
+        """Raises InputMismatch where it breaks off, at its place; of several sources, after the last one."""
+        self.broken = []
+        try:
+            for item in self._items():
+                self.taken += 1
+                yield item
+        except InputMismatch as error:
+            self.broken = self.broken or [error]
+            raise
 
     @abstractmethod
     def first(self) -> Item:

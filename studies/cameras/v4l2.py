@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from shared_hooks.errors import SpecError
 from studies.cameras.cases import ROOT, Outcome
@@ -22,6 +22,12 @@ SECONDS: Final = 900
 """For the machine: it is emulated, and loads torch."""
 MODULES: Final = ("virtio_pci", "9pnet_virtio", "9p", "vivid")
 MARK: Final = "outcome: "
+SIZES: Final = ((640, 360), (320, 180), (1280, 720), (333, 111))
+FORMS: Final = (None, "yuyv422", "rgb24", "gray")
+SLOW: Final = 8
+"""Frames that a slow taker takes."""
+FRAMES: Final = 5
+"""Of the run."""
 
 INIT: Final = """#!/bin/busybox sh
 /bin/busybox --install -s /bin
@@ -38,7 +44,9 @@ echo "outcome: [\\"the process in the machine\\", $?]"
 poweroff -f
 """
 
-INSIDE: Final = """
+INSIDE: Final = (
+    f"SIZES, FORMS, SLOW, FRAMES = {SIZES!r}, {FORMS!r}, {SLOW}, {FRAMES}"
+    + """
 import json, os, time
 from edge_client import sources
 from edge_client.__main__ import main
@@ -58,22 +66,28 @@ with sources.camera("/dev/video0", queue=2) as camera:
     for frame in camera:
         seen.append(frame.id.index)
         time.sleep(0.5)
-        if len(seen) == 8:
+        if len(seen) == SLOW:
             break
     tell("a slow taker: frames", seen)
     tell("a slow taker: taken, dropped", [camera.taken, camera.dropped])
-for size in ((640, 360), (320, 180), (1280, 720), (333, 111)):
-    for form in (None, "yuyv422", "rgb24", "gray"):
+for size in SIZES:
+    for form in FORMS:
         opened(f"{size[0]}x{size[1]} {form or ''}".strip(), "/dev/video0", size=size, pixel_format=form)
 opened("a format that there is not", "/dev/video0", pixel_format="nonsense")
 opened("a device that there is not", "/dev/video7")
-words = ["run", "--split", "edge-only", "--threads", "1", "--no-progress", "--input", "/dev/video0", "--frames", "5"]
-status = main([*words, "--json", "/tmp/run.json"])
+words = ["run", "--split", "edge-only", "--threads", "1", "--no-progress", "--input", "/dev/video0"]
+status = main([*words, "--frames", str(FRAMES), "--json", "/tmp/run.json"])
 tell("edge-client run --input /dev/video0", [status, json.load(open("/tmp/run.json"))["source"]])
 os.setuid(65534)
 opened("another user", "/dev/video0")
 """
+)
 
+RUN: Final = "edge-client run --input /dev/video0"
+TAKEN: Final = "a slow taker: frames"
+COUNTED: Final = "a slow taker: taken, dropped"
+PICTURES: Final = {f"{w}x{h} {form or ''}".strip(): [h, w, 3] for w, h in SIZES for form in FORMS}
+"""Height, width and colours of the picture that a case must give."""
 EXPECTED: Final = {
     "a second program": "InputMismatch: /dev/video0: Device or resource busy; another program holds it",
     "a format that there is not": "InputMismatch: /dev/video0: Invalid argument; it may not have this size, rate or",
@@ -82,6 +96,7 @@ EXPECTED: Final = {
     "the process in the machine": "0",
 }
 """How the outcome begins, as text."""
+CASES: Final = (*EXPECTED, *PICTURES, TAKEN, COUNTED, RUN)
 
 
 def in_a_machine(package: Path) -> list[Outcome]:
@@ -108,20 +123,35 @@ def in_a_machine(package: Path) -> list[Outcome]:
 
 
 def outcomes(text: str) -> list[Outcome]:
-    """What the machine's console told."""
-    found = []
+    """What the machine's console told; a case that it did not tell has failed."""
+    found, seen = [], set()
     lines = [line.partition(MARK)[2] for line in text.splitlines() if MARK in line]
     for case, told in map(json.loads, lines):
-        source = told[1] if case.startswith("edge-client run") else {}
-        fault = ""
-        if case in EXPECTED and not str(told).startswith(EXPECTED[case]):
-            fault = f"expected {EXPECTED[case]}"
-        elif case not in EXPECTED and isinstance(told, str):
-            fault = "no picture"
-        found.append(Outcome(f"V4L2: {case}", 0, source, "" if source else str(told), fault))
-    if "the process in the machine" not in text:
+        seen.add(case)
+        status, source = told if case == RUN else (0, {})
+        found.append(Outcome(f"V4L2: {case}", status, source, "" if source else str(told), _fault(case, told)))
+    found += [Outcome(f"V4L2: {case}", 1, {}, "", "it was not told") for case in CASES if case not in seen]
+    if "the process in the machine" not in seen:
         found.append(Outcome("V4L2", 1, {}, text[-300:], "the machine did not come to its end"))
     return found
+
+
+def _fault(case: str, told: Any) -> str:
+    """What falls short in it; "" if nothing does."""
+    if case in EXPECTED:
+        return "" if str(told).startswith(EXPECTED[case]) else f"expected {EXPECTED[case]}"
+    if case in PICTURES:
+        return "" if told == PICTURES[case] else f"expected a picture of {PICTURES[case]}"
+    if case == TAKEN:
+        return "" if len(told) == SLOW and told == sorted(set(told)) else f"expected {SLOW} frames in their order"
+    if case == COUNTED:
+        taken, dropped = told
+        return "" if taken == SLOW and dropped > 0 else f"expected {SLOW} taken, some dropped"
+    if case == RUN:
+        status, source = told
+        right = status == 0 and source.get("taken") == source.get("answered") == FRAMES
+        return "" if right else f"expected status 0, {FRAMES} taken and answered"
+    return "unknown"
 
 
 def _initial(folder: Path, version: str) -> Path:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from cloud_server.cli import GRACE_SECONDS
 from cloud_server.limits import Limits
+from deploy import manifests_check
+from deploy.manifests_check import NotContent, edges_reach
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -59,13 +63,41 @@ def test_both_sides_can_be_told_what_they_are_built_from() -> None:
 
 
 def test_what_selects_pods_selects_the_servers_and_nothing_else() -> None:
-    """kustomize puts the labels into the Deployment's and the Service's selectors, and into no other's."""
+    """kustomize puts them into the Deployment's and the Service's; where they are written out, they are the same."""
     (made,) = yaml.safe_load((DEPLOY / "kubernetes" / "base" / "kustomization.yaml").read_text())["labels"]
     assert made["includeSelectors"]
     pod = kubernetes("deployment")["spec"]["template"]["spec"]
     spread = pod["topologySpreadConstraints"][0]["labelSelector"]
     budget, network = kubernetes("disruption")["spec"]["selector"], kubernetes("network")["spec"]["podSelector"]
     assert spread == budget == network == {"matchLabels": made["pairs"]}
+
+
+POLICY = """
+kind: Service
+---
+kind: NetworkPolicy
+spec: {ingress: [{from: [{podSelector: {SELECTOR}}], ports: [{port: grpc}]}, {ports: [{port: metrics}]}]}
+"""
+
+
+def test_edges_are_let_in_as_what_they_are() -> None:
+    (edges,) = kubernetes("network")["spec"]["ingress"][0]["from"]
+    assert edges == {
+        "podSelector": {"matchExpressions": [{"key": "isthmus-edge", "operator": "In", "values": ["true"]}]}
+    }
+    edges_reach(POLICY.replace("SELECTOR", json.dumps(edges["podSelector"])[1:-1]))
+    with pytest.raises(NotContent, match="no edge reaches the server"):  # what kustomize makes of matchLabels
+        labels = 'matchLabels: {app.kubernetes.io/component: cloud, isthmus-edge: "true"}'
+        edges_reach(POLICY.replace("SELECTOR", labels))
+
+
+def test_a_choice_of_components_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kubernetes").mkdir()
+    (tmp_path / "kubernetes" / "kustomization.yaml").write_text("components: [gpu]\n")
+    monkeypatch.setattr(manifests_check, "DEPLOY", tmp_path)
+    (tmp_path / "made").mkdir()
+    with pytest.raises(NotContent, match="no line `components: "):
+        manifests_check._built(["tls"], tmp_path / "made")
 
 
 def test_grafana_finds_the_dashboards_and_prometheus_where_compose_puts_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,24 +14,61 @@ import pytest
 
 from edge_client import sources
 from studies.cameras.__main__ import line
-from studies.cameras.v4l2 import EXPECTED, outcomes
+from studies.cameras.v4l2 import CASES, COUNTED, EXPECTED, RUN, TAKEN, outcomes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CONSOLE = """
-[    7.6] vivid-000: V4L2 capture device registered as video0
-outcome: ["320x180", [180, 320, 3]]
-outcome: ["333x111 gray", "InputMismatch: /dev/video0: no"]
-outcome: ["another user", "USER"]
-outcome: ["edge-client run --input /dev/video0", [0, {"taken": 5, "dropped": 9, "frames_per_second": 0.2}]]
-""".replace("USER", EXPECTED["another user"])
+KEPT = json.loads((Path(__file__).parents[2] / "docs" / "results" / "cameras.json").read_text())["cases"]
+SOURCE = {"taken": 5, "answered": 5, "dropped": 9, "frames_per_second": 0.2}
+FAULTS = [
+    ("320x180", [180, 320, 3], [360, 320, 3]),
+    ("333x111 gray", [111, 333, 3], "InputMismatch: /dev/video0: no"),
+    ("another user", EXPECTED["another user"], [480, 640, 3]),
+    (TAKEN, [0, 1, 5, 7, 10, 12, 15, 18], []),
+    (TAKEN, [0, 1, 5, 7, 10, 12, 15, 18], [0, 1, 5, 7, 7, 12, 15, 18]),
+    (COUNTED, [8, 12], [8, 0]),
+    (RUN, [0, SOURCE], [1, SOURCE]),
+    (RUN, [0, SOURCE], [0, {**SOURCE, "answered": 4}]),
+    (RUN, [0, SOURCE], [0, {**SOURCE, "taken": 0, "answered": 0}]),
+    ("the process in the machine", 0, 1),
+]
 
 
-def test_what_the_machine_tells() -> None:
-    size, none, user, run, end = outcomes(CONSOLE)
-    assert not size.fault and not user.fault and not run.fault
-    assert none.fault == "no picture" and "did not come to its end" in end.fault
-    assert "5 taken, 9 dropped, 0.2 frames/s" in line(run) and "FALLS SHORT: no picture" in line(none)
-    assert len(outcomes(CONSOLE + 'outcome: ["the process in the machine", 0]')) == 5
+def console(told: dict[str, Any]) -> str:
+    return "[    7.6] vivid-000: a V4L2 device\n" + "".join(f"outcome: {json.dumps(one)}\n" for one in told.items())
+
+
+def kept() -> dict[str, Any]:
+    """What the machine told in the run whose result is kept; the status of `run` was not."""
+    cases = {one["case"].removeprefix("V4L2: "): one for one in KEPT if one["case"].startswith("V4L2: ")}
+    texts = {case: one["told"] for case, one in cases.items() if case != RUN}
+    lists = {case: json.loads(text) if text[0] in "[0" else text for case, text in texts.items()}
+    return {**lists, RUN: [0, cases[RUN]["source"]]}
+
+
+def test_the_machine_that_was_run_told_what_must_come() -> None:
+    found = outcomes(console(kept()))
+    assert {one.case.removeprefix("V4L2: ") for one in found} == set(CASES)
+    assert not [one for one in found if one.fault]
+
+
+@pytest.mark.parametrize(("case", "right", "wrong"), FAULTS)
+def test_what_falls_short_is_noticed(case: str, right: Any, wrong: Any) -> None:
+    (well,) = [one for one in outcomes(console({**kept(), case: right})) if one.fault or one.case.endswith(case)]
+    (ill,) = [one for one in outcomes(console({**kept(), case: wrong})) if one.fault]
+    assert not well.fault and ill.case == f"V4L2: {case}" and "FALLS SHORT: expected" in line(ill)
+
+
+def test_so_is_what_was_not_told() -> None:
+    told = kept()
+    del told["1280x720 rgb24"]
+    (none,) = [one for one in outcomes(console(told)) if one.fault]
+    assert none.case == "V4L2: 1280x720 rgb24" and none.status == 1
+    assert outcomes("")[-1].fault == "the machine did not come to its end" and len(outcomes("")) == len(CASES) + 1
+
+
+def test_a_run_is_a_line() -> None:
+    (run,) = [one for one in outcomes(console({RUN: [3, SOURCE]})) if one.case.endswith(RUN)]
+    assert "  3  FALLS SHORT: expected status 0" in line(run) and "5 taken, 9 dropped, 0.2 frames/s" in line(run)
 
 
 class Picamera:

@@ -26,7 +26,7 @@ from cloud_server.access import Caller, Credentials, Register, token_in
 from cloud_server.inference import VERSION, Inference, ModelInfo, TensorInfo
 from cloud_server.transport.rest import messages
 from cloud_server.transport.rest.body import Receive, json_bytes, read_body
-from cloud_server.transport.rest.connections import Connections, Peer
+from cloud_server.transport.rest.connections import PEER, Peer
 from cloud_server.transport.rest.delivery import Send, deliver, send_whole
 from cloud_server.transport.rest.work import Work
 from shared_hooks.errors import BadFrame, Cancelled, IsthmusError, QuotaExceeded, ServerUnavailable, TooLarge
@@ -64,10 +64,9 @@ class NoSuchPath(IsthmusError):
 class Application:
     """Of one server. ``register``: who is let in."""
 
-    def __init__(self, inference: Inference, register: Register, connections: Connections) -> None:
+    def __init__(self, inference: Inference, register: Register) -> None:
         self._inference = inference
         self._register = register
-        self._connections = connections
         self._most = inference.core.limits.max_clients
         self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="isthmus-rest")
         self._working = 0
@@ -78,8 +77,8 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        peer = self._connections.of(scope)
-        if peer is None:  # it has closed its connection
+        peer: Peer = scope["state"][PEER]
+        if peer.is_closed:
             return
         headers = dict(reversed(scope["headers"]))  # of several of one name, the first
         caller = Caller(peer.name)
@@ -185,10 +184,10 @@ class Application:
 
     async def _refuse(self, scope: Scope, caller: Caller, peer: Peer, error: Exception, send: Send) -> None:
         known = error if isinstance(error, IsthmusError) else None
-        if known is None:
-            log.error("%s %s", scope["method"], scope["path"], exc_info=error)
-            known = IsthmusError("the server failed while it answered; its log says how")
         with on_behalf_of(caller.account):
+            if known is None:
+                log.error("%s %s", scope["method"], scope["path"], exc_info=error)
+                known = IsthmusError("the server failed while it answered; its log says how")
             where = f"{scope['method']} {scope['path'][:256]} of {caller.peer}"
             self._inference.core.lifecycle.emit(Stage.ON_ERROR, where=where, error=known)
         if isinstance(known, Cancelled):

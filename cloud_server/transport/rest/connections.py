@@ -8,8 +8,7 @@ there are more, the address that has most of them loses the one that waits longe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -20,13 +19,15 @@ MAX_WAITING_CONNECTIONS = 128
 IDLE_SECONDS = 60.0
 """For a request, and between two."""
 SWEEP_SECONDS = 1.0
+PEER = "isthmus_peer"
+"""In the state of a request's scope."""
 
 
 class Peer:
     """The other end of one connection. Made, and touched, by the event loop's thread alone, but for `leave`."""
 
     def __init__(self, transport: asyncio.Transport, waiting: WaitingCalls) -> None:
-        host, port = _key(transport)
+        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # none where it is gone already
         self.name = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
         """As gRPC says it."""
         self.names = names_in(certificate(transport.get_extra_info("ssl_object")))
@@ -34,16 +35,16 @@ class Peer:
         self._loop = asyncio.get_running_loop()
         self._waiting = waiting
         self._place: Place | None = None
-        self._is_closed = False
+        self.is_closed = False
 
     def waits(self) -> None:
         """Its client has to do something from now on: to send a request."""
         self.works()
-        if not self._is_closed:
+        if not self.is_closed:
             self._place = self._waiting.enter(Caller(self.name).address, self.leave)
 
     def closed(self) -> None:
-        self._is_closed = True
+        self.is_closed = True
         self.works()
 
     def works(self) -> None:
@@ -60,46 +61,22 @@ class Peer:
             pass
 
 
-class Connections:
-    """Of one server."""
+class Connection(H11Protocol):
+    """uvicorn's, which knows its `Peer`, and hands it to the application with each request (``scope["state"]``)."""
 
-    def __init__(self) -> None:
-        self.waiting = WaitingCalls(MAX_WAITING_CONNECTIONS, IDLE_SECONDS)
-        self._peers: dict[tuple[str, int], Peer] = {}
+    def __init__(self, waiting: WaitingCalls, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._waiting = waiting
 
-    def of(self, scope: Mapping[str, Any]) -> Peer | None:
-        """Who sent a request; None once the connection is closed."""
-        host, port = scope["client"]
-        return self._peers.get((host, port))
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._peer = Peer(transport, self._waiting)
+        self._peer.waits()
+        self.app_state = {**self.app_state, PEER: self._peer}
 
-    def opened(self, transport: asyncio.Transport) -> None:
-        peer = self._peers[_key(transport)] = Peer(transport, self.waiting)
-        peer.waits()
-
-    def closed(self, transport: asyncio.Transport) -> None:
-        peer = self._peers.pop(_key(transport), None)
-        if peer is not None:
-            peer.closed()
-
-    def protocol(self) -> type[asyncio.Protocol]:
-        """uvicorn's, which reports here."""
-        connections = self
-
-        class Connection(H11Protocol):
-            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-                super().connection_made(transport)
-                connections.opened(transport)
-
-            def connection_lost(self, exc: Exception | None) -> None:
-                connections.closed(self.transport)
-                super().connection_lost(exc)
-
-        return cast("type[asyncio.Protocol]", Connection)
-
-
-def _key(transport: asyncio.Transport) -> tuple[str, int]:
-    host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # none where it is gone already
-    return str(host), int(port)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._peer.closed()
+        super().connection_lost(exc)
 
 
 def certificate(connection: Any) -> dict[str, list[bytes]]:

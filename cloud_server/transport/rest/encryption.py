@@ -26,8 +26,12 @@ def server_context(tls: Tls) -> ssl.SSLContext:
 def _made(tls: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # No tickets: with one a client would come back without the handshake in which its authority is looked for.
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
     context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
     if tls.client_ca is not None:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3  # TLS 1.2 has sessions without tickets, too
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cafile=str(tls.client_ca))
     return context

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
-from cloud_server.inference import Named, Query, Result, Value, pack, unpack
+from cloud_server.inference import MAX_VALUES, NUMPY, VALUE_BYTES, Named, Query, Result, Value, pack, unpack
 from shared_hooks.errors import BadFrame, InputMismatch, TooLarge
 
 FREE_LISTS: Final = 32_768
@@ -20,8 +20,7 @@ LIST_BYTES: Final = 16
 MEMORY: Final = 12
 """A byte of JSON becomes so many in objects of CPython, at most, within the lists above."""
 MAX_ENTRIES: Final = 1024
-MAX_VALUES: Final = 1 << 20
-"""Elements of an answer that are written in JSON."""
+MEND: Final = 'ask for bytes ("parameters": {"binary_data": true} of an output)'
 
 
 class Wanted:
@@ -74,24 +73,33 @@ def read(model: str, version: str, body: memoryview, json_bytes: int | None) -> 
     return Query(model, tuple(inputs), version, id, tuple(names), parameters), wanted
 
 
-def answer(result: Result, wanted: Wanted) -> tuple[bytes, list[memoryview]]:
-    """The JSON, and what stands behind it. Raises InputMismatch for elements that JSON cannot say."""
-    outputs: list[dict[str, Any]] = []
+def answer_bytes(result: Result, wanted: Wanted) -> int:
+    """Memory that `answer` takes, what the model gave included. Raises TooLarge for too much to write in JSON."""
+    values = sum(one.count for one in result.outputs if not wanted.binary(one.name))
+    if values > MAX_VALUES:
+        raise TooLarge(f"the outputs have more than {MAX_VALUES} elements together to write in JSON: {MEND}")
+    return result.nbytes + VALUE_BYTES * values
+
+
+def answer(result: Result, wanted: Wanted) -> tuple[list[bytes], list[memoryview]]:
+    """The JSON in pieces, and what stands behind it. Raises InputMismatch for elements that JSON cannot say."""
     behind: list[memoryview] = []
-    for one in result.outputs:
-        entry: dict[str, Any] = {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}
-        if wanted.binary(one.name):
-            entry["parameters"] = {"binary_data_size": one.data.nbytes}
-            behind.append(one.data)
-        else:
-            entry["data"] = _values(one)
-        outputs.append(entry)
-    message: dict[str, Any] = {"model_name": result.model, "model_version": result.version, "outputs": outputs}
+    message: dict[str, Any] = {"model_name": result.model, "model_version": result.version}
     if result.id:
         message["id"] = result.id
     if result.parameters:
         message["parameters"] = {name: _said(value) for name, value in result.parameters.items()}
-    return text(message), behind
+    pieces = [text(message)[:-1], b',"outputs":[']
+    for number, one in enumerate(result.outputs):
+        entry: dict[str, Any] = {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}
+        if number:
+            pieces.append(b",")
+        if wanted.binary(one.name):
+            pieces.append(text({**entry, "parameters": {"binary_data_size": one.data.nbytes}}))
+            behind.append(one.data)
+        else:
+            pieces += [text(entry)[:-1], b',"data":[', *_values(one), b"]}"]
+    return [*pieces, b"]}"], behind
 
 
 def text(message: object) -> bytes:
@@ -102,16 +110,19 @@ def _said(value: Value) -> Value:
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
-def _values(one: Named) -> list[Any]:
-    mend = 'ask for it as bytes ("parameters": {"binary_data": true})'
-    if math.prod(one.shape) > MAX_VALUES:
-        raise TooLarge(f'the output "{one.name}" has more than {MAX_VALUES} elements: {mend}')
-    found = unpack(one.data, one.datatype)
-    if found is None:
-        raise InputMismatch(f'the output "{one.name}" is {one.datatype}, whose elements JSON cannot say: {mend}')
-    if one.datatype.startswith("FP") and not all(map(math.isfinite, found)):
-        raise InputMismatch(f'the output "{one.name}" has elements that JSON cannot say (NaN, infinite): {mend}')
-    return found
+def _values(one: Named) -> Iterator[bytes]:
+    """Its elements with commas between them, some at a time: one call for all would hold up every thread."""
+    if one.datatype not in NUMPY:
+        raise InputMismatch(f'the output "{one.name}" is {one.datatype}, whose elements JSON cannot say: {MEND}')
+    comma = b""
+    for some in unpack(one.data, one.datatype):
+        try:
+            yield comma + text(some)[1:-1]
+        except ValueError:
+            raise InputMismatch(
+                f'the output "{one.name}" has elements that JSON cannot say (NaN, infinite): {MEND}'
+            ) from None
+        comma = b","
 
 
 def _parsed(data: bytes) -> Any:

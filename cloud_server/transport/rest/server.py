@@ -6,9 +6,11 @@ import asyncio
 import logging
 import socket
 import threading
+from functools import partial
 
 from cloud_server.access import Register, Tls
 from cloud_server.inference import Inference
+from cloud_server.transport.waiting import WaitingCalls
 from shared_hooks.errors import SpecError
 
 log = logging.getLogger(__name__)
@@ -37,17 +39,22 @@ class RestServer:
             import uvicorn
 
             from cloud_server.transport.rest.application import Application
-            from cloud_server.transport.rest.connections import SWEEP_SECONDS, Connections
+            from cloud_server.transport.rest.connections import (
+                IDLE_SECONDS,
+                MAX_WAITING_CONNECTIONS,
+                SWEEP_SECONDS,
+                Connection,
+            )
             from cloud_server.transport.rest.encryption import server_context
         except ImportError as error:
             text = f'rest: {error.name} is not installed: pip install "isthmus[rest]"'
             raise SpecError(text) from error
-        self._connections = Connections()
-        self._application = Application(inference, register, self._connections)
+        self._waiting = WaitingCalls(MAX_WAITING_CONNECTIONS, IDLE_SECONDS)
+        self._application = Application(inference, register)
         self._sweep_seconds = SWEEP_SECONDS
         config = uvicorn.Config(
             self._application,  # type: ignore[arg-type, unused-ignore]
-            http=self._connections.protocol(),
+            http=partial(Connection, self._waiting),  # type: ignore[arg-type, unused-ignore]
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -103,7 +110,7 @@ class RestServer:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._sweep_seconds)
-            self._connections.waiting.sweep()
+            self._waiting.sweep()
 
 
 def _listening(address: str, reuse_port: bool) -> socket.socket:

@@ -17,7 +17,11 @@ class Work:
     """``deliver`` takes the answer's JSON and what stands behind it, and returns when they are fetched."""
 
     def __init__(
-        self, inference: Inference, caller: Caller, peer: Peer, deliver: Callable[[bytes, list[memoryview]], object]
+        self,
+        inference: Inference,
+        caller: Caller,
+        peer: Peer,
+        deliver: Callable[[list[bytes], list[memoryview]], object],
     ) -> None:
         self._inference = inference
         self._caller = caller
@@ -46,7 +50,6 @@ class Work:
             result = inference.infer(asking, query)
             del body, query
             with inference.held.hold(asking.party, leave) as hold:
-                hold.more(result.nbytes)
+                hold.more(messages.answer_bytes(result, wanted))
                 head, behind = asking.read(partial(messages.answer, result, wanted))
-                hold.more(len(head))
                 self._deliver(head, behind)

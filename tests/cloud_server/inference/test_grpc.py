@@ -13,7 +13,7 @@ import torch
 from cloud_server.access.token_command import entry as identity
 from cloud_server.access.tokens import hash_of, new_token
 from cloud_server.limits import MIB, Limits
-from cloud_server.transport import CloudServer
+from cloud_server.transport import CloudServer, inference_servicer
 from edge_client.inference import INPUT, tail_request
 from protos.inference import inference_pb2 as pb
 from shared_hooks import WrappedModel
@@ -158,6 +158,11 @@ REFUSALS: dict[str, tuple[Any, grpc.StatusCode, str]] = {
         BAD,
         "one name",
     ),
+    "the same output twice": (
+        changed(lambda r: (r.outputs.add(name="hidden"), r.outputs.add(name="hidden"))),
+        BAD,
+        "have one name",
+    ),
     "unknown output": (changed(lambda r: r.outputs.add(name="z")), BAD, 'no output "z"; it has logits, hidden'),
     "unknown datatype": (changed(lambda r: setattr(r.inputs[0], "datatype", "FP31")), BAD, "datatype 'FP31'"),
     "bytes": (changed(lambda r: setattr(r.inputs[0], "datatype", "BYTES")), BAD, "datatype 'BYTES'"),
@@ -183,6 +188,11 @@ REFUSALS: dict[str, tuple[Any, grpc.StatusCode, str]] = {
     ),
     "a sequence": (changed(lambda r: setattr(r.parameters["sequence_id"], "int64_param", 3)), BAD, "sequences"),
     "a time that is none": (changed(lambda r: setattr(r.parameters["timeout"], "string_param", "x")), BAD, "timeout"),
+    "more time than there is": (
+        changed(lambda r: setattr(r.parameters["timeout"], "int64_param", 1 << 62)),
+        BAD,
+        "timeout",
+    ),
     "2,000 inputs": (pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor()] * 2000), BAD, "1024"),
     "a tail of nothing": (tail(b"", {"isthmus_hello": ""}), BAD, 'the head is of model ""'),
     "a tail of noise": (tail(b"ISTHMUS2" + b"\xff" * 999, {"isthmus_hello": "!"}), BAD, "no greeting in base64"),
@@ -271,6 +281,18 @@ class TestBounds:
             opened.set()
             assert outputs(pb.ModelInferResponse.FromString(first.result()))
             eventually(lambda: server.core.clients == 0 and server.core.requests.kept() == (0, 0))
+
+    def test_what_an_answer_written_one_by_one_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It counts before it is made; beyond `MAX_VALUES` elements together it goes as bytes."""
+        x = torch.ones(3, 8)  # 33 elements come back
+        with serving(engine(), limits=Limits(max_inference_bytes=1000)) as server, Asker(server.port) as asker:
+            same(asker.infer(asked(x)), x)
+            same(asker.infer(typed(x[:2])), x[:2])
+            refused(asker, typed(x), CODE.RESOURCE_EXHAUSTED, "max_inference_bytes")
+            monkeypatch.setattr(inference_servicer, "MAX_VALUES", 32)
+            answer = asker.infer(typed(x))
+            same(answer, x)
+            assert answer.raw_output_contents
 
     def test_a_draining_server_is_not_ready(self) -> None:
         with serving(engine()) as server, Asker(server.port) as asker:

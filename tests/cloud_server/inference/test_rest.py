@@ -8,9 +8,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,12 +22,11 @@ from cloud_server.transport.rest import delivery
 from edge_client.inference import INPUT, tail_request
 from shared_hooks import WrappedModel
 from tests import certificates
+from tests.cloud_server.inference.rest import GOOD, INFER, ONES, ask, body, port_of, same, tensor
 from tests.cloud_server.inference.served import engine, serving
 from tests.cloud_server.real import Residual
 from tests.waiting import PATIENCE, eventually
 
-MODEL = Residual().eval()
-INFER = "/v2/models/residual/infer"
 SMALL = Limits(max_request_bytes=MIB, max_message_bytes=MIB, max_clients=4, max_inference_bytes=32 * MIB)
 
 
@@ -37,58 +34,6 @@ SMALL = Limits(max_request_bytes=MIB, max_message_bytes=MIB, max_clients=4, max_
 def server() -> Iterator[CloudServer]:
     with serving(engine(), limits=SMALL, rest="127.0.0.1:0") as server:
         yield server
-
-
-def port_of(server: CloudServer) -> int:
-    assert server.rest is not None
-    return server.rest.port
-
-
-Answer = tuple[int, dict[str, Any], bytes]
-
-
-def ask(
-    server: CloudServer, path: str, body: bytes | None = None, method: str = "", headers: Any = (), **how: Any
-) -> Answer:
-    """Status, JSON, and what stands behind it."""
-    made = http.client.HTTPSConnection if "context" in how else http.client.HTTPConnection
-    connection = made("127.0.0.1", port_of(server), timeout=PATIENCE, **how)
-    try:
-        connection.request(method or ("GET" if body is None else "POST"), path, body, dict(headers))
-        response = connection.getresponse()
-        data = response.read()
-        size = int(response.getheader("Inference-Header-Content-Length") or len(data))
-        return response.status, json.loads(data[:size] or b"null"), data[size:]
-    finally:
-        connection.close()
-
-
-def tensor(x: torch.Tensor, **changes: Any) -> dict[str, Any]:
-    return {"name": "x", "shape": list(x.shape), "datatype": "FP32", "data": x.tolist(), **changes}
-
-
-def body(*inputs: dict[str, Any], **more: Any) -> bytes:
-    return json.dumps({"inputs": list(inputs), **more}).encode()
-
-
-ONES = torch.ones(2, 8)
-GOOD = body(tensor(ONES))
-
-
-def same(answer: Answer, x: torch.Tensor) -> None:
-    status, message, behind = answer
-    assert status == 200, message
-    with torch.no_grad():
-        wanted = MODEL(x)
-    assert [one["name"] for one in message["outputs"]] == list(wanted)
-    for one in message["outputs"]:
-        nbytes = one.get("parameters", {}).get("binary_data_size")
-        if nbytes is None:
-            found = np.array(one["data"], "<f4")
-        else:
-            found, behind = np.frombuffer(behind[:nbytes], "<f4").copy(), behind[nbytes:]
-        assert torch.equal(torch.tensor(found).reshape(one["shape"]), wanted[one["name"]])
-    assert not behind
 
 
 def test_health_and_what_is_served(server: CloudServer) -> None:
@@ -179,6 +124,10 @@ REFUSALS: dict[str, tuple[str, bytes | None, int, str]] = {
     "a million inputs": (INFER, b'{"inputs":[' + b"0," * 100_000 + b"0]}", 400, "at most 1024"),
     "too large": (INFER, b" " * (MIB + 1), 413, "at most"),
     "the model raises": (INFER, GOOD.replace(b"1.0", b"13.0"), 500, "ModelFailed: ValueError: thirteen"),
+    "an output twice": (INFER, body(tensor(ONES), outputs=[{"name": "hidden"}] * 2), 400, "have one name"),
+    "an input twice": (INFER, body(tensor(ONES), tensor(ONES)), 400, "have one name"),
+    "all the time there is": (INFER, body(tensor(ONES), parameters={"timeout": 10**400}), 400, "timeout"),
+    "more time than there is": (INFER, body(tensor(ONES), parameters={"timeout": 1000 << 32}), 400, "timeout"),
     "another output": (INFER, body(tensor(ONES), outputs=[{"name": "z"}]), 400, 'no output "z"'),
 }
 
@@ -222,7 +171,7 @@ def test_nonsense_is_no_request(server: CloudServer) -> None:
 
 def test_who_dawdles_gives_way(server: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.rest is not None
-    waiting = server.rest._connections.waiting
+    waiting = server.rest._waiting
     with socket.create_connection(("127.0.0.1", port_of(server)), PATIENCE) as slow:
         slow.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n{{".encode())
         eventually(lambda: server.inference.held.nbytes == 900_000)

@@ -19,7 +19,7 @@ from shared_hooks.models import FrameId, load_spec
 from tests.edge_client import fake_server as fake
 from tests.edge_client.commands.test_commands import Captured, complaint
 from tests.edge_client.fake_server import FakeServer
-from tests.edge_client.sources.streams import make_video, streaming
+from tests.edge_client.sources.streams import cut_in_half, make_video, streaming
 
 ROOT = Path(__file__).parents[3]
 HERE = ["run", "--split", "edge-only", "--threads", "1", "--no-progress"]
@@ -50,6 +50,21 @@ def test_a_video_through_a_cut_is_answered_frame_by_frame(clip: Path, tmp_path: 
 def test_frames_end_a_run(clip: Path, capsys: Captured) -> None:
     assert main([*HERE, "--input", str(clip), "--frames", "5"]) == 0
     assert "5 of 5 inputs answered" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("most", [None, 12])
+def test_a_truncated_video_among_others_is_one_line(most: int | None, tmp_path: Path, capsys: Captured) -> None:
+    cut_in_half(make_video(tmp_path / "a.mkv", 20, "mjpeg"))
+    make_video(tmp_path / "b.mkv", 8)
+    words = [] if most is None else ["--frames", str(most)]
+    assert main([*HERE, "--input", str(tmp_path), *words, "--json", "-"]) == 1
+    out, err = capsys.readouterr()
+    names = [Path(one["file"]).name for one in json.loads(out)["inputs"]]
+    of_a = sum(name.startswith("a.mkv") for name in names)
+    answered = 8 if most is None else most - of_a
+    assert 0 < of_a < 12 and names[of_a:] == [f"b.mkv#{index}" for index in range(answered)]
+    (told,) = [line for line in err.splitlines() if line.startswith("edge-client: error:")]
+    assert "a.mkv ends after" in told and "truncated" in told
 
 
 def test_a_camera_that_dies_is_one_line_after_all_answers(capsys: Captured) -> None:

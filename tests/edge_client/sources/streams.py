@@ -7,10 +7,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -31,7 +33,7 @@ def number_of(pixels: Pixels) -> int:
     return round(float(pixels.mean()) / 5)
 
 
-def make_video(path: Path, frames: int = 20, codec: str = "libx264", rate: int = 10, **options: str) -> Path:
+def make_video(path: Path, frames: int = 20, codec: str = "libx264", rate: int | Fraction = 10, **options: str) -> Path:
     """A file of so many `picture`s; its suffix says the container."""
     with av.open(str(path), "w", options=options) as container:
         stream = container.add_stream(codec, rate=rate)
@@ -39,6 +41,13 @@ def make_video(path: Path, frames: int = 20, codec: str = "libx264", rate: int =
         for number in range(frames):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture(number), format="rgb24")))
         container.mux(stream.encode())
+    return path
+
+
+def cut_in_half(path: Path) -> Path:
+    """The same file, truncated."""
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
     return path
 
 
@@ -61,11 +70,19 @@ def transport_stream(frames: int, rate: int = 25) -> list[bytes]:
 
 class Streamer:
     """A camera at ``address``: to the first who connects it sends so many frames, ``seconds`` between them, and then
-    closes (or falls silent, with ``hang``).
+    closes (or falls silent, with ``hang``). ``pieces``: bytes in place of frames.
     """
 
-    def __init__(self, frames: int = 60, seconds: float = 0.01, *, rtsp: bool = False, hang: bool = False) -> None:
-        self._pieces = transport_stream(frames)
+    def __init__(
+        self,
+        frames: int = 60,
+        seconds: float = 0.01,
+        *,
+        rtsp: bool = False,
+        hang: bool = False,
+        pieces: Sequence[bytes] | None = None,
+    ) -> None:
+        self._pieces = transport_stream(frames) if pieces is None else pieces
         self._seconds = seconds
         self._rtsp, self._hang = rtsp, hang
         self._over = threading.Event()
@@ -130,9 +147,9 @@ def play(connection: socket.socket) -> None:
 
 
 @contextmanager
-def streaming(frames: int = 60, seconds: float = 0.01, *, rtsp: bool = False, hang: bool = False) -> Iterator[str]:
-    """The address of a `Streamer`."""
-    camera = Streamer(frames, seconds, rtsp=rtsp, hang=hang)
+def streaming(*args: Any, **keywords: Any) -> Iterator[str]:
+    """The address of a `Streamer`, made of the same arguments."""
+    camera = Streamer(*args, **keywords)
     try:
         yield camera.address
     finally:

@@ -21,8 +21,9 @@ def live(frames: Iterable[Pixels], name: str = "camera", *, queue: int = KEPT, t
     """A source of your own camera's frames: arrays of uint8, (height, width, 3), RGB, a new one for each.
 
     ``frames`` is read in another thread, as fast as it gives them, until the source is closed (a generator is closed,
-    too); it ends the source when it ends, and what it raises is raised where the frame would be taken. ``queue`` frames
-    wait, and the oldest gives way. ``timeout``: seconds without a frame after which it is given up (None: never).
+    too); it ends the source when it ends, and what it raises is raised where the frame would be taken (what is no
+    Exception, such as SystemExit, as InputMismatch). ``queue`` frames wait, and the oldest gives way. ``timeout``:
+    seconds without a frame after which it is given up (None: never).
     """
     return Live(frames, name, queue=queue, timeout=timeout)
 
@@ -57,8 +58,11 @@ class Live(Source):
         return 0 if self._dropped_before is None else self._latest.dropped - self._dropped_before
 
     def first(self) -> Frame:
-        """The newest, once one has come."""
-        return self._one(self._latest.newest)
+        """The newest, once one has come. Raises InputMismatch, and what the frames end by."""
+        try:
+            return self._one(self._latest.newest)
+        except Closed:
+            raise InputMismatch(f"{self.name}: ended without {'another' if self.taken else 'a'} frame") from None
 
     def wait_for_input(self, seconds: float) -> bool:
         return self._latest.ready(seconds)
@@ -97,6 +101,10 @@ class Live(Source):
             self._latest.end()
         except Exception as error:
             self._latest.end(error)
+        except BaseException as error:  # it would end this thread alone, and the taker would wait for ever
+            ended = InputMismatch(f"{self.name}: its frames ended by {error!r}")
+            ended.__cause__ = error
+            self._latest.end(ended)
         finally:
             if (close := getattr(frames, "close", None)) is not None:
                 close()

@@ -24,7 +24,11 @@ SUFFIXES: Final = frozenset(
 )
 """By which a file is known as a video."""
 MISSING_SECONDS: Final = 0.75
-"""Less than the file announces is truncated. Sound, and edits of a few frames, may last longer than the pictures."""
+MISSING_STEPS: Final = 1.5
+"""What may be missing of the time that a file announces, or it is called truncated: so many seconds (sound, and edits
+of a few frames, may last longer than the pictures), or so many of the longest step from one picture to the next (some
+containers do not say how long the last one is shown).
+"""
 
 
 def video(path: str | Path) -> Video:
@@ -48,29 +52,36 @@ class Video(Source):
             raise InputMismatch(f"{path} is no file")
         extras.check(str(path))
         self._truth = truth_of(path)
-        with closing(self._items()) as frames:
-            self._first = next(frames)
+        self.first()
 
     def first(self) -> Frame:
-        return self._first
+        """Decoded anew: of many videos, each would keep one for the whole run."""
+        with closing(self._items()) as frames:
+            return next(frames)
 
     def _items(self) -> Generator[Frame, None, None]:
         where = f"file:{self.path}"  # so that a colon in a name is no protocol
         with opened(where, self.name, protocols="file") as (container, stream):
             frames, pixels = container.decode(stream), ToPixels()
-            index, end = 0, 0.0
+            index, end, step = 0, 0.0, 0.0
+            before: float | None = None
             while True:
                 with told(f"{self.name} after {index} frames" if index else self.name):
                     frame = next(frames, None)
-                if frame is None:
-                    break
-                end = max(end, (frame.time or 0.0) + float((frame.duration or 0) * (frame.time_base or 0)))
-                yield Frame(FrameId(self.name, index, frame.time, self._truth), pixels(frame))
+                    if frame is None:
+                        break
+                    picture = pixels(frame)
+                shown, lasts = frame.time or 0.0, float((frame.duration or 0) * (frame.time_base or 0))
+                end = max(end, shown + lasts)
+                step = max(step, lasts, 0.0 if before is None else shown - before)
+                before = shown
+                yield Frame(FrameId(self.name, index, frame.time, self._truth), picture)
                 index += 1
             if not index:
                 raise InputMismatch(f"{self.name} holds no frame that can be read: truncated?")
             announced = _announced_end(container, stream)
-            if announced is not None and end < announced - MISSING_SECONDS:
+            # step: none known where there is one picture, which may be shown for any time
+            if announced is not None and step and end < announced - max(MISSING_SECONDS, MISSING_STEPS * step):
                 raise InputMismatch(
                     f"{self.name} ends after {index} frames, {end:.1f} of {announced:.1f} s: it is truncated or damaged"
                 )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 
 from edge_client import sources
 from edge_client.sources import Frame
-from edge_client.sources.camera import without_password
+from edge_client.sources.cameras import without_password
 from shared_hooks.errors import InputMismatch, SpecError
-from tests.edge_client.sources.streams import number_of, streaming
+from tests.edge_client.sources.streams import number_of, streaming, transport_stream
 
 
 @pytest.mark.parametrize("rtsp", [False, True], ids=["tcp", "rtsp"])
@@ -66,9 +65,19 @@ def test_what_is_no_camera(where: str, told: str) -> None:
     assert told in str(error.value) and "secret" not in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_stream_of_something_else(tmp_path: Path) -> None:
-    with streaming(frames=1) as address, pytest.raises(InputMismatch):
-        sources.camera(address, timeout=5)  # one frame is too little to know what it is
+@pytest.mark.parametrize(
+    ("pieces", "told"),
+    [
+        ([b"<html><body>It works!</body></html>\n" * 100], "it cannot be read as a video"),
+        ([b"#EXTM3U\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"], "it cannot be read as a video"),
+        ([], "it cannot be read as a video"),
+        (transport_stream(1), "the stream ended after 0 frames: its sender closed it or is gone"),
+    ],
+    ids=["a page", "a playlist", "nothing", "too little of a stream"],
+)
+def test_a_stream_of_something_else(pieces: list[bytes], told: str) -> None:
+    with streaming(pieces=pieces) as address, pytest.raises(InputMismatch, match=f"^{address}: {told}"):
+        sources.camera(address, timeout=5)
 
 
 def test_wrong_words() -> None:
@@ -81,10 +90,28 @@ def test_wrong_words() -> None:
     ("address", "shown"),
     [
         ("rtsp://a:b@c/d", "rtsp://a:***@c/d"),
-        ("rtsp://a:b@x@c:55/d@e", "rtsp://a:***@c:55/d@e"),
+        ("rtsp://a:b@x@c:55/d", "rtsp://a:***@c:55/d"),
+        # what may be a password is hidden, be it a path
+        ("rtsp://user:p@ss/w0rd@host/x", "rtsp://user:***@host/x"),
+        ("rtsp://a:b@x@c:55/d@e", "rtsp://a:***@e"),
+        ("rtsp://a:12#3@c/d", "rtsp://a:***@c/d"),
+        ("rtsp://a:12?3@c/d", "rtsp://a:***@?..."),
+        ("rtsp:///a:b@c/d", "rtsp:///a:***@c/d"),
+        ("http://rtsp://a:b@c/d", "http://rtsp:***@c/d"),
+        ("rtsp://relay:8554/rtsp://a:b@c/d", "rtsp://relay:***@c/d"),
+        ("rtsp://a:655361/b@c", "rtsp://a:***@c"),
+        # a host, so there is no login
+        ("http://10.0.0.5:8080/live@main", "http://10.0.0.5:8080/live@main"),
+        ("http://[fe80::1]:8080/live@main", "http://[fe80::1]:8080/live@main"),
+        ("http://cam/a:b@c", "http://cam/a:b@c"),
+        ("rtsp://a@c/d@e", "rtsp://a@c/d@e"),
+        # an "@" after a "?": of a password or of the query, and neither is shown
+        ("rtsp://a:b@c/d?token=e@f", "rtsp://a:***@?..."),
+        ("rtsp://a@c/d?token=1:e@f", "rtsp://a@c/d?..."),
+        ("http://c:80/d?token=1:e@f", "http://c:80/d?..."),
         ("http://c/d?pwd=1", "http://c/d?..."),
         ("rtsp://a:b/b@c/d", "rtsp://a:***@c/d"),
-        ("rtsp://a:b?b#b@c/d", "rtsp://a:***@c/d"),
+        ("rtsp://a:b?b#b@c/d", "rtsp://a:***@?..."),
         ("rtsp://a@c/d", "rtsp://a@c/d"),
         ("tcp://c:1", "tcp://c:1"),
         ("/dev/video0", "/dev/video0"),

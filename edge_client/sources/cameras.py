@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from edge_client.sources import extras
 from edge_client.sources.decoding import LIVE_FORMATS, ToPixels, opened, told
-from edge_client.sources.live import KEPT, Live
+from edge_client.sources.live_source import KEPT, Live
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models.frames import Pixels
 
@@ -31,6 +31,8 @@ SCHEMES: Final[Mapping[str, str]] = {
 }
 """Of addresses, and what FFmpeg may open for each."""
 TIMEOUT: Final = 10.0
+HOST: Final = re.compile(r"(\[[^]@]*]|[^:@?#]+)(:\d{1,5})?")
+"""Of an address, with its port; an IPv6 address is in brackets."""
 DAMAGED_IN_A_ROW: Final = 300
 """Packets that cannot be decoded, as before the first whole picture, until a stream is given up."""
 
@@ -84,15 +86,21 @@ def is_camera(text: str) -> bool:
 
 
 def without_password(address: str) -> str:
-    """An address as it may be shown: no password, and nothing after "?"."""
-    if "://" not in address:
+    """An address as it may be shown: no password, and nothing after "?".
+
+    A password may hold what ends a host. So, unless a host and nothing else stands before the first "/" (and no
+    further address behind it), all from the first ":" to the last "@" is hidden; with a "?" in between, what follows
+    the "@", too: it may be the query's.
+    """
+    scheme, there, rest = address.partition("://")
+    if not there:
         return address
-    scheme, _, rest = address.partition("://")
-    place = re.split("[/?#]", rest, maxsplit=1)[0]
-    login, at, _ = (place if "@" in place else rest).rpartition("@")  # a password may hold what ends a host
-    user, colon, _ = login.partition(":")
-    where, question, _ = rest[len(login) + len(at) :].partition("?")
-    return f"{scheme}://{user}{':***' if colon else ''}{at}{where}{'?...' if question else ''}"
+    login, at, where = rest.rpartition("@")
+    user, colon, secret = login.partition(":")
+    if at and colon and ("://" in rest or not HOST.fullmatch(rest.partition("/")[0])):
+        rest = f"{user}:***@{'?' if '?' in secret else where}"
+    shown, question, _ = rest.partition("?")
+    return f"{scheme}://{shown}{'?...' if question else ''}"
 
 
 def _frames(text: str, name: str, options: Mapping[str, str], timeout: float) -> Iterator[Pixels]:

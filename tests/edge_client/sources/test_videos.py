@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import pkgutil
 import sys
+from fractions import Fraction
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +16,14 @@ import torch
 
 from edge_client import sources
 from edge_client.sources import Frame
+from edge_client.sources.decoding import told
 from edge_client.sources.opening import open_source
-from edge_client.sources.video import Video
+from edge_client.sources.videos import Video
 from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError
 from shared_hooks.models import load_spec, spec_from_table
 from shared_hooks.models.images import as_png
-from tests.edge_client.sources.streams import HEIGHT, WIDTH, make_video, number_of, picture
+from tests.edge_client.sources.streams import HEIGHT, WIDTH, cut_in_half, make_video, number_of, picture
 
 
 def numbers(source: sources.Source) -> list[int]:
@@ -103,9 +109,7 @@ def test_sound_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"movflags": "faststart"}, {"movflags": "frag_keyframe"}], ids=str)
 def test_a_truncated_one_gives_what_is_there_and_says_so(tmp_path: Path, options: dict[str, str]) -> None:
-    path = make_video(tmp_path / "cut.mp4", 60, "mjpeg", **options)
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2])
+    path = cut_in_half(make_video(tmp_path / "cut.mp4", 60, "mjpeg", **options))
     seen = []
     with pytest.raises(InputMismatch, match="truncated") as told:
         for item in sources.video(path):
@@ -113,6 +117,88 @@ def test_a_truncated_one_gives_what_is_there_and_says_so(tmp_path: Path, options
     assert len(seen) < 60 and "cut.mp4" in str(told.value)
     if "movflags" in options:  # its head is at the beginning
         assert len(seen) > 10 and f"after {len(seen)} frames" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "rate", "frames"),
+    [
+        ("a.flv", "flv", 1, 6),
+        ("a.flv", "flv", 1, 1),
+        ("a.wmv", "wmv2", 1, 6),
+        ("a.wmv", "wmv2", Fraction(1, 5), 1),
+        ("a.mkv", "libx264", Fraction(1, 5), 6),
+    ],
+)
+def test_a_whole_one_of_few_frames_is_not_called_truncated(
+    tmp_path: Path, name: str, codec: str, rate: int | Fraction, frames: int
+) -> None:
+    with sources.video(make_video(tmp_path / name, frames, codec, rate)) as source:
+        assert len(list(source)) == frames and not source.broken
+
+
+def test_a_truncated_one_of_few_frames_is_told(tmp_path: Path) -> None:
+    source = sources.video(cut_in_half(make_video(tmp_path / "slow.flv", 20, "flv", 1)))
+    with pytest.raises(InputMismatch, match="of 20.0 s: it is truncated"):
+        list(source)
+
+
+def test_an_error_in_the_middle_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import av.error
+
+    path, calls = make_video(tmp_path / "a.mp4", frames=5), count()
+
+    class ToPixels:
+        def __call__(self, frame: Any) -> Any:
+            if next(calls) < 4:  # one of them before: to see whether it can be read
+                return picture(0)
+            raise av.error.MemoryError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("edge_client.sources.videos.ToPixels", ToPixels)
+    with pytest.raises(InputMismatch, match="a.mp4 after 3 frames: Cannot allocate memory"):
+        list(sources.video(path))
+
+
+def test_one_that_is_ended_without_a_timeout_is_told() -> None:
+    import av.error
+
+    with pytest.raises(InputMismatch, match="a.mp4: Immediate exit requested"), told("a.mp4"):
+        raise av.error.ExitError(1, "Immediate exit requested")
+    with pytest.raises(InputMismatch, match="cam: nothing came within 2 s"), told("cam", 2):
+        raise av.error.ExitError(1, "Immediate exit requested")
+
+
+def test_no_pixels_are_kept(tmp_path: Path) -> None:
+    for name in ("one.mp4", "two.mp4"):
+        make_video(tmp_path / name, frames=2)
+
+    def in_memory() -> int:
+        return sum(type(one) is Frame for one in gc.get_objects())
+
+    before = in_memory()
+    with open_source([str(tmp_path)]) as source:
+        assert in_memory() == before
+        for _ in range(2):
+            assert source.first().id.index == 0 and source.taken == 0  # type: ignore[union-attr]
+        assert in_memory() == before
+
+
+def test_one_that_breaks_off_does_not_keep_back_the_others(tmp_path: Path) -> None:
+    for name in ("a.mkv", "b.mkv", "c.mkv", "d.mkv"):
+        make_video(tmp_path / name, 20, "mjpeg")
+    source = open_source([str(tmp_path)])
+    cut_in_half(tmp_path / "a.mkv")
+    (tmp_path / "c.mkv").unlink()  # between then and now
+    names = []
+    with pytest.raises(InputMismatch, match="a.mkv ends after .*; .*c.mkv: No such file") as error:
+        for item in source:
+            names.append(item.id.name)  # type: ignore[union-attr]
+    of_a = [name for name in names if name.startswith("a.mkv")]
+    assert 0 < len(of_a) < 20
+    assert names == of_a + [f"{file}.mkv#{index}" for file in "bd" for index in range(20)]
+    assert [str(one) for one in source.broken] == str(error.value).split("; ")
+    for name in ("a.mkv", "c.mkv"):
+        make_video(tmp_path / name, frames=1)
+    assert len(list(source)) == 42 and not source.broken, "each iteration begins anew"
 
 
 def test_several_files_and_videos_come_one_after_the_other(tmp_path: Path) -> None:
@@ -178,3 +264,8 @@ def test_one_source_is_what_it_is(tmp_path: Path) -> None:
         open_source([str(path)], queue=3)
     with pytest.raises(SpecError, match="only input"):
         open_source([str(path), "rtsp://127.0.0.1/"])
+
+
+def test_no_function_hides_a_module_of_its_name() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(sources.__path__)}
+    assert not modules & set(sources.__all__), "`import edge_client.sources.video as it` gave the function"

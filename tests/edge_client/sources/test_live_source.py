@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,6 +87,32 @@ def test_what_the_camera_raises_is_raised_after_the_frames_before_it() -> None:
         for item in source:
             taken.append(item)
     assert len(taken) == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit("bye"), CancelledError(), KeyboardInterrupt()], ids=repr)
+def test_what_is_no_exception_ends_it_too(error: BaseException) -> None:
+    def frames() -> Iterator[Pixels]:
+        yield picture(0)
+        raise error
+
+    with sources.live(frames(), "mine", queue=4, timeout=5) as source:  # it is not the timeout that ends it
+        items = iter(source)
+        assert number_of(next(items).pixels) == 0  # type: ignore[union-attr]
+        with pytest.raises(InputMismatch, match="mine: its frames ended by") as told:
+            next(items)
+        assert repr(error) in str(told.value) and told.value.__cause__ is error
+
+
+def test_a_look_at_the_first_of_none() -> None:
+    none = sources.live(iter(()), "none")
+    for _ in range(2):
+        with pytest.raises(InputMismatch, match="none: ended without a frame"):
+            none.first()
+        none.close()
+    one = sources.live([picture(0)], "one")
+    assert len(list(one)) == 1
+    with pytest.raises(InputMismatch, match="one: ended without another frame"):
+        one.first()
 
 
 def test_a_camera_without_frames_is_given_up() -> None:
