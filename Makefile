@@ -2,7 +2,7 @@
 #
 #   PYTHON=...      the interpreter to make .venv with; default: the first of python3, python3.13 ... that is 3.10 or later
 #   PIP_FLAGS=...   for pip, e.g. another index (PyTorch's CPU-only wheels for Linux come from an index of their own)
-#   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process a core
+#   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process more than cores, each file in one of them
 #   FUZZ_FLAGS=     for the fuzzer, e.g. "--programs 100000 --seed 2 --minutes 40"
 #   CHAOS_FLAGS=    for the faults, e.g. "--requests 20000 --seed 2 --json docs/results/chaos.json"
 #   ATTACK_FLAGS=   for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
@@ -11,7 +11,7 @@
 #   SOAK_FLAGS=     for the soak, e.g. "--requests 20000 --json soak.json"
 #   CAMERA_FLAGS=   for the cameras, e.g. "--kernel linux-image-...-amd64.deb --json cameras.json"
 #   FOOTPRINT_FLAGS=  for what an edge takes, e.g. "imports --tries 9 --json docs/results/footprint.json"
-#   MATRIX_FLAGS=   for the matrix, e.g. "--json docs/results/matrix.json pi='ssh pi python3'"
+#   MATRIX_FLAGS=   for the matrix, e.g. "--models digits bert --json matrix.json"; another machine: docs/agreement.md
 #   DOORS_FLAGS=    for the doors, e.g. "--json docs/results/doors.json"
 #   WHEEL_FLAGS=    for the wheel, e.g. "--python python3.10 --python python3.13"
 #   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"
@@ -23,7 +23,7 @@ PY := $(VENV)/bin/python
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 PIP_FLAGS ?=
-PYTEST_FLAGS ?= -n auto
+PYTEST_FLAGS ?= -n auto --dist loadfile
 DEMO_FLAGS ?=
 COMPOSE_FLAGS ?=
 CERT_FLAGS ?=

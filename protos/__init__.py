@@ -4,3 +4,6 @@ from typing import Final
 
 PROTOCOL_VERSION: Final = 3
 """Both sides say theirs in the first frame; only equal ones talk."""
+
+FACTS_WANTED: Final = "isthmus-facts-wanted"
+"""In the trailing metadata of a stream that was refused: with `Hello.manifest` the refusal could say more."""

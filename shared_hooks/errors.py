@@ -87,6 +87,8 @@ class Disagreement(IsthmusError):
     """The two sides differ in protocol, model, weights, code or settings; the message names what."""
 
     status = "FAILED_PRECONDITION"
+    wants_facts: bool = False
+    """Whether what the greeting's digests are made of would tell more (`shared_hooks.modules.manifest`)."""
 
 
 class PlanMismatch(IsthmusError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def main() -> int:
         told["tried"] = []
         failed = 0
         for python in options.python or [sys.executable]:
-            for kind, file in (("wheel", wheel), ("sdist", sdist))[: 1 if options.python else 2]:
+            for kind, file in (("wheel", wheel), ("sdist", sdist)):
                 flags = ["-c", str(options.constraints.resolve()), *options.pip_flags.split()]
                 with tempfile.TemporaryDirectory(prefix="isthmus-wheel-") as place:
                     began = time.monotonic()
@@ -66,7 +67,7 @@ def main() -> int:
                 told["tried"].append(result)
                 print(json.dumps(result), flush=True)
     if options.json:
-        command = " ".join(["python -m studies.wheel", *sys.argv[1:]])
+        command = " ".join(["python -m studies.wheel", *map(shlex.quote, sys.argv[1:])])
         text = json.dumps({"date": time.strftime("%Y-%m-%d"), "command": command, **told}, indent=1)
         options.json.write_text(text + "\n")
     return int(failed > 0)

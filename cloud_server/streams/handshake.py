@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -10,20 +11,17 @@ from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Disagreement, TooLarge, UnknownModel
 from shared_hooks.forward.context import excused
-from shared_hooks.modules.manifest import compare, decode
+from shared_hooks.modules.manifest import MAX_DIFFERENCES, MAX_LINE, MAX_NOTES, Comparison, compare, decode
 
 MAX_NAME = 256
-MAX_DIFFERENCES = 16
-"""Named in one refusal."""
-MAX_TEXT = 300
-"""Characters of one of them."""
-MAX_NOTES = 32
 MAX_HELLO_BYTES = 64 << 10
 """Without the manifest, which has a bound of its own."""
 CONFIGURATION, CODE = "model_configuration", "model_code"
 """Settings that are digests of the model."""
 MAX_ENTRIES = 64
 """Settings, and lines about the client: there are some ten of each."""
+_one = threading.Lock()
+"""Strangers' manifests are compared one at a time, whatever they cost."""
 
 
 def check_form(hello: split_pb2.Hello) -> None:
@@ -70,26 +68,37 @@ def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
         served = ", ".join(sorted(engines))
         raise UnknownModel(f'no model "{hello.model_id[:MAX_NAME]}" is served here; there is: {served}')
     digests = dict(differing_digests(hello, engine.identity))
-    notes: tuple[str, ...] = ()
-    facts: tuple[str, ...] = ()
-    if digests and hello.manifest:
-        found = compare(decode(hello.manifest), engine.manifest())
-        facts, notes = found.differences, found.notes
-        if notes and not facts:
-            digests.pop(CONFIGURATION, None)  # nothing else is told by notes alone
+    found = _compared(hello, engine) if digests and hello.manifest else NOTHING
+    if found.notes and not found.differences:
+        digests.pop(CONFIGURATION, None)  # nothing else is told by notes alone
     settings = dict(differing_settings(hello, engine.identity))
     releases = hello.about.get("torch"), engine.identity.about.get("torch")
     harmless = [settings.pop(name) for name in [*settings] if excused(name, *releases)]
-    different = [*(facts or digests.values()), *settings.values()]
+    different = [*(found.differences or digests.values()), *settings.values()]
     if different:
-        shown = [text[:MAX_TEXT] for text in different[:MAX_DIFFERENCES]] + ["more"] * (
+        shown = [text[:MAX_LINE] for text in different[:MAX_DIFFERENCES]] + ["more"] * (
             len(different) > MAX_DIFFERENCES
         )
-        raise Disagreement(
+        refusal = Disagreement(
             f'model "{hello.model_id}": client and server differ in {"; ".join(shown)} '
             f"(client: {_listed(hello.about)}; server: {_listed(engine.identity.about)})"
         )
-    return Agreement(engine, tuple(text[:MAX_TEXT] for text in [*notes, *harmless][:MAX_NOTES]))
+        refusal.wants_facts = bool(digests) and not hello.manifest
+        raise refusal
+    return Agreement(engine, tuple(text[:MAX_LINE] for text in [*found.notes, *harmless][:MAX_NOTES]))
+
+
+NOTHING = Comparison((), ())
+
+
+def _compared(hello: split_pb2.Hello, engine: Engine) -> Comparison:
+    """What the facts of both sides tell; nothing where one's are too many, so that the digests stand."""
+    try:
+        own = engine.manifest()
+        with _one:
+            return compare(decode(hello.manifest, own), own)
+    except TooLarge:
+        return NOTHING
 
 
 def differing_digests(hello: split_pb2.Hello, identity: Identity) -> Iterator[tuple[str, str]]:

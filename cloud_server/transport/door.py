@@ -22,8 +22,9 @@ from cloud_server.access import Caller, Credentials, Register, names_in, passpor
 from cloud_server.limits import Limits
 from cloud_server.transport.guests import Guests
 from cloud_server.transport.waiting import Place, WaitingCalls
+from protos import FACTS_WANTED
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import BadFrame, Cancelled, IsthmusError, NotAuthenticated, TooLarge
+from shared_hooks.errors import BadFrame, Cancelled, Disagreement, IsthmusError, NotAuthenticated, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage, on_behalf_of
 
 log = logging.getLogger(__name__)
@@ -298,6 +299,8 @@ _KINDS = {False: "unary", True: "stream"}
 def abort(context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
     """End a call with the error's status, its class and what it says."""
     text = f"{type(error).__name__}: {wire.message(error)}"
+    if isinstance(error, Disagreement) and error.wants_facts:
+        context.set_trailing_metadata(((FACTS_WANTED, "1"),))
     # Beyond ASCII one character takes up to twelve bytes of a trailer.
     context.abort(grpc.StatusCode[error.status], text if text.isascii() else text[:600])
     raise AssertionError("unreachable: abort raises")

@@ -98,6 +98,7 @@ class Connection:
         self._at_once = False  # the next attempt needs no back-off: the server said that it goes away
         self._tries = 0  # since the last Welcome
         self._last_reason = "no answer to the greeting so far"
+        self._refused: Disagreement | None = None  # ... with this, and the server is to hear more
 
     @property
     def state(self) -> State:
@@ -362,13 +363,27 @@ class Connection:
         return final, verdict.reason(error) if final is None else str(final)
 
     def _tell_more(self, error: IsthmusError | None) -> bool:
-        """Whether a server that found digests different has not heard yet what they are made of, and will now."""
-        if not isinstance(error, Disagreement) or self._describe is None or self._hello.hello.manifest:
+        """Whether a server that found digests different has not heard yet what they are made of, and will now.
+
+        That may take long, or fail: then the refusal stands as it is, for whoever waits meanwhile, too.
+        """
+        describe = self._describe
+        if not isinstance(error, Disagreement) or not error.wants_facts or describe is None:
             return False
-        self._hello.hello.manifest = self._describe() or b""
-        return bool(self._hello.hello.manifest)
+        with self._changed:
+            self._last_reason, self._refused = str(error), error
+        try:
+            facts = describe()
+        except Exception as failure:  # a model's own code may run in it
+            log.warning("what differs from %s cannot be told more exactly: %r", self.address, failure)
+            return False
+        self._describe = None  # what it told stays so, and goes with every greeting from now on
+        self._hello.hello.manifest = facts or b""
+        self._without_stream_since = None  # nobody waited for the server meanwhile
+        return bool(facts)
 
     def _after_stream(self, error: IsthmusError | None, reason: str) -> None:
+        self._refused = None
         if self._tell_more(error):
             error, self._at_once = None, True
         with self._changed:
@@ -388,7 +403,10 @@ class Connection:
         elif waiting and not self._give_up_late():
             self.lifecycle.emit(Stage.BEFORE_RECONNECT, address=self.address, reason=reason, waiting=waiting)
 
-    def _unavailable(self, seconds: float) -> ServerUnavailable:
+    def _unavailable(self, seconds: float) -> IsthmusError:
+        """What to tell whoever has waited for so long."""
+        if self._refused is not None:
+            return Disagreement(f"{self._refused} (what differs was still being looked at after {seconds:.1f} s)")
         tries = f"{self._tries} attempt{'' if self._tries == 1 else 's'}"
         return ServerUnavailable(
             f"no server at {self.address} for {seconds:.1f} s, {tries} (last: {self._last_reason})"

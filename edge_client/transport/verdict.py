@@ -8,6 +8,7 @@ import grpc
 
 from edge_client.credentials import Credentials
 from edge_client.handshake import why_not
+from protos import FACTS_WANTED
 from shared_hooks.errors import (
     AccessRefused,
     BadFrame,
@@ -40,7 +41,10 @@ def final_error(error: grpc.RpcError, address: str, credentials: Credentials | N
     made = _FINAL.get(call.code())
     if made is not None:
         text = (call.details() or "").removeprefix(f"{made.__name__}: ")
-        return made(f"{address} refused: {text}")
+        refused = made(f"{address} refused: {text}")
+        if isinstance(refused, Disagreement):
+            refused.wants_facts = any(key == FACTS_WANTED for key, _ in call.trailing_metadata() or ())
+        return refused
     if credentials is None or call.code() is not grpc.StatusCode.UNAVAILABLE or _nobody_there(call):
         return None
     return why_not(address, credentials)

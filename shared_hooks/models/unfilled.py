@@ -6,11 +6,14 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared_hooks.state.dice import Dice
 from shared_hooks.tensors import tensors_in
 
 log = logging.getLogger(__name__)
@@ -20,24 +23,44 @@ def unfilled(build: Callable[[], object]) -> object:
     """What ``build`` returns; if that is a module, its parameters have no memory (device "meta") wherever that is
     harmless, and all else is as it would be.
 
-    Where ``build`` itself needs the values of parameters, or draws numbers for what no weights file holds (they would
-    be others, as parameters draw none here), it is called once more, as it is: then all parameters have memory.
+    Where ``build`` itself needs the values of parameters, or draws random numbers for anything that has memory (they
+    would be others, as parameters draw none here), it is called once more, as it is: then all parameters have memory.
+    What it drew may be anywhere by then, in an array, a number or a closure: nobody looks for it.
     """
-    state = torch.default_generator.get_state()
+    dice = Dice()
     try:
-        made = _without_memory(build)
+        with _Drawing() as drawing:
+            made = _without_memory(build)
         if isinstance(made, nn.Module):
-            strays = list(_outside_state(made))
-            drew = not torch.equal(state, torch.default_generator.get_state())
-            scripted = any(isinstance(module, torch.jit.ScriptModule) for module in made.modules())
-            if not scripted and not any(tensor.is_meta for tensor in strays) and not (drew and strays):
+            if drawing.seen or dice.rolled:
+                reason = "it draws random numbers"
+            elif any(isinstance(module, torch.jit.ScriptModule) for module in made.modules()):
+                reason = "it is scripted"
+            elif any(tensor.is_meta for tensor in _outside_state(made)):
+                reason = "it keeps tensors that no weights file holds, made of its parameters"
+            else:
                 return made
-        reason = "it keeps tensors that no weights file holds, or is scripted"
+        else:
+            reason = "it is no module"
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     log.info("all parameters are in memory while the model is built: %s", reason)
-    torch.default_generator.set_state(state)
+    dice.restore()
     return build()
+
+
+class _Drawing(TorchDispatchMode):
+    """Sees whether torch draws for a tensor that has memory, also where the generator is put back afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.seen = self.seen or not all(tensor.is_meta for tensor in tensors_in(made))
+        return made
 
 
 def _without_memory(build: Callable[[], object]) -> object:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shared_hooks.modules.attach import Shim
 from shared_hooks.tensors import dtype_name
 
 
@@ -62,12 +63,21 @@ def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     torchs = is_torchs(type(module))
     for name, value in vars(module).items():
-        if name in _OF_EVERY_MODULE or name.startswith("__"):
+        if name in _OF_EVERY_MODULE or name.startswith("__") or _is_own_forward(module, name, value):
             continue
         if _is_number(value) or (torchs and type(value) is str):
             yield name, tuple(value) if isinstance(value, (list, tuple)) else value
         elif torchs and callable(value) and not isinstance(value, nn.Module) and hasattr(value, "__name__"):
             yield name, Named(value.__name__)
+
+
+def _is_own_forward(module: nn.Module, name: str, value: Any) -> bool:
+    """Whether what stands on the module is what its class has under that name: the shim of one that is wrapped, or
+    what a copy has of it.
+    """
+    if isinstance(value, Shim):
+        value = value.forward
+    return isinstance(value, types.MethodType) and value.__func__ is getattr(type(module), name, None)
 
 
 class Named(str):

@@ -1,16 +1,19 @@
 """What a model's digests are made of, in words: asked for only where the digests of two sides differ.
 
 A manifest is flat, one entry for each fact, so that hostile bytes cannot make more of it than they are. Releases of
-torch store the same module in different ways, so a fact that one side alone knows is a *note* where it cannot change a
-result: an attribute with the value that the constructor takes by default, or one that a module of torch makes of
-others. Everything else that differs is a *difference*.
+torch store the same module in different ways, so an attribute that torch's own code keeps, and that has the value that
+its constructor takes by default, is a *note* where one side alone knows it. Everything else that differs is a
+*difference*.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
+import types
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,8 +25,18 @@ from shared_hooks.modules import agreement
 MAX_BYTES: Final = 1 << 20
 """Of a manifest on its way."""
 MAX_TEXT: Final = 8 << 20
-"""... as characters. A model of a thousand modules has some 300,000."""
+"""... unpacked. A model of a thousand modules has some 300,000."""
 MAX_ENTRIES: Final = 100_000
+TIMES: Final = 4
+"""A manifest may have so many times the entries and bytes of the one that it is compared with, and the spare ones: two
+models that differ more have little in common that could be named."""
+SPARE_ENTRIES: Final = 1000
+SPARE_BYTES: Final = 64 << 10
+MAX_DIFFERENCES: Final = 16
+"""Named by one comparison; one more says that there are more."""
+MAX_NOTES: Final = 32
+MAX_LINE: Final = 300
+"""Characters of one of them."""
 SHOWN: Final = 4
 """Names of tensors with other values, in one line."""
 
@@ -31,10 +44,10 @@ Fact = tuple[str, str, str]
 """Kind, path of the module (of ``code``: the class; of ``operation``: its number), name."""
 Manifest = Mapping[Fact, str]
 
-SET, USUAL, MADE = "set", "usual", "made"
-"""Attributes: with a value of their own; with the constructor's default; no argument of it, in a module of torch."""
+SET, USUAL = "set", "usual"
+"""Attributes: with a value of their own; kept by torch's own code, with its constructor's default."""
 KIND, TENSOR, CODE, OPERATION = "class", "tensor", "code", "operation"
-_KINDS: Final = frozenset({SET, USUAL, MADE, KIND, TENSOR, CODE, OPERATION})
+_KINDS: Final = frozenset({SET, USUAL, KIND, TENSOR, CODE, OPERATION})
 _ATTRIBUTE: Final = "attribute"
 _FIELD, _ENTRY = "\x1f", "\x1e"
 
@@ -53,9 +66,9 @@ def manifest(
         kind = type(module)
         found[KIND, path, ""] = kind.__name__
         found[CODE, kind.__qualname__, ""] = agreement.source_digest(kind)
-        usual = _defaults(kind)
+        usual: Mapping[str, Any] = _usual(kind)  # type: ignore[arg-type]  # mypy: a class is not hashable
         for name, value in attributes.get(path, {}).items():
-            found[_sort(kind, name, value, usual), path, name] = repr(value)
+            found[USUAL if name in usual and _same(usual[name], value) else SET, path, name] = repr(value)
     for name, value in agreement.state_of(model):
         path, _, last = name.rpartition(".")
         found[TENSOR, path, last] = " ".join(map(str, (*agreement.form_of(value), agreement.tensor_hash(value))))
@@ -64,24 +77,33 @@ def manifest(
     return found
 
 
-def _sort(kind: type, name: str, value: Any, usual: Mapping[str, Any]) -> str:
-    if name in usual:
-        return USUAL if _same(usual[name], value) else SET
-    return MADE if agreement.is_torchs(kind) else SET
-
-
-def _defaults(kind: type) -> dict[str, Any]:
-    """Of the constructor's arguments."""
+@functools.lru_cache(maxsize=1024)
+def _usual(kind: Any) -> Mapping[str, Any]:
+    """Defaults of the constructor of this class, or of the first one of torch's that it is made from: of arguments that
+    torch's own code keeps under their names. What others set on such a module may mean anything to them.
+    """
+    torchs = [one for one in kind.__mro__ if one is not nn.Module and one.__module__.partition(".")[0] == "torch"]
+    if not torchs:
+        return {}
+    kept = {name for one in torchs for name in _kept_by(one)}
     try:
-        return {one.name: one.default for one in inspect.signature(kind).parameters.values()}
+        arguments = inspect.signature(torchs[0]).parameters.values()
     except (TypeError, ValueError):
         return {}
+    return {one.name: one.default for one in arguments if one.name in kept and one.default is not one.empty}
+
+
+def _kept_by(kind: type) -> Iterator[str]:
+    """Names of attributes that the functions of a class assign to."""
+    for value in vars(kind).values():
+        if isinstance(value, types.FunctionType):
+            yield from (one.argval for one in dis.get_instructions(value) if one.opname == "STORE_ATTR")
 
 
 def _same(default: Any, value: Any) -> bool:
     if isinstance(value, tuple) and value and not isinstance(default, tuple):
         return all(_same(default, one) for one in value)  # a stride of 1 is kept as (1, 1)
-    return type(default) is type(value) and bool(default == value)
+    return type(default) is type(value) and repr(default) == repr(value)
 
 
 @dataclass(frozen=True)
@@ -93,38 +115,59 @@ class Comparison:
 
 
 def compare(client: Manifest, server: Manifest) -> Comparison:
-    """What differs, the first module first."""
-    differences: list[str] = []
-    notes: list[str] = []
+    """What differs, the first module first: `MAX_DIFFERENCES` and one more, and `MAX_NOTES`, at most."""
     mine, theirs = _by_place(client), _by_place(server)
-    planned = all(any(place[0] == OPERATION for place in side) for side in (mine, theirs))
-    weights: list[str] = []
-    others = {place[1] for place in {**theirs, **mine} if place[0] == KIND and mine.get(place) != theirs.get(place)}
-    for place in sorted({**theirs, **mine}, key=lambda one: one[0] == OPERATION):  # which come last
-        if place[0] == OPERATION and not planned:
-            break  # a side without an example has no plan
-        there, here = mine.get(place), theirs.get(place)
-        if there is not None and here is not None and there[1] == here[1]:
-            continue
+    differences = list(_other_values(mine, theirs))
+    notes: list[str] = []
+    for place, there, here in _unequal(mine, theirs):
+        if len(differences) > MAX_DIFFERENCES:
+            break
         one_sided = here if there is None else there if here is None else None
-        if place[0] in (_ATTRIBUTE, TENSOR) and place[1] in others:
-            continue  # its module is another one, which is told
-        if place[0] == CODE and one_sided and others:
-            continue  # so is its class
-        text = _told(place, there, here)
-        if place[0] == TENSOR and there and here and there[1].split("]")[0] == here[1].split("]")[0]:
-            weights.append(".".join(filter(None, place[1:])))
-            continue
-        if one_sided is not None and one_sided[0] in (USUAL, MADE):
-            notes.append(text)
-        else:
-            differences.append(text)
+        if one_sided is None or one_sided[0] != USUAL:
+            differences.append(_told(place, there, here))
             if place[0] == OPERATION:
                 break  # those after it are shifted
-    if weights:  # all of them, where one side has another file
-        shown = ", ".join(weights[:SHOWN]) + (f" and {len(weights) - SHOWN} more" if len(weights) > SHOWN else "")
-        differences.insert(0, f"weights: other values in {printable(shown)}")
+        elif len(notes) < MAX_NOTES:
+            notes.append(_told(place, there, here))
     return Comparison(tuple(differences), tuple(notes))
+
+
+Value = tuple[str, str]
+"""Which sort of attribute, or the kind again; the value."""
+
+
+def _unequal(
+    mine: Mapping[Fact, Value], theirs: Mapping[Fact, Value]
+) -> Iterator[tuple[Fact, Value | None, Value | None]]:
+    """Places whose facts differ, less those that follow from others; the plan's operations come last."""
+    planned = all(any(place[0] == OPERATION for place in side) for side in (mine, theirs))  # else one has no example
+    others = {place[1] for place in {**theirs, **mine} if place[0] == KIND and mine.get(place) != theirs.get(place)}
+    for last in (False, True) if planned else (False,):
+        for place in {**theirs, **mine}:
+            there, here = mine.get(place), theirs.get(place)
+            if (place[0] == OPERATION) is not last or (there and there[1]) == (here and here[1]):
+                continue
+            if place[0] in (_ATTRIBUTE, TENSOR) and place[1] in others:
+                continue  # its module is another one, which is told
+            if place[0] == CODE and others and (there is None or here is None):
+                continue  # so is its class
+            if not _is_other_value(place, there, here):
+                yield place, there, here
+
+
+def _other_values(mine: Mapping[Fact, Value], theirs: Mapping[Fact, Value]) -> Iterator[str]:
+    """One line for all tensors of the same form with other values, for where one side has another file all are."""
+    names = [place[1:] for place, here in theirs.items() if _is_other_value(place, mine.get(place), here)]
+    if names:
+        shown = ", ".join(".".join(filter(None, name))[:MAX_LINE] for name in names[:SHOWN])
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        yield f"weights: other values in {printable(shown)}{more}"
+
+
+def _is_other_value(place: Fact, there: Value | None, here: Value | None) -> bool:
+    if place[0] != TENSOR or there is None or here is None or there == here:
+        return False
+    return there[1].split("]")[0] == here[1].split("]")[0]
 
 
 def printable(text: str) -> str:
@@ -132,17 +175,17 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-def _by_place(facts: Manifest) -> dict[Fact, tuple[str, str]]:
+def _by_place(facts: Manifest) -> dict[Fact, Value]:
     """What sort of attribute it is may differ: another release has another default."""
     found = {}
     for (kind, path, name), value in facts.items():
-        place = _ATTRIBUTE if kind in (SET, USUAL, MADE) else kind
+        place = _ATTRIBUTE if kind in (SET, USUAL) else kind
         found[place, path, name] = kind, value
     return found
 
 
-def _told(place: Fact, client: tuple[str, str] | None, server: tuple[str, str] | None) -> str:
-    kind, path, name = place
+def _told(place: Fact, client: Value | None, server: Value | None) -> str:
+    kind, (path, name) = place[0], (text[: MAX_LINE // 3] for text in place[1:])
     where = path or "(model)"
     what = {
         _ATTRIBUTE: f"{where}: {name}",
@@ -151,11 +194,11 @@ def _told(place: Fact, client: tuple[str, str] | None, server: tuple[str, str] |
         CODE: f"code of {where}",
         OPERATION: f"operation {path} of the plan",
     }[kind]
-    return printable(f"{what}: client {_value(client)}, server {_value(server)}")
+    return printable(f"{what}: client {_value(client)}, server {_value(server)}"[:MAX_LINE])
 
 
-def _value(found: tuple[str, str] | None) -> str:
-    return "has none" if found is None else found[1][:80]
+def _value(found: Value | None) -> str:
+    return "has none" if found is None else found[1][: MAX_LINE // 6]
 
 
 def encode(facts: Manifest) -> bytes | None:
@@ -163,25 +206,34 @@ def encode(facts: Manifest) -> bytes | None:
     lines = [_FIELD.join((*fact, value)) for fact, value in facts.items()]
     if len(lines) > MAX_ENTRIES or any(line.count(_FIELD) != 3 or _ENTRY in line for line in lines):
         return None
-    text = _ENTRY.join(lines)
-    data = zlib.compress(text.encode())
-    return data if len(data) <= MAX_BYTES and len(text) <= MAX_TEXT else None
+    raw = _ENTRY.join(lines).encode("utf-8", "replace")
+    data = zlib.compress(raw)
+    return data if len(data) <= MAX_BYTES and len(raw) <= MAX_TEXT else None
 
 
-def decode(data: bytes) -> dict[Fact, str]:
-    """Raises BadFrame and TooLarge."""
+def decode(data: bytes, like: Manifest | None = None) -> dict[Fact, str]:
+    """``like``: what it is to be compared with, for a stranger's. Raises BadFrame, and TooLarge before it is read."""
+    most_entries, most = MAX_ENTRIES, MAX_TEXT
+    if like is not None:
+        most_entries = min(most_entries, TIMES * len(like) + SPARE_ENTRIES)
+        most = min(
+            most, TIMES * sum(len(text) + 1 for fact in like.items() for text in (*fact[0], fact[1])) + SPARE_BYTES
+        )
     if len(data) > MAX_BYTES:
         raise TooLarge(f"a manifest of {len(data)} bytes; at most {MAX_BYTES} are taken")
     unpacked = zlib.decompressobj()
     try:
-        raw = unpacked.decompress(data, MAX_TEXT + 1)
-        text = raw.decode()
-    except (zlib.error, UnicodeDecodeError) as error:
+        raw = unpacked.decompress(data, most + 1)
+    except zlib.error as error:
         raise BadFrame(f"a manifest that cannot be read: {error!s:.80}") from None
-    if len(raw) > MAX_TEXT:
-        raise TooLarge(f"a manifest of more than {MAX_TEXT} characters")
-    if text.count(_ENTRY) >= MAX_ENTRIES:
-        raise TooLarge(f"a manifest of more than {MAX_ENTRIES} entries")
+    if len(raw) > most:
+        raise TooLarge(f"a manifest of more than {most} bytes")
+    if raw.count(_ENTRY.encode()) >= most_entries:
+        raise TooLarge(f"a manifest of more than {most_entries} entries")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadFrame(f"a manifest that cannot be read: {error!s:.80}") from None
     found: dict[Fact, str] = {}
     for line in text.split(_ENTRY):
         fields = line.split(_FIELD, 4)

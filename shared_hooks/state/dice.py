@@ -29,6 +29,15 @@ class Dice:
         self._python = random.getstate()
         numpy = sys.modules.get("numpy.random")
         self._numpy = None if numpy is None else numpy.get_state()
+        self._comparable = _python_and_numpy()
+
+    @property
+    def rolled(self) -> bool:
+        """Whether any of them stands elsewhere now."""
+        others = _python_and_numpy()
+        return not torch.equal(self._torch, torch.get_rng_state()) or any(
+            others[name] != state for name, state in self._comparable.items()
+        )
 
     def restore(self) -> None:
         """As they were."""

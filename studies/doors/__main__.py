@@ -46,8 +46,11 @@ def main() -> int:
                     failed += 1
                     told[door] = {"failed": f"{type(error).__name__}: {error}"}
                 print(f"{door}: {json.dumps(told[door])}", flush=True)
-            told["server's exit status"] = server.end()
-    print(f"{len(told) - 1} doors, {failed} failed")
+            told["server's exit status"] = status = server.end()
+            if status:
+                failed += 1
+                print(f"the server ended with status {status}: {server.log()[-2000:]}", flush=True)
+    print(f"{len(doors)} doors; {failed} failures")
     if options.json:
         command = " ".join(["python -m studies.doors", *sys.argv[1:]])
         text = json.dumps({"date": time.strftime("%Y-%m-%d"), "command": command, **told}, indent=1)

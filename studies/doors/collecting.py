@@ -45,8 +45,9 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def collect(server: Server, collector: Collector) -> dict[str, Any]:
-    """An edge client asks; its traces must join those of the server, which exports to ``collector``, too."""
+    """An edge client asks; one trace for each image must join both sides: the server exports to ``collector``, too."""
     images = ROOT / "shared_hooks" / "models" / "digits" / "images"
+    wanted = len(list(images.glob("*.png")))
     words = ["run", "--server", server.grpc, "--split", "stage2.0.conv2", "--input", str(images)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OTEL_EXPORTER_OTLP_ENDPOINT": collector.address}
     asked = [sys.executable, "-m", "edge_client", *words]
@@ -54,11 +55,12 @@ def collect(server: Server, collector: Collector) -> dict[str, Any]:
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         joined = _joined(collector.spans)
-        if joined and len(joined) == len({one.trace_id for name, one in collector.spans if name == "isthmus-edge"}):
+        edges = {one.trace_id for name, one in list(collector.spans) if name == "isthmus-edge"}
+        if len(joined) == len(edges) == wanted:
             names = sorted({f"{name}: {span.name}" for name, span in collector.spans})
             return {"spans": len(collector.spans), "traces across both sides": len(joined), "names": names}
         time.sleep(0.1)
-    raise RuntimeError("spans of the two sides did not come, or belong to no common trace")
+    raise RuntimeError(f"{len(_joined(collector.spans))} traces have spans of both sides, not {wanted}")
 
 
 def _joined(spans: list[tuple[str, Any]]) -> set[bytes]:

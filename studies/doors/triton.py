@@ -11,6 +11,8 @@ from typing import Any
 
 from studies.doors.process import Server
 
+REFUSALS = ("UnknownModel", 'input "x"')
+"""What the refusal of a model that there is not, and of an input that there is not, say."""
 ASKS = Path(__file__).with_name("triton_asks.py")
 SECONDS = 600
 
@@ -32,10 +34,19 @@ def ask(python: Path, kind: str, address: str, material: Path) -> dict[str, Any]
     )
     if made.returncode:
         raise RuntimeError(f"tritonclient by {kind}: {made.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(made.stdout)
+    return checked(f"tritonclient by {kind}", json.loads(made.stdout))
+
+
+def checked(client: str, found: dict[str, Any]) -> dict[str, Any]:
+    """``found`` if it is what must come. Raises RuntimeError."""
     for claim in ("whole model, the same bits", "tail, the same bits"):
-        if not found[claim]:
-            raise RuntimeError(f"tritonclient by {kind}: not {claim}")
+        if found[claim] is not True:
+            raise RuntimeError(f"{client}: not {claim}")
+    if found["models"] != ["digits"]:
+        raise RuntimeError(f"{client}: models are {found['models']}")
+    refused = found["refused"]
+    if len(refused) != len(REFUSALS) or not all(map(str.__contains__, refused, REFUSALS)):
+        raise RuntimeError(f"{client}: refused was {refused}")
     return found
 
 
@@ -51,7 +62,9 @@ def curl(server: Server) -> dict[str, Any]:
         "/v2/models/digits": _curl(f"{url}/models/digits"),
         "infer": _curl("-d", body, f"{url}/models/digits/infer"),
     }
-    if found["/v2/health/ready"] != {"ready": True} or len(found["infer"]["outputs"][0]["data"]) != 10:
+    healthy = found["/v2/health/live"] == {"live": True} and found["/v2/health/ready"] == {"ready": True}
+    named = found["/v2/models/digits"]["name"] == "digits"
+    if not healthy or not named or len(found["infer"]["outputs"][0]["data"]) != 10:
         raise RuntimeError(f"curl: {found}")
     return found
 

@@ -30,7 +30,7 @@ shape = [1, 3, {side}, {side}]
 """
 
 _EDGE = """
-import ctypes, json, sys
+import ctypes, hashlib, json, sys
 import torch
 from edge_client import EdgeClient, ModelChoice
 server, spec, cut, only_head, side, requests = sys.argv[1:]
@@ -41,7 +41,7 @@ with EdgeClient(server, choice, cut, metrics=False) as client:
     ctypes.CDLL(None).malloc_trim(0)  # what is freed is nobody's
     status = dict(line.split(":") for line in open("/proc/self/status"))
     mib = {name: int(status[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon", "RssFile", "VmHWM")}
-    print(json.dumps([mib, answers[-1].double().sum().item().hex()]))
+    print(json.dumps([mib, hashlib.sha256(b"".join(one.numpy().tobytes() for one in answers)).hexdigest()]))
 """
 
 
@@ -70,7 +70,7 @@ class Heads:
 
 
 def measured(side: int, tries: int) -> list[Heads]:
-    """Medians of so many processes each. RuntimeError if an answer is another one."""
+    """Medians of so many processes each. RuntimeError if one bit of an answer is another one."""
     with TemporaryDirectory() as folder:
         torch.manual_seed(0)
         model = ResNet50()
@@ -87,7 +87,7 @@ def _of(model: ResNet50, cut: str, address: str, spec: Path, side: int, tries: i
     head = sum(one.nbytes for name in before for one in modules[name].parameters(recurse=False))
     weights = sum(one.nbytes for one in model.parameters())
     whole, only = ([_edge(address, spec, cut, layer, side) for _ in range(tries)] for layer in ("", cut))
-    if len({output for _, output in (*whole, *only)}) != 1:
+    if len({digest for _, digest in (*whole, *only)}) != 1:
         raise RuntimeError(f"{cut}: the answers differ")
 
     def middle(found: list[tuple[dict[str, float], str]], name: str) -> float:
@@ -98,6 +98,7 @@ def _of(model: ResNet50, cut: str, address: str, spec: Path, side: int, tries: i
 
 
 def _edge(address: str, spec: Path, cut: str, only_head: str, side: int) -> tuple[dict[str, float], str]:
+    """What it took, and the digest of its answers."""
     words = [address, str(spec), cut, only_head, str(side), str(REQUESTS)]
     done = subprocess.run(
         [sys.executable, "-c", _EDGE, *words],
@@ -107,8 +108,8 @@ def _edge(address: str, spec: Path, cut: str, only_head: str, side: int) -> tupl
         text=True,
         check=True,
     )
-    mib, output = json.loads(done.stdout.splitlines()[-1])
-    return mib, output
+    mib, digest = json.loads(done.stdout.splitlines()[-1])
+    return mib, digest
 
 
 @contextmanager

@@ -41,11 +41,14 @@ class Import:
 
 
 def measured(python: Sequence[str], tries: int, names: Sequence[str] = tuple(STATEMENTS)) -> list[Import]:
-    """``python``: a command that runs one, here or elsewhere. Tries take turns, so that a slow minute meets all."""
+    """``python``: a command that runs one, here or elsewhere (``ssh pi python3``).
+
+    Tries take turns, so that a slow minute meets all.
+    """
     rows: dict[str, list[list[float]]] = {name: [] for name in names}
     for turn in range(tries + 1):
         for name in names:
-            text = _run(python, "-c", _PROBE.format(statement=STATEMENTS[name])).stdout
+            text = _run(python, _PROBE.format(statement=STATEMENTS[name])).stdout
             if turn:  # the first compiles
                 rows[name].append(json.loads(text.splitlines()[-1]))
     least = {name: [min(column) for column in zip(*found, strict=True)] for name, found in rows.items()}
@@ -60,14 +63,15 @@ def by_file(python: Sequence[str], name: str, tries: int) -> Counter[str]:
     code = f"import sys, gc, torch; gc.disable(); print('from here', file=sys.stderr, flush=True); {STATEMENTS[name]}"
     found: dict[str, int] = {}
     for _ in range(tries):
-        _, _, told = _run(python, "-X", "importtime", "-c", code).stderr.partition("from here\n")
+        _, _, told = _run(python, code, "-X", "importtime").stderr.partition("from here\n")
         for line in told.splitlines():
             own, _, module = line.removeprefix("import time:").split("|")
             found[module.strip()] = min(int(own), found.get(module.strip(), int(own)))
     return Counter(found)
 
 
-def _run(python: Sequence[str], *words: str) -> subprocess.CompletedProcess[str]:
+def _run(python: Sequence[str], program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """``program`` comes by its standard input: ssh would join its words for a shell over there."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = [*python, *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    command = [*python, *words, "-"]
+    return subprocess.run(command, input=program, env=environment, capture_output=True, text=True, check=True)

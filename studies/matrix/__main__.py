@@ -28,6 +28,8 @@ def main() -> int:
         metavar="NAME=COMMAND",
         help="an edge's Python; default: this one (studies/matrix/arm64.sh)",
     )
+    text = "of the server, for edges that reach it through a tunnel (docs/agreement.md); default: any free port"
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help=text)
     parser.add_argument("--models", nargs="+", choices=SPECS, default=list(SPECS), metavar="NAME")
     parser.add_argument("--json", type=Path, help="where the result goes; edges that are in it already are kept")
     options = parser.parse_args()
@@ -40,7 +42,7 @@ def main() -> int:
     about: dict[str, Any] = known["edges"]
     first, *others = (SPECS[name] for name in options.models)
     more = [word for other in others for word in ("--model", other)]
-    with local_server(ModelChoice(first, threads=1), arguments=more) as address:
+    with local_server(ModelChoice(first, threads=1), listen=options.listen, arguments=more) as address:
         for edge in edges:
             about[edge.name] = {**edge.about(), "date": time.strftime("%Y-%m-%d")}
             for model in options.models:

@@ -1,7 +1,7 @@
 """``make ray``: what Ray Serve costs, what replicas give, what a death takes. On loopback; needs the extra ``ray``.
 
 The exit status is 0 if nothing was lost or wrong, service was back within 10 s, and 4 replicas gave 3.5 times as
-much as one process.
+much as one process with one worker.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _throughput(folder: Path, options: argparse.Namespace) -> list[dict[str, Any
     model.write_text(spec(NAP_SECONDS), encoding="utf-8")
     words = ["--model", f"{NAME}={model}", "--log-level", "warning"]
     with server(folder, words) as plain:
-        rows = [{"server": "one process", **throughput.measure(plain.address, model, options.seconds)}]
+        rows = [{"server": "one process, one worker", **throughput.measure(plain.address, model, options.seconds)}]
     for count in REPLICAS:
         with nodes(2) as there, server(folder, [*words, "--replicas", str(count)], there.address) as front:
             found = throughput.measure(front.address, model, options.seconds)

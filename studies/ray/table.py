@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-WAYS = {"plain": "one process", "ray": "behind a front", "proxy": "Ray Serve's own proxy"}
+WAYS = {
+    "plain": "one process",
+    "ray": "behind a front",
+    "plain_beside_proxy": "one process, beside the proxy",
+    "proxy": "Ray Serve's own proxy",
+}
+"""In turns: the first with the second, the third with the fourth."""
 
 
 def table(result: dict[str, Any]) -> str:
@@ -20,7 +26,7 @@ def table(result: dict[str, Any]) -> str:
             lines.append(f"| {row['bytes'] >> 10} KiB | " + " | ".join(cells) + " |")
         lines.append("")
     if result.get("throughput"):
-        lines += ["| server | answers a second | against one process | lost | wrong |", "|---|---|---|---|---|"]
+        lines += ["| server | answers a second | against one worker | lost | wrong |", "|---|---|---|---|---|"]
         for row in result["throughput"]:
             lines.append(
                 f"| {row['server']} | {row['answers_per_second']:.1f} | {row['times_one']:.2f} | {row['lost']} "

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from torch import nn
 
+from protos import FACTS_WANTED
 from protos.chunks import cut
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks import Crossing, EarlyOutput, Parcel, WrappedModel
@@ -145,11 +146,13 @@ def echo(server: FakeServer, frames: Frames, context: Any) -> Iterator[split_pb2
         yield from reply(header.id, server.answers.setdefault(header.id, payload))
 
 
-def refuse(code: grpc.StatusCode, details: str) -> Script:
+def refuse(code: grpc.StatusCode, details: str, wants_facts: bool = False) -> Script:
     """End the stream at the greeting."""
 
     def script(server: FakeServer, frames: Frames, context: Any) -> Iterator[split_pb2.ServerFrame]:
         server.seen.hellos.append(next(frames).hello)
+        if wants_facts:
+            context.set_trailing_metadata(((FACTS_WANTED, "1"),))
         context.abort(code, details)
         yield split_pb2.ServerFrame()
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import copy
+import inspect
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +19,19 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.modules.manifest import (
     CODE,
-    MADE,
+    KIND,
     MAX_BYTES,
+    MAX_DIFFERENCES,
     MAX_ENTRIES,
+    MAX_LINE,
+    MAX_NOTES,
     MAX_TEXT,
     OPERATION,
     SET,
+    SPARE_BYTES,
+    SPARE_ENTRIES,
+    TENSOR,
+    TIMES,
     USUAL,
     Fact,
     compare,
@@ -108,7 +119,6 @@ class Newer(nn.BatchNorm2d):
     def __init__(self, number: int, groups: int = 1) -> None:
         super().__init__(number)
         self.groups = groups
-        self._doubled = 2 * number
 
 
 Newer.__qualname__ = Newer.__name__ = "BatchNorm2d"
@@ -122,10 +132,123 @@ def test_what_one_release_alone_has_is_a_note_unless_it_may_change_results(swap:
         return found[::-1] if swap else found
 
     harmless = compare(*both(1))
-    assert harmless.differences == () and len(harmless.notes) == 2
-    assert any("0: groups" in note for note in harmless.notes) and any("0: _doubled" in note for note in harmless.notes)
+    assert harmless.differences == () and [note.split(": client")[0] for note in harmless.notes] == ["0: groups"]
     (text,) = compare(*both(2)).differences
     assert text.startswith("0: groups: ") and "2" in text and "has none" in text
+
+
+class Scaled(nn.Sequential):
+    """Reads what somebody may have set on it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(x)
+        return out * getattr(self, "scale", 1.0)
+
+
+class Optional(nn.Module):
+    """Holds its constructor's own default, or nothing."""
+
+    def __init__(self, scale: float = 2.0, on: bool = True) -> None:
+        super().__init__()
+        if on:
+            self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * getattr(self, "scale", 1.0)
+
+
+class Reader(nn.Module):
+    """Reads what somebody may have set on a module of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.BatchNorm2d(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * getattr(self.inner, "scale", 1.0)
+
+
+def scaled(kind: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """With a scale on one side alone."""
+    if kind is Optional:
+        return Optional(), Optional(on=False)
+    one, other = kind(), kind()
+    getattr(one, "inner", one).scale = 0.5  # type: ignore[union-attr, assignment]
+    return one, other
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("kind", [Scaled, Optional, Reader])
+def test_what_others_than_torch_set_is_a_difference_on_one_side_alone(kind: type[nn.Module], swap: bool) -> None:
+    one, other = scaled(kind)
+    x = torch.ones(1, 1, 2, 2)
+    assert not torch.equal(one(x), other(x))
+    sides = WrappedModel(one).manifest(), WrappedModel(other).manifest()
+    found = compare(*(sides[::-1] if swap else sides))
+    assert found.notes == () and len(found.differences) == 1 and ": scale: " in found.differences[0]
+
+
+def test_a_model_that_was_wrapped_before_and_a_copy_of_it_have_the_same_facts() -> None:
+    model = Net()
+    with WrappedModel(model) as first:
+        twin = copy.deepcopy(model)
+        assert WrappedModel(model).manifest() == first.manifest() == WrappedModel(twin).manifest()
+        assert WrappedModel(model).environment() == WrappedModel(twin).environment() == first.environment()
+
+
+OWN_NAMES = ["scale", "bias", "groups", "weight", "num_features", "dtype", "device", "training_steps", "eps", "mode"]
+KINDS: list[type[nn.Module]] = [nn.Identity, nn.Sequential, nn.BatchNorm2d, nn.LSTM, Scaled, Optional, Newer]
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    name=st.sampled_from(OWN_NAMES),
+    value=st.none() | st.booleans() | st.integers(-2, 2) | st.floats(-2, 2),
+)
+def test_a_note_is_what_torchs_own_constructor_keeps_by_default(kind: type[nn.Module], name: str, value: Any) -> None:
+    """Whatever is set on a module of whatever class: no other attribute of one side alone is a note."""
+    model: Any = kind() if not issubclass(kind, (nn.BatchNorm2d, nn.LSTM)) else kind(2, 2)
+    before = WrappedModel(nn.Sequential(model)).manifest()
+    if isinstance(getattr(model, name, 0), torch.Tensor):
+        return
+    without = {fact: told for fact, told in before.items() if fact[1:] != ("0", name)}
+    setattr(model, name, value)
+    for sides in ((WrappedModel(nn.Sequential(model)).manifest(), without),):
+        found = compare(*sides)
+        usual = (kind, name) in ((nn.BatchNorm2d, "eps"), (Newer, "eps"), (Newer, "groups")) and repr(value) in (
+            "1e-05",
+            "1",
+        )
+        assert bool(found.notes) == usual and bool(found.differences) != usual
+
+
+TORCHS: list[Any] = [
+    lambda: nn.Conv2d(2, 2, 1),
+    lambda: nn.BatchNorm2d(2),
+    lambda: nn.LSTM(2, 2),
+    lambda: nn.TransformerEncoderLayer(4, 2, 8),
+    lambda: nn.Upsample(scale_factor=2),
+]
+
+
+@pytest.mark.parametrize("build", TORCHS, ids=lambda build: type(build()).__name__)
+def test_no_attribute_goes_missing_in_silence(build: Any) -> None:
+    """One that torch's constructor has by default is a note, every other one a difference."""
+    found = WrappedModel(nn.Sequential(build())).manifest()
+    defaults = {name: one.default for name, one in inspect.signature(type(build())).parameters.items()}
+    for fact in found:
+        if fact[0] in (SET, USUAL):
+            told = compare(found, {other: value for other, value in found.items() if other != fact})
+            assert len(told.notes) == (fact[0] == USUAL) and len(told.differences) == (fact[0] == SET)
+            assert (
+                fact[0] == SET
+                or fact[1] != "0"
+                or ast.literal_eval(found[fact])
+                in (
+                    defaults[fact[2]],
+                    (defaults[fact[2]],) * 2,
+                )
+            )
 
 
 def test_of_operations_the_first_that_differs() -> None:
@@ -151,16 +274,58 @@ def test_any_model_has_one_that_survives_the_wire(case: Case) -> None:
 
 
 TEXT = st.text(st.characters(blacklist_characters="\x1e\x1f", blacklist_categories=("Cs",)), max_size=20)
-FACTS = st.dictionaries(st.tuples(st.sampled_from([SET, USUAL, MADE, CODE]), TEXT, TEXT), TEXT, min_size=1)
+KINDS_OF_FACTS = st.sampled_from([SET, USUAL, CODE, KIND, TENSOR])
+FACTS = st.dictionaries(st.tuples(KINDS_OF_FACTS, TEXT, TEXT), TEXT, min_size=1, max_size=12)
 
 
-@given(FACTS, FACTS)
-def test_every_difference_has_a_line_and_bytes_come_back(one: dict[Fact, str], other: dict[Fact, str]) -> None:
+@given(FACTS, FACTS, st.booleans())
+def test_every_difference_has_a_line_and_bytes_come_back(
+    one: dict[Fact, str], other: dict[Fact, str], alike: bool
+) -> None:
+    if alike:
+        other = {**one, **dict(list(other.items())[:1])}
     data = encode(one)
     assert data is not None and decode(data) == one
     found = compare(one, other)
     assert all(text.isprintable() for text in (*found.differences, *found.notes))
     assert compare(one, one) == compare({}, {})
+
+    def by_place(facts: Mapping[Fact, str]) -> dict[Fact, str]:
+        return {("attribute" if kind in (SET, USUAL) else kind, *place): told for (kind, *place), told in facts.items()}
+
+    if by_place(one) != by_place(other):
+        assert found.differences or found.notes
+        usual_alone = [fact for fact in one.keys() ^ other.keys() if fact[0] == USUAL]
+        assert found.differences or usual_alone
+
+
+def test_a_strangers_facts_make_no_more_of_it_than_the_own_ones() -> None:
+    own = WrappedModel(Net()).manifest()
+    many: dict[Fact, str] = {(SET, str(number), "x" * 20): "" for number in range(TIMES * len(own) + SPARE_ENTRIES + 1)}
+    large: dict[Fact, str] = {(SET, "a", ""): "x" * (SPARE_BYTES + 100_000)}
+    for facts in (many, large):
+        data = encode(facts)
+        assert data is not None
+        assert decode(data)
+        with pytest.raises(TooLarge):
+            decode(data, own)
+    assert decode(encode(own) or b"", {}) == own, "a small model's facts fit the spare room"
+
+
+@pytest.mark.parametrize("sort", [SET, USUAL])
+def test_what_is_told_has_bounds_before_it_is_made(sort: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the names and values of a stranger, and however many."""
+    made: list[int] = []
+
+    def counted(text: str) -> str:
+        made.append(len(text))
+        return text
+
+    monkeypatch.setattr("shared_hooks.modules.manifest.printable", counted)
+    found = compare({(sort, f"{number}{'x' * 999}", "y" * 999): "z" * 9999 for number in range(2000)}, {})
+    told = [*found.differences, *found.notes]
+    assert len(told) == len(made) == (MAX_DIFFERENCES + 1 if sort == SET else MAX_NOTES)
+    assert max(made) <= MAX_LINE
 
 
 @pytest.mark.parametrize(
@@ -172,11 +337,12 @@ def test_every_difference_has_a_line_and_bytes_come_back(one: dict[Fact, str], o
         (zlib.compress(b"set\x1fa"), BadFrame),
         (zlib.compress(b"other\x1fa\x1fb\x1fc"), BadFrame),
         (zlib.compress(b"set\x1fa\x1fb\x1fc\x1fd"), BadFrame),
+        (zlib.compress(b"made\x1fa\x1fb\x1fc"), BadFrame),
         (zlib.compress(bytes(MAX_TEXT + 1)), TooLarge),
         (zlib.compress(b"\x1e" * MAX_ENTRIES), TooLarge),
         (bytes(MAX_BYTES + 1), TooLarge),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_hostile_bytes(data: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
@@ -186,6 +352,9 @@ def test_hostile_bytes(data: bytes, error: type[Exception]) -> None:
 def test_what_cannot_go_over_the_wire_is_not_sent() -> None:
     assert encode({(SET, "a\x1e", "b"): "c"}) is None
     assert encode({(SET, str(number), ""): "" for number in range(MAX_ENTRIES + 1)}) is None
+    data = encode({(SET, "a", ""): "\u20ac" * (MAX_TEXT // 3 - 3)})
+    assert data is not None and decode(data), "bytes are counted, as where it is read"
+    assert encode({(SET, "a", ""): "\u20ac" * (MAX_TEXT // 3)}) is None
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

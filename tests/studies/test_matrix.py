@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,15 @@ from studies.matrix.edges import Edge
 from studies.matrix.table import as_text
 
 
-def test_an_edge_is_a_command() -> None:
-    edge = Edge.of(f"here='{sys.executable}' -X dev")
-    assert edge.python == (sys.executable, "-X", "dev") and edge.about()["torch"] == torch.__version__
+def test_an_edge_is_a_command(tmp_path: Path) -> None:
+    """Also one that joins its words for a shell elsewhere, as ssh does."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    edge = Edge.of(f"pi={ssh} pi cd '{tmp_path}' && {sys.executable} -X dev")
+    assert edge.python == (str(ssh), "pi", "cd", str(tmp_path), "&&", sys.executable, "-X", "dev")
+    about = edge.about()
+    assert (about["torch"], about["transformers"]) == (torch.__version__, metadata.version("transformers"))
     with pytest.raises(RuntimeError, match="broken: .*SyntaxError|broken: .*No such|broken: "):
         Edge.of(f"broken={sys.executable} -c nonsense:").about()
 

@@ -76,9 +76,32 @@ def test_what_differs_in_a_thousand_places_is_told_in_some() -> None:
     assert len(text) < 6000 and "more" in text
 
 
-@pytest.mark.parametrize("data", [b"junk", zlib.compress(bytes(MAX_TEXT + 1))])
-def test_hostile_facts(data: bytes) -> None:
-    assert isinstance(refusal(data), (errors.BadFrame, errors.TooLarge))
+def test_hostile_facts() -> None:
+    assert isinstance(refusal(b"junk"), errors.BadFrame)
+
+
+@pytest.mark.parametrize("data", [zlib.compress(bytes(MAX_TEXT + 1)), b"facts"], ids=["the client", "the server"])
+def test_facts_that_are_too_many_leave_the_digests(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    if data == b"facts":
+
+        def refused(self: FakeEngine) -> None:
+            raise errors.TooLarge("the model has too many modules")
+
+        monkeypatch.setattr(FakeEngine, "manifest", refused)
+    error = refusal(data)
+    assert isinstance(error, errors.Disagreement) and "setting model_configuration" in str(error)
+
+
+def test_facts_are_wanted_where_digests_differ_and_they_did_not_come() -> None:
+    def wanted(facts: Mapping[Fact, str] | bytes, **changes: object) -> bool:
+        error = refusal(facts, **changes)
+        return isinstance(error, errors.Disagreement) and error.wants_facts
+
+    agreeing = dict(FakeEngine().identity.environment)
+    assert wanted(b"") and wanted(b"", environment=agreeing, weights_hash="w2")
+    assert not wanted({EPS: "0.001"})
+    assert not wanted(b"", environment={**agreeing, "default_dtype": "float64"})
+    assert not wanted(b"", protocol_version=9)
 
 
 def test_nobody_reads_facts_where_the_digests_are_alike() -> None:

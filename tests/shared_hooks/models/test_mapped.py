@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,72 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
     model, weights = mapped(tmp_path / "w.safetensors", Tied)
     weights.load([model.head.weight])
     assert model.embed.weight is model.head.weight and weights.loaded == weights.total == 128
+
+
+class Two(nn.Module):
+    """``tie`` makes the second share the first's memory, without being the same parameter."""
+
+    def __init__(self, tie: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        if tie == "data":
+            self.b.weight.data = self.a.weight.data
+        elif tie == "parameter":
+            self.b.weight = nn.Parameter(self.a.weight)
+        elif tie == "detached":
+            self.b.weight = nn.Parameter(self.a.weight.detach())
+        elif tie == "turned":
+            self.b.weight = nn.Parameter(self.a.weight.t())
+        elif tie == "part":
+            self.b.weight = nn.Parameter(self.a.weight[1:3])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.b(self.a(x))
+        return out
+
+
+@pytest.mark.parametrize("odd", [False, True], ids=["", "odd"])
+@pytest.mark.parametrize("names", ["ab", "a", "b"])
+@pytest.mark.parametrize("tie", ["data", "parameter", "detached", "turned", "part", "none"])
+def test_parameters_that_share_memory(tmp_path: Path, tie: str, names: str, odd: bool) -> None:
+    """Whichever names a file has, of values that are true for one of them alone: as `load_weights` gives them."""
+
+    def make() -> Two:
+        made = Two(tie)
+        if odd:  # loaded by code of its own
+            made.b._register_load_state_dict_pre_hook(lambda *args: None)
+        return made
+
+    values = {f"{name}.weight": torch.randn(make().get_parameter(f"{name}.weight").shape) for name in names}
+    save_file(values, tmp_path / "w.safetensors")
+    whole = make()
+    try:
+        load_weights(whole, [tmp_path / "w.safetensors"], "here")
+    except SpecError as error:
+        with pytest.raises(SpecError, match=re.escape(str(error))):
+            mapped(tmp_path / "w.safetensors", make)
+        return
+    model, weights = mapped(tmp_path / "w.safetensors", make)
+    x = torch.randn(3, 4)
+    for load in ([], [model.b.weight], model.parameters()):
+        weights.load(load)
+        for name in ("a.weight", "b.weight"):
+            assert torch.equal(model.get_parameter(name), whole.get_parameter(name))
+        if tie != "part":
+            assert torch.equal(model(x), whole(x))
+    assert weights.loaded == weights.total
+
+
+def test_a_parameter_that_no_file_has_a_value_for_is_refused(tmp_path: Path) -> None:
+    """One that its module keeps out of the state dictionary: an ordinary build leaves it what it was made."""
+
+    class Hidden(nn.Linear):
+        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+            destination[prefix + "weight"] = self.weight
+
+    save_file({"weight": torch.ones(4, 4)}, tmp_path / "w.safetensors")
+    with pytest.raises(SpecError, match="here: bias cannot be left in a file: none has a value under its name"):
+        mapped(tmp_path / "w.safetensors", lambda: Hidden(4, 4))
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["written over", "replaced"])

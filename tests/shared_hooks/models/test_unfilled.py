@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -71,6 +74,61 @@ def test_what_needs_its_values_gets_them(kind: type[nn.Module]) -> None:
     assert torch.equal(model.linear.weight, wanted.linear.weight)
     for name in ("table", "largest"):
         assert torch.equal(torch.as_tensor(getattr(model, name, 0)), torch.as_tensor(getattr(wanted, name, 0)))
+
+
+def _put_back() -> float:
+    """As a factory does that wants to disturb nobody."""
+    with torch.random.fork_rng(devices=[]):
+        return torch.rand(()).item()
+
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "array": lambda: torch.randn(4).numpy(),
+    "number in a dictionary": lambda: {"scale": torch.rand(()).item()},
+    "closure": lambda: (lambda scale: lambda: scale)(torch.rand(()).item()),
+    "truth value": lambda: bool(torch.randint(1 << 20, ()).item() % 2),
+    "in place": lambda: torch.empty(3).uniform_().tolist(),
+    "order": lambda: torch.randperm(1000).tolist(),
+    "put back": _put_back,
+    "numpy": lambda: np.random.rand(3).tolist(),  # noqa: NPY002
+    "python": lambda: [random.random()],
+}
+FORGOTTEN: list[object] = []
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("what", DRAWS)
+def test_what_is_drawn_is_what_an_ordinary_build_draws(what: str, where: str) -> None:
+    """Wherever it goes: onto the model, or into a variable of a module; and whatever comes after it."""
+
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if where == "before":
+                self.kept = DRAWS[what]()
+            self.linear, self.drawn = nn.Linear(4, 4), nn.Parameter(torch.randn(2))
+            if where == "after":
+                self.kept = DRAWS[what]()
+            FORGOTTEN.append(DRAWS[what]())
+
+    def told(value: Any) -> str:
+        return repr(value() if callable(value) else value)
+
+    def everything(build: Callable[[], Any]) -> list[str]:
+        torch.manual_seed(3)
+        np.random.seed(3)  # noqa: NPY002
+        random.seed(3)
+        model = build()
+        return [
+            told(model.kept),
+            told(FORGOTTEN[-1]),
+            told(torch.rand(1)),
+            told(np.random.rand(1)),  # noqa: NPY002
+            told(random.random()),
+        ]
+
+    wanted = everything(Draws)
+    assert everything(lambda: unfilled(Draws)) == wanted
 
 
 def test_an_error_is_the_factorys_own() -> None:
