@@ -148,7 +148,32 @@ def test_who_costs_too_much_is_read_later(
             told += slow.recv(1000)
         assert told.startswith(b"HTTP/1.1 200")
         paid.clear()
-        chunks = b"1\r\n \r\n" * (4 * connections.READ_BYTES // 6)
+        chunks = b"1\r\n \r\n" * (4 * connections.MOST_BYTES // 6)
         slow.sendall(f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks + b"0\r\n\r\n")
         assert slow.recv(1000).startswith(b"HTTP/1.1 400")
         assert paid.count(dear) >= 4 and set(paid) == {dear}
+
+
+def test_what_takes_long_to_parse_lets_others_have_their_turn(
+    server: CloudServer, waiting: WaitingCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+    turns: list[list[int]] = []
+    data_received, read = connections.H11Protocol.data_received, connections.Connection._read
+
+    def parsing(self: Any, data: bytes) -> None:
+        parsed.append(len(data))
+        data_received(self, data)
+
+    def turn(self: Any) -> None:
+        parsed.clear()
+        read(self)
+        turns.append(parsed.copy())
+
+    monkeypatch.setattr(connections, "TURN_SECONDS", 0.0)  # everything takes long
+    monkeypatch.setattr(connections.H11Protocol, "data_received", parsing)
+    monkeypatch.setattr(connections.Connection, "_read", turn)
+    body = GOOD + b" " * 100_000
+    assert ask(server, INFER, body)[0] == 200
+    assert max(map(len, turns)) == 1 and max(map(sum, turns)) == connections.LEAST_BYTES
+    assert sum(map(sum, turns)) > len(body)
