@@ -63,7 +63,7 @@ def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     torchs = is_torchs(type(module))
     for name, value in vars(module).items():
-        if name in _OF_EVERY_MODULE or name.startswith("__") or _is_own_forward(module, name, value):
+        if name in OF_EVERY_MODULE or name.startswith("__") or _is_own_forward(module, name, value):
             continue
         if _is_number(value) or (torchs and type(value) is str):
             yield name, tuple(value) if isinstance(value, (list, tuple)) else value
@@ -91,7 +91,8 @@ def is_torchs(kind: type) -> bool:
     return any(one is not nn.Module and one.__module__.startswith("torch.nn.") for one in kind.__mro__)
 
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Attributes that torch keeps on each."""
 
 
 def configuration_digest(found: Mapping[str, Mapping[str, Any]]) -> str:
