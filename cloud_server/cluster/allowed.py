@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloud_server.access import Policy
+from cloud_server.access import Caller, Credentials, Policy, Register
 from cloud_server.access.identities import read_identities
 from cloud_server.config import ServerConfig
 from cloud_server.limits import NEVER
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import AccessRefused, SpecError
 
 COUNTED = ("max_in_flight", "max_bytes", "requests_per_minute", "bytes_per_minute")
 """Bounds of an identity, which one place has to count."""
@@ -41,10 +41,16 @@ def refused(config: ServerConfig) -> Iterator[str]:
         yield "metrics: port 0 (any free one) cannot be found by who scrapes several fronts"
     if config.identities is not None and len(config.models) > 1:
         yield from (
-            f"identities: {name} has {bound}, and {len(config.models)} models are served: each model's replicas count "
-            "for themselves; serve one model to an application, or leave the bound out"
-            for name, bound in bounds(config.identities)
+            f"identities: {name} has {bound}, and {several(config)}" for name, bound in bounds(config.identities)
         )
+
+
+def several(config: ServerConfig) -> str:
+    """Why nobody may have a bound."""
+    return (
+        f"{len(config.models)} models are served: each model's replicas count for themselves; serve one model to an "
+        "application, or leave the bound out"
+    )
 
 
 def bounds(path: Path) -> Iterator[tuple[str, str]]:
@@ -57,3 +63,18 @@ def bounds(path: Path) -> Iterator[tuple[str, str]]:
 def counted(policy: Policy) -> str:
     """The first bound that has to be counted; empty where there is none."""
     return next((name for name in COUNTED if getattr(policy, name)), "")
+
+
+class Uncounted(Register):
+    """Of a front of several models: an identity that is given a bound while it serves is refused, not counted wrong."""
+
+    def __init__(self, config: ServerConfig, *, certificates: bool) -> None:
+        super().__init__(config.identities, certificates=certificates)
+        self._why = several(config) if len(config.models) > 1 else ""
+
+    def caller(self, peer: str, shown: Credentials) -> Caller:
+        """As `Register.caller`."""
+        found = super().caller(peer, shown)
+        if self._why and (bound := counted(found.policy)):
+            raise AccessRefused(f'identity "{found.identity}" has {bound}, and {self._why}')
+        return found

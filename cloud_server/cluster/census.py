@@ -56,14 +56,15 @@ class Finder(Protocol):
 
 
 class Census:
-    """What `Finder.all` said at the last look. ``moved``: called when replicas have come or gone."""
+    """What `Finder.all` said at the last look."""
 
-    def __init__(self, finder: Finder, moved: Callable[[], None], changed: Callable[[bool], None]) -> None:
-        """``changed``: called with whether there is any replica at all, at each look."""
+    def __init__(self, finder: Finder, looked: Callable[[bool, bool], None]) -> None:
+        """``looked``: called at each look with whether there is any replica at all, and whether some came or went."""
         self._finder = finder
-        self._moved = moved
-        self._changed = changed
+        self._looked = looked
         self._places: dict[str, list[Place]] = {}
+        self._heard: frozenset[str] = frozenset()
+        """The groups of which a replica answered."""
         self._closed = threading.Event()
 
     def start(self) -> None:
@@ -75,13 +76,11 @@ class Census:
     def look(self) -> None:
         """Asks now."""
         places = {group: self._finder.all(group, metrics=False) for group in self._finder.groups}
-        before = {place.replica for known in self._places.values() for place in known}
+        before = self._replicas()
+        self._heard = frozenset(group for group, found in places.items() if found)
         # A group of which nothing is heard serves what it served: its next replica will.
         self._places = {group: found or self._places.get(group, []) for group, found in places.items()}
-        now = {place.replica for found in places.values() for place in found}
-        self._changed(any(places.values()))
-        if before and now and now != before:
-            self._moved()
+        self._looked(bool(self._heard), bool(before) and self._replicas() != before)
 
     def metrics(self) -> Iterator[tuple[str, str]]:
         """(replica, its metrics), asked now."""
@@ -89,20 +88,27 @@ class Census:
             for place in self._finder.all(group, metrics=True):
                 yield place.replica, place.metrics
 
-    def models(self) -> set[str]:
-        """Ids of all that are served."""
-        return {id for known in self._places.values() for place in known for id, _ in place.models}
+    def groups(self, caller: Caller) -> list[str]:
+        """Those that answer and serve what the caller may use. Raises ServerUnavailable where none of his answers."""
+        wanted = [one for one in self._finder.groups if not (ids := self._models(one)) or _may(caller, ids)]
+        found = [group for group in wanted if group in self._heard]
+        if wanted and not found:
+            raise ServerUnavailable("no replica answers: try again later")
+        return found
+
+    def any(self, caller: Caller) -> str:
+        """One of them, for what every replica can say."""
+        return (self.groups(caller) or self._finder.groups)[-1]
 
     def group(self, caller: Caller, model_id: str, weights: str = "") -> str:
         """The group that serves the model, in the version with these weights if there is one, else in the last.
 
         Raises UnknownModel where none does, or the caller may not use it; ServerUnavailable where not all are known.
         """
-        allowed = granted(caller.policy.models, self.models())
+        allowed = _may(caller, {id for group in self._finder.groups for id in self._models(group)})
         if model_id not in allowed:
-            silent = [group for group in self._finder.groups if not self._places.get(group)]
-            if silent:
-                raise ServerUnavailable(f"no replica of {', '.join(silent)} is up yet: try again later")
+            if _may(caller, {model_id}) and not all(map(self._places.get, self._finder.groups)):
+                raise ServerUnavailable(f"no replica of {model_id[:256]} is up yet: try again later")
             there = ", ".join(allowed)
             raise UnknownModel(f'no model "{model_id[:256]}" is served here; there is: {there}')
         serving = [
@@ -113,9 +119,20 @@ class Census:
         same = [group for group, served in serving if weights in served]
         return (same or [group for group, _ in serving])[-1]
 
+    def _models(self, group: str) -> set[str]:
+        """Ids of what it serves; none while nothing was ever heard of it."""
+        return {id for place in self._places.get(group, []) for id, _ in place.models}
+
+    def _replicas(self) -> set[str]:
+        return {place.replica for known in self._places.values() for place in known}
+
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
             try:
                 self.look()
             except Exception:  # a look that fails is one of many; who watches must not die of it
                 log.exception("the replicas could not be looked at")
+
+
+def _may(caller: Caller, ids: set[str]) -> list[str]:
+    return granted(caller.policy.models, ids)

@@ -15,12 +15,14 @@ from contextlib import ExitStack
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
-from cloud_server.access import Register
 from cloud_server.cluster import metrics
+from cloud_server.cluster.allowed import Uncounted
 from cloud_server.cluster.census import Census, Finder
 from cloud_server.cluster.inference_relay import InferenceRelay
 from cloud_server.cluster.relay import Relay
+from cloud_server.cluster.stays import Stays
 from cloud_server.config import ServerConfig
+from cloud_server.inference import Held
 from cloud_server.telemetry import MetricsPage, RequestCounts
 from cloud_server.transport import INFERENCE, MAX_WAITING, SERVICE, Door, Listener
 from shared_hooks.errors import ServerUnavailable
@@ -29,9 +31,9 @@ from shared_hooks.lifecycle import Lifecycle
 log = logging.getLogger(__name__)
 
 SPARE_THREADS = 16
-MOST_THREADS = 4096
-TELL_SECONDS = 3.0
-"""For a client to hear, with the next frame it gets, that it is to go: heartbeats come every second."""
+MOST_PLACES = 4096
+CLOSE_SECONDS = 1.0
+"""For frames under way at the end."""
 SWEEP_SECONDS = 0.5
 
 
@@ -48,26 +50,28 @@ class Front:
         self.metrics = page.address if page else ""
         """HOST:PORT of the metrics; empty = none."""
         tls = config.tls
-        self._door = Door(self, Register(config.identities, certificates=tls is not None and tls.client_ca is not None))
+        self._door = Door(self, Uncounted(config, certificates=tls is not None and tls.client_ca is not None))
         limits = self.limits
         replicas = config.scale.max_replicas * max(1, len(config.models))
-        each = limits.max_clients + limits.max_probes + limits.max_profiles
+        places = min(MOST_PLACES, replicas * (limits.max_clients + limits.max_probes + limits.max_profiles))
         self._listener = Listener(
             config.listen,
             self._door,
             (SERVICE, INFERENCE),
-            min(MOST_THREADS, each * replicas + MAX_WAITING + SPARE_THREADS),
+            # Who has a place, greets, or sends a request in one message holds a thread; so do `MAX_WAITING`.
+            places + 2 * limits.max_clients + MAX_WAITING + SPARE_THREADS,
             limits.max_message_bytes,
             tls,
             reflection=config.reflection,
             reuse_port=True,
         )
         self.address = f"{config.listen.rpartition(':')[0]}:{self._listener.port}"
-        self._census = Census(finder, self._moved, self._able)
-        self._relay = Relay(finder, self._census, self._door, limits)
+        self._census = Census(finder, self._looked)
+        self._stays = Stays(finder, places, limits.idle_seconds)
+        self._relay = Relay(finder, self._census, self._door, limits, self._stays)
         self._relay.add_to(self._listener.server)
-        health = self._listener.health
-        InferenceRelay(self._relay, finder, self._census, self._door, lambda: health.serving).add_to(
+        self._held, health = Held(limits.max_inference_bytes), self._listener.health
+        InferenceRelay(self._relay, self._census, self._door, self._held, lambda: health.serving).add_to(
             self._listener.server
         )
         if page is not None:
@@ -97,37 +101,34 @@ class Front:
     # The end
 
     def drain(self) -> None:
-        """Listens no more, tells every client to go and waits until all are gone, at most the drain's seconds."""
+        """Listens no more, tells every client to go and waits until nothing is under way, at most the drain's time."""
         if self._draining:
             return
         self._draining = True
         self._listener.unwell()
         limit = time.monotonic() + self.limits.drain_seconds
-        self._listener.server.stop(self.limits.drain_seconds + TELL_SECONDS)
-        told = time.monotonic() + TELL_SECONDS
-        while self._relay.tell_all() and time.monotonic() < min(limit, told):
+        self._listener.server.stop(self.limits.drain_seconds + CLOSE_SECONDS)
+        self._stays.tell_all()
+        while self._stays.under_way() and time.monotonic() < limit:
             time.sleep(0.05)
-        # Who is left has nothing under way, or waits for an answer: that comes first.
-        while self._relay.under_way() and time.monotonic() < limit:
-            time.sleep(0.05)
+            self._stays.tell_all()  # who was about to greet, too
 
     def close(self) -> None:
         """Ends what is left."""
         self._draining = True
         self._closed.set()
         self._census.close()
-        self._relay.end_all(ServerUnavailable("the front goes away"))
-        self._listener.close(1.0)
+        self._stays.end_all(ServerUnavailable("the front goes away"))
+        self._listener.close(CLOSE_SECONDS)
         self._stack.close()
 
     # Threads
 
-    def _moved(self) -> None:
-        log.info("replicas have come or gone")
-        self._relay.rebalance()
-
-    def _able(self, able: bool) -> None:
+    def _looked(self, able: bool, moved: bool) -> None:
         self._listener.serving(able)
+        if moved:
+            log.info("replicas have come or gone")
+        self._stays.rebalance(moved=moved)
 
     def _sweep(self) -> None:
         while not self._closed.wait(SWEEP_SECONDS):

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from contextlib import closing
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from cloud_server.access import Caller
 from cloud_server.cluster.allowed import counted
-from cloud_server.cluster.census import Census, Finder
-from cloud_server.cluster.passport import stamp
-from cloud_server.cluster.relay import CONNECT_SECONDS, Relay, only
+from cloud_server.cluster.census import Census
+from cloud_server.cluster.relay import Relay, only
+from cloud_server.inference import Held
 from cloud_server.transport import INFER, INFERENCE, Door
+from cloud_server.transport.inference_servicer import MAX_ENTRIES
+from protos import fields
 from protos.inference import inference_pb2 as pb
-from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable
+from shared_hooks.errors import BadFrame, IsthmusError
+from shared_hooks.sharing import Party
 
+MAX_FIELDS: Final = 4 * MAX_ENTRIES + 3
+"""Of a request that a replica takes: inputs, outputs, parameters, raw inputs; model, version and id."""
 _NAMED = {
     "ModelReady": pb.ModelReadyRequest,
     "ModelMetadata": pb.ModelMetadataRequest,
@@ -26,13 +32,15 @@ _NAMED = {
 
 
 class InferenceRelay:
-    """inference.GRPCInferenceService, for any replicas. ``ready``: whether there are any."""
+    """inference.GRPCInferenceService, for any replicas. ``held``: answers until they are fetched, for a replica is done
+    with one when it is here. ``ready``: whether there are any replicas.
+    """
 
-    def __init__(self, relay: Relay, finder: Finder, census: Census, door: Door, ready: Callable[[], bool]) -> None:
+    def __init__(self, relay: Relay, census: Census, door: Door, held: Held, ready: Callable[[], bool]) -> None:
         self._relay = relay
-        self._finder = finder
         self._census = census
         self._door = door
+        self._held = held
         self._ready = ready
 
     def infer(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -40,20 +48,23 @@ class InferenceRelay:
         try:
             caller = self._door.caller(context)
             data = self._door.message(incoming, context)
-            try:
-                model = pb.ModelInferRequest.FromString(data).model_name
-            except DecodeError:
-                raise BadFrame("a message that is no ModelInferRequest") from None
-            yield from self._hand_on(INFER, model, caller, data, context)
+            model = _model_of(data)
+            answers = self._hand_on(INFER, model, caller, iter([data]), context)
+            del data
+            party = Party(caller.account, caller.peer)
+            with closing(answers), self._held.hold(party, context.cancel) as hold:
+                for answer in answers:
+                    hold.more(len(answer))
+                    yield answer
         except IsthmusError as error:
             self._door.refuse(INFER, context, error)
 
     def _hand_on(
-        self, method: str, model: str, caller: Caller, data: bytes, context: grpc.ServicerContext
+        self, method: str, model: str, caller: Caller, frames: Iterator[bytes], context: grpc.ServicerContext
     ) -> Generator[bytes, None, None]:
-        group = self._census.group(caller, model) if model else self._finder.groups[-1]
+        group = self._census.group(caller, model) if model else self._census.any(caller)
         session = caller.account if counted(caller.policy) else secrets.token_hex(4)
-        return self._relay.hand_on(method, group, session, caller, iter([data]), context)
+        return self._relay.hand_on(method, group, session, caller, frames, context)
 
     def _about(self, name: str, read: Callable[[bytes], Any]) -> grpc.RpcMethodHandler[Any, Any]:
         method = f"/{INFERENCE}/{name}"
@@ -62,27 +73,20 @@ class InferenceRelay:
             try:
                 caller = self._door.caller(context)
                 model = getattr(asked, "name", "")
-                return only(self._hand_on(method, model, caller, asked.SerializeToString(), context))
+                return only(self._hand_on(method, model, caller, iter([asked.SerializeToString()]), context))
             except IsthmusError as error:
                 self._door.refuse(method, context, error)
 
         return grpc.unary_unary_rpc_method_handler(about, request_deserializer=read)
 
     def index(self, asked: pb.RepositoryIndexRequest, context: grpc.ServicerContext) -> bytes:
-        """What all of them serve, each model once."""
+        """What is served to who asks, each model once."""
         method, found = f"/{INFERENCE}/RepositoryIndex", pb.RepositoryIndexResponse()
         try:
-            caller = self._door.caller(context)
-            for group in self._finder.groups:
-                with self._relay.to(group, caller.account) as (place, way):
-                    said = way.unary_unary(method)(
-                        asked.SerializeToString(), metadata=stamp(caller, place.secret), timeout=CONNECT_SECONDS
-                    )
+            for said in self._relay.ask_groups(method, asked, context):
                 for one in pb.RepositoryIndexResponse.FromString(said).models:
                     if one not in found.models:
                         found.models.append(one)
-        except grpc.RpcError as error:
-            self._door.refuse(method, context, ServerUnavailable(f"a replica: {error}"))
         except IsthmusError as error:
             self._door.refuse(method, context, error)
         return found.SerializeToString()
@@ -100,6 +104,14 @@ class InferenceRelay:
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(INFERENCE, handlers),))
         server.add_registered_method_handlers(INFERENCE, handlers)
+
+
+def _model_of(data: bytes) -> str:
+    """The model that a ModelInferRequest names; a replica reads the rest, in its account's turn. Raises BadFrame."""
+    try:
+        return fields.text(data, pb.ModelInferRequest.MODEL_NAME_FIELD_NUMBER, MAX_FIELDS)
+    except DecodeError as error:
+        raise BadFrame(f"a message that is no ModelInferRequest: {error}") from None
 
 
 def _alone(asked: Any, answer: Callable[[], Any]) -> grpc.RpcMethodHandler[Any, Any]:

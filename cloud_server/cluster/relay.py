@@ -7,8 +7,8 @@ answers again, and for all clients of an identity whose use is counted, so that 
 from __future__ import annotations
 
 import logging
+import math
 import queue
-import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
@@ -24,6 +24,7 @@ from cloud_server.cluster.allowed import counted
 from cloud_server.cluster.census import Census, Finder, Place
 from cloud_server.cluster.passport import stamp
 from cloud_server.cluster.private_tls import channel
+from cloud_server.cluster.stays import Stay, Stays
 from cloud_server.limits import Limits
 from cloud_server.streams import check_form
 from cloud_server.transport import SERVICE, Door, WaitingCalls
@@ -46,37 +47,16 @@ def key(caller: Caller, client_id: str) -> str:
     return caller.account if counted(caller.policy) else f"{caller.account}/{client_id}"
 
 
-class Stay:
-    """One stream that is handed on."""
-
-    def __init__(self, group: str, session: str, replica: str, call: Any, moves: bool) -> None:
-        self.moves = moves
-        """Whether its client can be told to go."""
-        self.group = group
-        self.session = session
-        self.replica = replica
-        self.call = call
-        self.leave = False
-        """Whether its client is to be told to go: it then comes back at once."""
-        self.told = False
-        self.refused: IsthmusError | None = None
-        """Why it was ended here."""
-
-    def end(self, error: IsthmusError) -> None:
-        self.refused = error
-        self.call.cancel()
-
-
 class Relay:
     """isthmus.v1.Split, for any replicas. `add_to` registers it."""
 
-    def __init__(self, finder: Finder, census: Census, door: Door, limits: Limits) -> None:
+    def __init__(self, finder: Finder, census: Census, door: Door, limits: Limits, stays: Stays) -> None:
         self._finder = finder
         self._census = census
         self._door = door
         self._greeting = WaitingCalls(limits.max_clients, limits.hello_seconds)
-        self._lock = threading.Lock()
-        self._stays: set[Stay] = set()
+        self._limits = limits
+        self._stays = stays
 
     # Streams
 
@@ -86,8 +66,10 @@ class Relay:
             caller = self._door.caller(context)
             first, hello = self._hello(incoming, context)
             group = self._census.group(caller, hello.model_id, hello.weights_hash)
-            session = key(caller, hello.client_id)
-            yield from self.hand_on(SESSION, group, session, caller, chain([first], _until_broken(incoming)), context)
+            session, frames = key(caller, hello.client_id), chain([first], _until_broken(incoming))
+            wished = hello.heartbeat_ms / 1000 or math.inf
+            beat = max(wished, self._limits.heartbeat_seconds)
+            yield from self.hand_on(SESSION, group, session, caller, frames, context, beat)
         except IsthmusError as error:
             self._door.refuse(SESSION, context, error)
 
@@ -115,25 +97,32 @@ class Relay:
         caller: Caller,
         frames: Iterator[bytes],
         context: grpc.ServicerContext,
+        beat: float | None = None,
     ) -> Generator[bytes, None, None]:
-        """A call of any kind, for to the wire every call is one of streams. Raises what it is refused with here."""
-        with self.to(group, session) as (place, way):
-            call = way.stream_stream(method)(frames, metadata=stamp(caller, place.secret))
-            yield from self._stay(Stay(group, session, place.replica, call, method == SESSION), context)
+        """A call of any kind, for to the wire every call is one of streams. Raises what it is refused with here.
 
-    def _stay(self, stay: Stay, context: grpc.ServicerContext) -> Iterator[bytes]:
+        ``beat``: of `Stay`.
+        """
+        stay = Stay(group, session, caller, beat, context.cancel)
+        with self._stays.place(stay):
+            self._door.when_sent_away(context, stay.end)
+            with self._to(stay, caller) as (place, way):
+                stay.replica = place.replica
+                stay.call = way.stream_stream(method)(frames, metadata=stamp(caller, place.secret))
+                yield from self._answers(stay, context)
+
+    def _answers(self, stay: Stay, context: grpc.ServicerContext) -> Iterator[bytes]:
         """What the replica says, until either side ends it."""
         if not context.add_callback(stay.call.cancel):
             stay.call.cancel()
-        self._door.when_sent_away(context, stay.end)
-        with self._lock:
-            self._stays.add(stay)
         try:
+            if stay.refused is not None:  # before there was a call to be cancelled
+                raise stay.refused
             for data in stay.call:
-                yield data
-                if stay.leave and stay.moves and not stay.told:
+                yield from self._sent(stay, data)
+                if stay.leave is not None and stay.beat is not None and not stay.told:
                     stay.told = True
-                    yield DRAINING
+                    yield from self._sent(stay, DRAINING)
         except grpc.RpcError as error:
             if stay.refused is not None:
                 raise stay.refused from error
@@ -142,16 +131,22 @@ class Relay:
             context.set_trailing_metadata(tuple(told))
             context.abort(ended.code(), ended.details())
         finally:
-            with self._lock:
-                self._stays.discard(stay)
             stay.call.cancel()
+
+    def _sent(self, stay: Stay, data: bytes) -> Iterator[bytes]:
+        """Who ends it meanwhile sees that it is being sent, or is seen here."""
+        stay.since, stay.is_sending = time.monotonic(), True
+        if stay.refused is not None:
+            raise stay.refused
+        yield data
+        stay.is_sending = False
 
     def probe(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """One stream of rounds: the way to a replica, which requests go, too."""
         try:
             caller = self._door.caller(context)
             frames = _until_broken(incoming)
-            yield from self.hand_on(PROBE, self._finder.groups[-1], caller.account, caller, frames, context)
+            yield from self.hand_on(PROBE, self._census.any(caller), caller.account, caller, frames, context)
         except IsthmusError as error:
             self._door.refuse(PROBE, context, error)
 
@@ -160,21 +155,33 @@ class Relay:
     def list_models(
         self, request: split_pb2.ListModelsRequest, context: grpc.ServicerContext
     ) -> split_pb2.ListModelsReply:
-        """What all of them serve to who asks."""
+        """What is served to who asks."""
         reply = split_pb2.ListModelsReply(unix_seconds=int(time.time()))
         try:
-            caller = self._door.caller(context)
-            for group in self._finder.groups:
-                with self.to(group, caller.account) as (place, way):
-                    found = way.unary_unary(LIST_MODELS)(
-                        request.SerializeToString(), metadata=stamp(caller, place.secret), timeout=CONNECT_SECONDS
-                    )
-                reply.models.extend(split_pb2.ListModelsReply.FromString(found).models)
-        except grpc.RpcError as error:
-            self._door.refuse(LIST_MODELS, context, ServerUnavailable(f"a replica: {_words(error)}"))
+            for said in self.ask_groups(LIST_MODELS, request, context):
+                reply.models.extend(split_pb2.ListModelsReply.FromString(said).models)
         except IsthmusError as error:
             self._door.refuse(LIST_MODELS, context, error)
         return reply
+
+    def ask_groups(self, method: str, request: Message, context: grpc.ServicerContext) -> list[bytes]:
+        """What a replica says of each group that answers and serves what the caller may use. Raises ServerUnavailable
+        where none does.
+        """
+        caller, found, error = self._door.caller(context), [], None
+        for group in self._census.groups(caller):
+            stay = Stay(group, caller.account, caller, None, context.cancel)
+            try:
+                with self._stays.place(stay), self._to(stay, caller) as (place, way):
+                    asked, who = request.SerializeToString(), stamp(caller, place.secret)
+                    found.append(way.unary_unary(method)(asked, metadata=who, timeout=CONNECT_SECONDS))
+            except grpc.RpcError as failed:
+                error = ServerUnavailable(f"a replica: {_words(failed)}")
+            except ServerUnavailable as silent:
+                error = silent
+        if error is not None and not found:
+            raise error
+        return found
 
     def one_message(self, method: str, request: Message, context: grpc.ServicerContext) -> Generator[bytes, None, None]:
         """A call of one message that names a model: what comes back, one or many."""
@@ -188,17 +195,21 @@ class Relay:
             self._door.refuse(method, context, error)
 
     @contextmanager
-    def to(self, group: str, session: str) -> Iterator[tuple[Place, Any]]:
-        """The replica where ``session`` belongs, or another if it cannot be reached, and a channel to it that is up.
+    def _to(self, stay: Stay, caller: Caller) -> Iterator[tuple[Place, Any]]:
+        """The replica where the stay's session belongs, and a channel to it that is up; another if it cannot be reached
+        and nothing is counted there.
 
         Raises ServerUnavailable.
         """
-        error = ServerUnavailable(f"no replica of {group} can be reached; it is being replaced: try again later")
+        error = ServerUnavailable(f"no replica of {stay.group} can be reached; it is being replaced: try again later")
         for tried in range(TRIES):
             if tried:
                 time.sleep(AGAIN_SECONDS)
+            if stay.refused is not None:
+                raise stay.refused
+            elsewhere = tried % 2 and not counted(caller.policy)
             try:
-                place = self._finder.find(group, f"{session}#{tried}" if tried % 2 else session)
+                place = self._finder.find(stay.group, f"{stay.session}#{tried}" if elsewhere else stay.session)
             except ServerUnavailable as silent:
                 error = silent
                 continue
@@ -207,38 +218,6 @@ class Relay:
                     yield place, way
                     return
         raise error
-
-    # Moving
-
-    def rebalance(self) -> None:
-        """Replicas have come or gone: who belongs elsewhere now is told to go, and comes back there."""
-        with self._lock:
-            stays = [one for one in self._stays if one.moves and not one.leave]
-        for stay in stays:
-            try:
-                stay.leave = self._finder.find(stay.group, stay.session).replica != stay.replica
-            except ServerUnavailable:
-                return
-
-    def tell_all(self) -> int:
-        """Every client is told to go, with the next frame it gets. How many there are."""
-        with self._lock:
-            for stay in self._stays:
-                stay.leave = True
-            return len(self._stays)
-
-    def under_way(self) -> bool:
-        """Whether any client that was told is still there: it waits for what it has asked for. Who got no frame to be
-        told with has nothing under way, or heartbeats would have come.
-        """
-        with self._lock:
-            return any(stay.told for stay in self._stays)
-
-    def end_all(self, error: IsthmusError) -> None:
-        with self._lock:
-            stays = list(self._stays)
-        for stay in stays:
-            stay.end(error)
 
     def sweep(self) -> None:
         """Sends those away who do not greet."""

@@ -1,6 +1,7 @@
 """The core behind gRPC.
 
 door       who calls, and may this call be served? for every RPC
+guests     who is inside, and has to go when credentials no longer hold
 waiting    calls that hold a thread and wait, and who of them gives way
 health     the standard health service
 credentials  certificates as gRPC takes them, read again when they change

@@ -20,18 +20,11 @@ from google.protobuf.message import DecodeError
 from cloud_server import wire
 from cloud_server.access import Caller, Credentials, Register, names_in, passport_in, token_in
 from cloud_server.limits import Limits
+from cloud_server.transport.guests import Guests
 from cloud_server.transport.waiting import Place, WaitingCalls
 from protos import FACTS_WANTED
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import (
-    BadFrame,
-    Cancelled,
-    Disagreement,
-    IsthmusError,
-    NotAuthenticated,
-    ServerUnavailable,
-    TooLarge,
-)
+from shared_hooks.errors import BadFrame, Cancelled, Disagreement, IsthmusError, NotAuthenticated, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage, on_behalf_of
 
 log = logging.getLogger(__name__)
@@ -47,8 +40,6 @@ OPEN_TO_ALL = frozenset({"/grpc.health.v1.Health/Check", f"/{INFERENCE}/ServerLi
 """What asks it has no credentials (an orchestrator), and hears one word."""
 LOOK_SECONDS = 1.0
 """Between two looks whether credentials still hold."""
-LEAVE_SECONDS = 2.0
-"""For who is sent away to hear why; then the call is cut."""
 MAX_WAITING = 32
 """Calls that wait for their client's message, or listen, or ask for reflection."""
 MESSAGE_SECONDS = 5.0
@@ -65,17 +56,6 @@ class Call:
 
     method: str
     metadata: tuple[tuple[str, str | bytes], ...]
-
-
-class _Admitted:
-    """A call that was let in."""
-
-    def __init__(self, caller: Caller, shown: Credentials) -> None:
-        self.caller = caller
-        self.shown = shown
-        self.refused: IsthmusError | None = None
-        """Why it is sent away."""
-        self.tell: Callable[[IsthmusError], object] | None = None
 
 
 class House(Protocol):
@@ -98,8 +78,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     def __init__(self, house: House, register: Register | None = None) -> None:
         self._house = house
         self._register = register or Register()
-        self._lock = threading.Lock()
-        self._admitted: dict[grpc.ServicerContext, _Admitted] = {}
+        self.guests = Guests(self._register)
+        """Calls that were let in: here, and by whom else it is lent to; here they are watched."""
         self._sending: dict[grpc.ServicerContext, float] = {}
         """When each began to send what it sends."""
         self._waiting = WaitingCalls(MAX_WAITING, MESSAGE_SECONDS)
@@ -251,9 +231,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         abort(context, error)
 
     def _heard(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> None:
-        with self._lock:
-            admitted = self._admitted.get(context)
-        caller = Caller(context.peer()) if admitted is None else admitted.caller
+        caller = self.guests.caller(context) or Caller(context.peer())
         with on_behalf_of(caller.account):
             self._house.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
 
@@ -261,15 +239,9 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         names = names_in(context.auth_context()) if self._register.certificates else ()
         metadata = context.invocation_metadata() or ()
         shown = Credentials(token_in(metadata), names, passport_in(metadata))
-        admitted = _Admitted(self._register.caller(context.peer(), shown), shown)
-        with self._lock:
-            self._admitted[context] = admitted
-        if not context.add_callback(lambda: self._left(context)):
-            self._left(context)
-
-    def _left(self, context: grpc.ServicerContext) -> None:
-        with self._lock:
-            self._admitted.pop(context, None)
+        self.guests.enter(context, context.peer(), shown, context.cancel)
+        if not context.add_callback(lambda: self.guests.left(context)):
+            self.guests.left(context)
 
     # Whoever is inside
 
@@ -277,31 +249,22 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         """Who is at the other end of a call that was let in. Raises NotAuthenticated where callers have to prove who
         they are, and this one is not inside (any more): nobody becomes a stranger with all rights by leaving early.
         """
-        with self._lock:
-            admitted = self._admitted.get(context)
-        if admitted is not None:
-            return admitted.caller
+        caller = self.guests.caller(context)
+        if caller is not None:
+            return caller
         if self._register.asks:
             raise NotAuthenticated("the call has ended")
         return Caller(context.peer())
 
     def when_sent_away(self, context: grpc.ServicerContext, tell: Callable[[IsthmusError], object]) -> None:
         """``tell`` ends the call with an error, from any thread: for who may no longer stay."""
-        with self._lock:
-            admitted = self._admitted.get(context)
-            if admitted is None:
-                return
-            admitted.tell = tell
-            refused = admitted.refused
-        if refused is not None:
-            tell(refused)
+        self.guests.when_sent_away(context, tell)
 
     def may_stay(self, context: grpc.ServicerContext) -> bool:
         """Whether the other end still listens. Raises what it is sent away with."""
-        with self._lock:
-            admitted = self._admitted.get(context)
-        if admitted is not None and admitted.refused is not None:
-            raise admitted.refused
+        refused = self.guests.refused(context)
+        if refused is not None:
+            raise refused
         return bool(context.is_active())
 
     def open(self) -> None:
@@ -317,31 +280,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
             self._uploading.sweep()
             self._cut_unfetched()
             if self._register.refresh():
-                self._look_again()
-
-    def _look_again(self) -> None:
-        """Sends those away who would not be let in now, or not as who they are."""
-        with self._lock:
-            inside = [(context, one) for context, one in self._admitted.items() if one.refused is None]
-        leaving = []
-        for context, admitted in inside:
-            try:
-                now = self._register.caller(admitted.caller.peer, admitted.shown)
-                if now == admitted.caller:
-                    continue
-                error: IsthmusError = ServerUnavailable(f'what "{now.identity}" may do was changed; begin anew')
-            except IsthmusError as refused:
-                error = refused
-            log.info("%s is sent away: %s", admitted.caller.account, error)
-            with self._lock:
-                admitted.refused, tell = error, admitted.tell
-            if tell is not None:
-                tell(error)
-            leaving.append(context)
-        if leaving:
-            timer = threading.Timer(LEAVE_SECONDS, lambda: [context.cancel() for context in leaving])
-            timer.daemon = True
-            timer.start()
+                self.guests.look_again()
 
 
 def _by(context: grpc.ServicerContext) -> dict[str, str]:

@@ -69,7 +69,7 @@ class CloudServer:
         InferenceServicer(self.inference, door).add_to(self._listener.server)
         SplitServicer(core, door).add_to(self._listener.server)
         self.port = self._listener.port
-        self.rest = RestServer(self.inference, register, rest, tls, reuse_port) if rest else None
+        self.rest = RestServer(self.inference, door.guests, rest, tls, reuse_port) if rest else None
 
     def start(self) -> None:
         self._listener.start()

@@ -1,8 +1,12 @@
-"""Head and tail in one process, through bytes: what most tests of the engine do."""
+"""Head and tail in one process, through bytes: what most tests of the engine do.
+
+``ISTHMUS_EVERY_CUT=1``: models of many layers are cut everywhere, too.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +17,8 @@ from shared_hooks.errors import CutRefused
 from tests.zoo import CASES, Call, Case
 
 MAX_BYTES = 1 << 24
+MANY_CUTS = 60
+ALL = bool(os.environ.get("ISTHMUS_EVERY_CUT"))
 
 
 def case_of(name: str) -> Case:
@@ -62,3 +68,11 @@ def cuts_of(wrapped: WrappedModel) -> Iterator[int | str]:
     for layer in wrapped.layers:
         if layer.can_split:
             yield layer.layer_id
+
+
+def some_cuts_of(wrapped: WrappedModel, case: Case) -> list[int | str]:
+    """All cuts of a model that has at most `MANY_CUTS`, else every third: what each costs grows with the model, too.
+    With which it begins differs from case to case.
+    """
+    cuts = list(cuts_of(wrapped))
+    return cuts if ALL or len(cuts) <= MANY_CUTS else cuts[len(case.name) % 3 :: 3]

@@ -179,11 +179,11 @@ DROPPED += [("linear", 5, 2), ("linear", 7, 6), ("drop_old", 7, 6), ("shape_cons
 DROPPED += [("inplace_layer", 1, 2)]
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
 @example((DROPPED, [("mul", 7, 6), ("cat", 4, 6)], [("mul", 5, 2), ("strided", 5, 1), ("swap", 6, 6), ("add_", 6, 4)]))
 @given(programs)
 def test_every_cut_of_a_random_network_is_exact(programs: tuple[Program, Program, Program]) -> None:
-    """Planned on one input, run on it and on another."""
+    """And none is refused. Planned on one input, run on it and on another."""
     build = seeded(lambda: Machine(programs))
     draw = Draw(0)
     calls = [(draw.randn(3, 8), draw.randn(3, 8)) for _ in range(2)]
@@ -195,10 +195,8 @@ def test_every_cut_of_a_random_network_is_exact(programs: tuple[Program, Program
     edge, cloud = WrappedModel(build()), WrappedModel(build())
     edge.plan(*(tensor.clone() for tensor in calls[0]))
     reads = any(kind == "item" for program in programs for kind, _, _ in program)
+    assert not [(layer.name, layer.reason) for layer in edge.layers if not layer.can_split]
     for cut in ["input", *range(len(edge.layers))]:
-        if cut != "input" and not edge.layers[cut].can_split:  # type: ignore[index]
-            assert edge.layers[cut].reason  # type: ignore[index]
-            continue
         for number, (x, late) in enumerate(calls):
             try:
                 got = cloud.forward(through_bytes(edge.forward(x.clone(), late.clone(), end=cut)), start=cut)
@@ -206,16 +204,3 @@ def test_every_cut_of_a_random_network_is_exact(programs: tuple[Program, Program
                 assert reads and number, f"cut {cut}"
                 continue
             assert not list(differences(got, expected[number])), f"cut {cut} of {[x.name for x in edge.layers]}"
-
-
-@settings(max_examples=150, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(programs)
-def test_random_networks_are_seldom_refused(programs: tuple[Program, Program, Program]) -> None:
-    wrapped = WrappedModel(seeded(lambda: Machine(programs))())
-    x, late = Draw(0).randn(3, 8), Draw(1).randn(3, 8)
-    try:
-        plan = wrapped.plan(x, late)
-    except RuntimeError:
-        return
-    refused = [(layer.name, layer.reason) for layer in plan.layers if not layer.can_split]
-    assert not refused

@@ -16,7 +16,7 @@ from studies.fuzz.program import Program, Step
 from studies.fuzz.source import source_of
 from studies.fuzz.strategies import programs
 
-EXAMPLES = 250
+EXAMPLES = 120
 
 
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=False)
@@ -27,7 +27,7 @@ def test_every_cut_of_a_random_model_is_exact_or_refused(program: Program) -> No
     assert judgement.failure is None, "\n" + judgement.told()
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(programs())
 def test_every_program_is_python(program: Program) -> None:
     compile(source_of(program).text, "program", "exec")

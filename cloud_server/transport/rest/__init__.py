@@ -6,10 +6,10 @@ work         a request in its thread
 messages     JSON, and tensors behind it as bytes
 body         a request's body, as it arrives
 delivery     answers on their way
-connections  who waits for its client, and who gives way
+connections  who waits for its client, and who gives way; what is read of whom
 encryption   certificates for HTTP, read again when they change
 
-May import inference, access, transport's waiting and credentials.
+May import inference, access, streams, transport's waiting, guests and credentials.
 """
 
 from cloud_server.transport.rest.server import RestServer

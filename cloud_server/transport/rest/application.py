@@ -17,19 +17,19 @@ import logging
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 from cloud_server import wire
-from cloud_server.access import Caller, Credentials, Register, token_in
+from cloud_server.access import Caller, Credentials, token_in
 from cloud_server.inference import VERSION, Inference, ModelInfo, TensorInfo
+from cloud_server.transport.guests import Guests
 from cloud_server.transport.rest import messages
 from cloud_server.transport.rest.body import Receive, json_bytes, read_body
 from cloud_server.transport.rest.connections import PEER, Peer
-from cloud_server.transport.rest.delivery import Send, deliver, send_whole
+from cloud_server.transport.rest.delivery import Delivery, Send, send_whole
 from cloud_server.transport.rest.work import Work
-from shared_hooks.errors import BadFrame, Cancelled, IsthmusError, QuotaExceeded, ServerUnavailable, TooLarge
+from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, QuotaExceeded, TooLarge
 from shared_hooks.lifecycle import Stage, on_behalf_of
 from shared_hooks.sharing import Party
 
@@ -62,14 +62,14 @@ class NoSuchPath(IsthmusError):
 
 
 class Application:
-    """Of one server. ``register``: who is let in."""
+    """Of one server. ``guests``: who is inside, by whatever door."""
 
-    def __init__(self, inference: Inference, register: Register) -> None:
+    def __init__(self, inference: Inference, guests: Guests) -> None:
         self._inference = inference
-        self._register = register
-        self._most = inference.core.limits.max_clients
-        self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="isthmus-rest")
-        self._working = 0
+        self._guests = guests
+        # As by gRPC: as many as there are places, and as many that are asked for one, or had to give theirs up.
+        threads = 2 * inference.core.limits.max_clients
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="isthmus-rest")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -81,39 +81,45 @@ class Application:
         if peer.is_closed:
             return
         headers = dict(reversed(scope["headers"]))  # of several of one name, the first
-        caller = Caller(peer.name)
+        caller, request, pace = Caller(peer.name), peer.begins(), self._inference.core.pace
         try:
+            # Before anybody is asked who he is: what was shown last on this connection pays, at first the address.
+            await asyncio.sleep(pace.wait(peer.account))
+            pace.spent(peer.account, REQUEST_SECONDS)
+            peer.account = caller.account
             path = [unquote(part) for part in scope["raw_path"].decode("ascii", "replace").split("/")[1:]]
             if path[:2] == ["v2", "health"]:
-                await self._health(path[2:], send)
+                await self._health(path[2:], send, peer)
                 return
-            caller = self._caller(scope["headers"], peer)
-            await asyncio.sleep(self._inference.core.pace.wait(caller.account))
-            self._inference.core.pace.spent(caller.account, REQUEST_SECONDS)
-            await self._answer(scope["method"], path, caller, headers, receive, send, peer)
+            caller = self._enter(request, scope["headers"], peer)
+            peer.account = caller.account
+            await self._answer(request, scope["method"], path, caller, headers, receive, send, peer)
         except Exception as error:
+            peer.waits(request)
             await self._refuse(scope, caller, peer, error, send)
         finally:
-            peer.waits()
+            self._guests.left(request)
+            peer.waits(request)
 
-    def _caller(self, headers: Sequence[tuple[bytes, bytes]], peer: Peer) -> Caller:
+    def _enter(self, request: object, headers: Sequence[tuple[bytes, bytes]], peer: Peer) -> Caller:
         """Raises NotAuthenticated."""
         shown = [(name.decode("latin-1"), value) for name, value in headers]
-        names = peer.names if self._register.certificates else ()
-        return self._register.caller(peer.name, Credentials(token_in(shown), names))
+        names = peer.names if self._guests.register.certificates else ()
+        return self._guests.enter(request, peer.name, Credentials(token_in(shown), names), peer.leave)
 
-    async def _health(self, path: list[str], send: Send) -> None:
+    async def _health(self, path: list[str], send: Send, peer: Peer) -> None:
         """For everybody: what asks has no credentials (an orchestrator)."""
         if path == ["live"]:
-            await send_whole(send, 200, messages.text({"live": True}))
+            await send_whole(send, peer, 200, messages.text({"live": True}))
         elif path == ["ready"]:
             ready = self._inference.ready
-            await send_whole(send, 200 if ready else 503, messages.text({"ready": ready}))
+            await send_whole(send, peer, 200 if ready else 503, messages.text({"ready": ready}))
         else:
             raise NoSuchPath("health is asked for at /v2/health/live and /v2/health/ready")
 
     async def _answer(
         self,
+        request: object,
         method: str,
         path: list[str],
         caller: Caller,
@@ -124,10 +130,10 @@ class Application:
     ) -> None:
         inference = self._inference
         if path in (["v2"], ["v2", ""]):
-            await send_whole(send, 200, messages.text(inference.server()))
+            await send_whole(send, peer, 200, messages.text(inference.server()))
             return
         if path == ["v2", "repository", "index"]:
-            await send_whole(send, 200, messages.text(inference.index(caller)))
+            await send_whole(send, peer, 200, messages.text(inference.index(caller)))
             return
         if path[:2] != ["v2", "models"] or len(path) < 3:
             raise NoSuchPath("there are /v2, /v2/health/live, /v2/health/ready, /v2/models/NAME and .../NAME/infer")
@@ -137,18 +143,20 @@ class Application:
         if rest == ["infer"]:
             if method != "POST":
                 raise BadFrame("a request is sent by POST")
-            await self._infer(name, version, caller, headers, receive, send, peer)
+            await self._infer(request, name, version, caller, headers, receive, send, peer)
         elif rest == ["ready"]:
             inference.engine(caller, name, version)
-            await send_whole(send, 200 if inference.ready else 503, messages.text({"ready": inference.ready}))
+            ready = inference.ready
+            await send_whole(send, peer, 200 if ready else 503, messages.text({"ready": ready}))
         elif rest in ([], ["config"]):
             info = inference.describe(caller, name, version)
-            await send_whole(send, 200, messages.text(_config(info) if rest else _metadata(info)))
+            await send_whole(send, peer, 200, messages.text(_config(info) if rest else _metadata(info)))
         else:
             raise NoSuchPath(f"of a model there are its metadata, ready, config and infer, not {'/'.join(rest)[:80]!r}")
 
     async def _infer(
         self,
+        request: object,
         name: str,
         version: str,
         caller: Caller,
@@ -168,19 +176,21 @@ class Application:
                     f"JSON of {length} bytes; at most {limits.max_message_bytes} are taken (max_message_bytes)"
                 )
             most = caller.max_request_bytes(limits) + limits.max_message_bytes
-            body = await read_body(headers, receive, hold, most if length is not None else limits.max_message_bytes)
-            hold.more(messages.MEMORY * (body.nbytes if length is None else length))
-            peer.works()
-            if self._working >= self._most:
-                raise ServerUnavailable(f"{self._working} requests are under way here, the limit (max_clients)")
-            self._working += 1
-            work = Work(inference, caller, peer, partial(deliver, send, loop))
-            watch = loop.create_task(_watch(receive, work.gone))
+            most = most if length is not None else limits.max_message_bytes
+            seconds = limits.deadline_seconds
             try:
-                await loop.run_in_executor(self._threads, work.run, name, version, body, length)
+                body = await asyncio.wait_for(read_body(headers, receive, hold, most, peer.heard), seconds)
+            except asyncio.TimeoutError:
+                raise DeadlineExceeded(f"the body did not come within {seconds:g} s (deadline_seconds)") from None
+            hold.more(messages.MEMORY * (body.nbytes if length is None else length))
+            work = Work(inference, self._guests, request, caller, peer)
+            watch = loop.create_task(_watch(receive, work.gone))
+            # uvicorn says of an answer's end, too, that the client has gone
+            deliver = Delivery(send, peer, watch.cancel, limits.answer_seconds)
+            try:
+                await loop.run_in_executor(self._threads, work.run, name, version, body, length, deliver)
             finally:
                 watch.cancel()
-                self._working -= 1
 
     async def _refuse(self, scope: Scope, caller: Caller, peer: Peer, error: Exception, send: Send) -> None:
         known = error if isinstance(error, IsthmusError) else None
@@ -191,6 +201,7 @@ class Application:
             where = f"{scope['method']} {scope['path'][:256]} of {caller.peer}"
             self._inference.core.lifecycle.emit(Stage.ON_ERROR, where=where, error=known)
         if isinstance(known, Cancelled):
+            peer.leave()
             return
         status = 429 if isinstance(known, QuotaExceeded) else STATUS.get(known.status, 500)
         more = []
@@ -200,7 +211,7 @@ class Application:
             more.append((b"www-authenticate", b"Bearer"))
         body = messages.text({"error": f"{type(known).__name__}: {wire.message(known)}"})
         try:
-            await send_whole(send, status, body, *more)
+            await send_whole(send, peer, status, body, *more)
         except RuntimeError:  # the answer had begun
             peer.leave()
 

@@ -14,8 +14,13 @@ STEP = 1 << 20
 """Bytes by which a body of unknown length is counted in advance."""
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, hold: Hold, most: int) -> memoryview:
-    """All of it, at most ``most`` bytes. Raises TooLarge, and ServerUnavailable when there is no room for it."""
+async def read_body(
+    headers: Mapping[bytes, bytes], receive: Receive, hold: Hold, most: int, heard: Callable[[], object]
+) -> memoryview:
+    """All of it, at most ``most`` bytes; ``heard`` is called for each piece.
+
+    Raises TooLarge, and ServerUnavailable when there is no room for it.
+    """
     encoding = headers.get(b"content-encoding", b"identity")
     if encoding != b"identity":
         raise BadFrame(f"a body in {encoding[:40]!r}: bodies are taken as they are")
@@ -28,6 +33,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, hold: Hold
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Cancelled("the caller left")
+        heard()
         body += message.get("body", b"")
         _check(len(body), most)
         if len(body) > counted:

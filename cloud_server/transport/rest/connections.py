@@ -1,82 +1,164 @@
-"""Connections of HTTP, each bounded while it waits for its client.
+"""Connections of HTTP, each bounded while it waits for its client, and what may be read of it.
 
-Who has a complete request under way holds one of the server's places (`inference.asking`). All others wait: for the
-first byte, for the rest of a header or body, for the next request. Of those there are `MAX_WAITING_CONNECTIONS`; where
-there are more, the address that has most of them loses the one that waits longest (`transport.waiting`).
+Who has a request under way holds one of the server's places (`inference.asking`). All others wait: for the first byte,
+for the rest of a header or body, for who does not fetch what he is told, for the next request. Of those there are
+`MAX_WAITING_CONNECTIONS`; where there are more, the address that has most of them loses the one that waits longest
+(`transport.waiting`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cloud_server.access import Caller, names_in
+from cloud_server.streams import Pace
 from cloud_server.transport.waiting import Place, WaitingCalls
 
 MAX_WAITING_CONNECTIONS = 128
 IDLE_SECONDS = 60.0
-"""For a request, and between two."""
+"""For a request, for each piece of its body, for fetching a refusal, and between two requests."""
 SWEEP_SECONDS = 1.0
+LINGER_SECONDS = 2.0
+"""For a client to go whose body is not read: one that was cut at once would not hear why."""
+READ_BYTES = 32 << 10
+"""At a time: as many chunks of one byte take Python some 70 ms."""
 PEER = "isthmus_peer"
 """In the state of a request's scope."""
 
 
 class Peer:
-    """The other end of one connection. Made, and touched, by the event loop's thread alone, but for `leave`."""
+    """The other end of one connection. Touched by the event loop's thread alone, but for `leave` and `works`."""
 
-    def __init__(self, transport: asyncio.Transport, waiting: WaitingCalls) -> None:
+    def __init__(self, connection: H11Protocol, waiting: WaitingCalls) -> None:
+        transport = connection.transport
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # none where it is gone already
         self.name = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
         """As gRPC says it."""
         self.names = names_in(certificate(transport.get_extra_info("ssl_object")))
-        self._transport = transport
+        self.account = Caller(self.name).account
+        """On whom it counts what is read: the address, until credentials were shown."""
+        self.is_ignored = False
+        """What comes is thrown away."""
+        self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._waiting = waiting
         self._place: Place | None = None
-        self.is_closed = False
+        self._request = object()
+        self._closed = asyncio.Event()
+        self.waits(self._request)
 
-    def waits(self) -> None:
-        """Its client has to do something from now on: to send a request."""
-        self.works()
-        if not self.is_closed:
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the body of the request is not complete."""
+        return bool(self._connection.cycle.more_body)
+
+    def begins(self) -> object:
+        """A request's header is there: what stands for this request."""
+        self._request = object()
+        self.waits(self._request)
+        return self._request
+
+    def waits(self, request: object) -> None:
+        """Its client has to do something from now on. Not said of a request after which the next one has begun."""
+        if request is self._request and not self.is_closed:
+            self._leave_place()
             self._place = self._waiting.enter(Caller(self.name).address, self.leave)
 
-    def closed(self) -> None:
-        self.is_closed = True
-        self.works()
+    def heard(self) -> None:
+        """The client did something."""
+        if self._place is not None:
+            self._place.since = time.monotonic()
 
     def works(self) -> None:
-        """A request is complete."""
+        """The request has one of the server's places. From any thread."""
+        self._soon(self._leave_place)
+
+    def closed(self) -> None:
+        self._closed.set()
+        self._leave_place()
+
+    async def ignored(self) -> None:
+        """Nothing is read any more; returns when the client has gone, after `LINGER_SECONDS` at the latest."""
+        self.is_ignored = True
+        self._connection.flow.resume_reading()
+        try:
+            await asyncio.wait_for(self._closed.wait(), LINGER_SECONDS)
+        except asyncio.TimeoutError:
+            pass
+
+    def leave(self) -> None:
+        """Ends the connection at once; from any thread."""
+        self._soon(self._connection.transport.abort)
+
+    def _leave_place(self) -> None:
         if self._place is not None:
             self._waiting.leave(self._place)
             self._place = None
 
-    def leave(self) -> None:
-        """Ends the connection at once; from any thread."""
+    def _soon(self, callback: Callable[[], object]) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._transport.abort)
+            self._loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed, and with it the connection
             pass
 
 
 class Connection(H11Protocol):
-    """uvicorn's, which knows its `Peer`, and hands it to the application with each request (``scope["state"]``)."""
+    """uvicorn's, which knows its `Peer`, and hands it to the application with each request (``scope["state"]``).
 
-    def __init__(self, waiting: WaitingCalls, **uvicorns: Any) -> None:
+    What it reads is paid for (`streams.pace`): HTTP in chunks of one byte is cheap to send and dear to parse.
+    """
+
+    def __init__(self, waiting: WaitingCalls, pace: Pace, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
-        self._waiting = waiting
+        self._waiting, self._pace = waiting, pace
+        self._unread = bytearray()
+        self._pause: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._peer = Peer(transport, self._waiting)
-        self._peer.waits()
+        self._peer = Peer(self, self._waiting)
         self.app_state = {**self.app_state, PEER: self._peer}
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._peer.closed()
+        if self._pause is not None:
+            self._pause.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
+        if self._pause is None:
+            self._read()
+        else:  # uvicorn resumed it
+            self.transport.pause_reading()
+
+    def _read(self) -> None:
+        """As much of it as its account may now; nothing more is taken from the network until the rest is read."""
+        was_paused, self._pause = self._pause is not None, None
+        while self._unread and not self._peer.is_ignored and not self.transport.is_closing():
+            wait = self._pace.wait(self._peer.account)
+            if wait > 0:
+                self.transport.pause_reading()
+                self._pause = self.loop.call_later(wait, self._read)
+                return
+            piece = bytes(self._unread[:READ_BYTES])
+            del self._unread[:READ_BYTES]
+            began = time.thread_time()
+            super().data_received(piece)
+            self._pace.spent(self._peer.account, time.thread_time() - began)
+        if self._peer.is_ignored:
+            self._unread.clear()
+        if was_paused and not self.flow.read_paused:
+            self.transport.resume_reading()
 
 
 def certificate(connection: Any) -> dict[str, list[bytes]]:

@@ -17,8 +17,10 @@ from shared_hooks.errors import BadFrame, InputMismatch, TooLarge
 FREE_LISTS: Final = 32_768
 LIST_BYTES: Final = 16
 """Beyond these a list must have so many bytes: short ones take far more memory than their size says."""
-MEMORY: Final = 12
-"""A byte of JSON becomes so many in objects of CPython, at most, within the lists above."""
+MAX_OBJECTS: Final = 8192
+"""Some four for each input and output: they take the most."""
+MEMORY: Final = 32
+"""A byte of JSON becomes so many in objects of CPython at once, at most, within these bounds."""
 MAX_ENTRIES: Final = 1024
 MEND: Final = 'ask for bytes ("parameters": {"binary_data": true} of an output)'
 
@@ -126,9 +128,9 @@ def _values(one: Named) -> Iterator[bytes]:
 
 
 def _parsed(data: bytes) -> Any:
-    lists = data.count(b"[") + data.count(b"{")
-    if lists > FREE_LISTS + len(data) // LIST_BYTES:
-        raise TooLarge(f"JSON with {lists} lists in {len(data)} bytes")
+    lists, objects = data.count(b"["), data.count(b"{")
+    if lists > FREE_LISTS + len(data) // LIST_BYTES or objects > MAX_OBJECTS:
+        raise TooLarge(f"JSON with {lists} lists and {objects} objects in {len(data)} bytes")
     try:
         return json.loads(data, parse_constant=_constant)
     except BadFrame:

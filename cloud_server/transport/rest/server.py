@@ -8,8 +8,9 @@ import socket
 import threading
 from functools import partial
 
-from cloud_server.access import Register, Tls
+from cloud_server.access import Tls
 from cloud_server.inference import Inference
+from cloud_server.transport.guests import Guests
 from cloud_server.transport.waiting import WaitingCalls
 from shared_hooks.errors import SpecError
 
@@ -29,7 +30,7 @@ class RestServer:
     def __init__(
         self,
         inference: Inference,
-        register: Register,
+        guests: Guests,
         address: str,
         tls: Tls | None = None,
         reuse_port: bool = False,
@@ -50,11 +51,11 @@ class RestServer:
             text = f'rest: {error.name} is not installed: pip install "isthmus[rest]"'
             raise SpecError(text) from error
         self._waiting = WaitingCalls(MAX_WAITING_CONNECTIONS, IDLE_SECONDS)
-        self._application = Application(inference, register)
+        self._application = Application(inference, guests)
         self._sweep_seconds = SWEEP_SECONDS
         config = uvicorn.Config(
             self._application,  # type: ignore[arg-type, unused-ignore]
-            http=partial(Connection, self._waiting),  # type: ignore[arg-type, unused-ignore]
+            http=partial(Connection, self._waiting, inference.core.pace),  # type: ignore[arg-type, unused-ignore]
             loop="asyncio",
             ws="none",
             lifespan="off",

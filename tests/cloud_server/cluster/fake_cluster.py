@@ -25,24 +25,26 @@ class FakeRay:
 
     def __init__(self) -> None:
         self.replicas: dict[str, list[Replica]] = {}
-        self.asked: list[str] = []
-        self.silent = False
-        """Whether a session's own replica is on a machine that is gone, and is still named."""
+        self.asked: list[tuple[str, str]] = []
+        self.silent: set[str] = set()
+        """Groups in which a session's own replica is on a machine that is gone, and is still named."""
+        self.mute: set[str] = set()
+        """Groups of which nothing is heard."""
 
     @property
     def groups(self) -> Sequence[str]:
         return list(self.replicas)
 
     def find(self, group: str, session: str) -> Place:
-        self.asked.append(session)
-        if self.silent and "#" not in session:
+        self.asked.append((group, session))
+        if group in self.mute or (group in self.silent and "#" not in session):
             raise ServerUnavailable(f"no replica of {group} answers")
         for replica in self.replicas[group]:
             return Place.of(replica.place())
         raise ServerUnavailable(f"no replica of {group} answers")
 
     def all(self, group: str, metrics: bool) -> list[Place]:
-        return [Place.of(replica.place(metrics)) for replica in self.replicas[group]]
+        return [Place.of(replica.place(metrics)) for replica in self.replicas[group] if group not in self.mute]
 
 
 def kill(replica: Replica) -> None:

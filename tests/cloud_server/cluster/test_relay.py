@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import queue
 import time
 import urllib.request
@@ -18,10 +19,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cloud_server.access import Caller, Policy
 from cloud_server.access.token_command import entry
 from cloud_server.access.tokens import hash_of, new_token
-from cloud_server.cluster import private_tls
+from cloud_server.cluster import private_tls, relay
 from cloud_server.cluster.census import Place
 from cloud_server.cluster.passport import stamp
 from cloud_server.cluster.relay import key
+from cloud_server.config import ModelEntry
 from cloud_server.limits import Limits
 from edge_client.credentials import Credentials
 from edge_client.transport.backoff import Backoff
@@ -32,6 +34,7 @@ from edge_client.transport.times import Stamps
 from protos.inference import inference_pb2 as pb
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks.errors import Disagreement, IsthmusError, NotAuthenticated, UnknownModel
+from shared_hooks.models import load_spec
 from shared_hooks.modules.manifest import encode
 from tests.cloud_server.cluster.fake_cluster import Cluster, cluster, kill
 from tests.cloud_server.fakes import FakeEngine, GrpcClient, hello, make_crossing
@@ -40,6 +43,7 @@ from tests.cloud_server.real import Residual
 from tests.waiting import PATIENCE, eventually
 
 TOKEN = new_token()
+BEARER = [("authorization", f"Bearer {TOKEN}")]
 
 
 def edge(cluster: Cluster, token: str | None = None, **changes: object) -> Connection:
@@ -116,7 +120,7 @@ class TestStreams:
 
     def test_a_replica_that_says_nothing_is_passed_over(self) -> None:
         with cluster({"fake": [FakeEngine()]}) as there:
-            there.ray.silent = True
+            there.ray.silent.add("fake")
             connection = edge(there)
             answer(connection, 1, b"x")
             assert connection.counters.attempts == 1
@@ -135,6 +139,30 @@ class TestStreams:
                 answer(connection, 3, b"three")
                 assert (first.computed, second.computed) == (2, 1)
                 connection.close()
+
+    def test_where_nobody_says_who_belongs_elsewhere_it_is_asked_again_and_others_move(self) -> None:
+        with cluster({"a": [FakeEngine(model_id="a")], "fake": [FakeEngine()]}) as there:
+            ray, groups = there.ray, ("a", "fake")
+            edges = {group: edge(there, client_id=group, model_id=group) for group in groups}
+            for group in groups:
+                answer(edges[group], 1, b"one")
+            with cluster({group: [FakeEngine(model_id=group)] for group in groups}) as other:
+                ray.silent.update(groups)
+                for group in groups:
+                    ray.replicas[group].insert(0, other.ray.replicas[group][0])
+                there.front._census.look()
+                ray.silent.remove("fake")
+                there.front._census.look()
+                for group in groups:
+                    answer(edges[group], 2, b"two")  # and one is told to go
+                eventually(lambda: edges["fake"].state.name == "UNOPENED")
+                assert edges["a"].state.name == "READY"
+                ray.silent.clear()
+                there.front._census.look()
+                answer(edges["a"], 3, b"three")
+                eventually(lambda: edges["a"].state.name == "UNOPENED")
+                for connection in edges.values():
+                    connection.close()
 
     def test_a_front_that_drains_ends_when_its_clients_have_their_answers(self) -> None:
         slow = FakeEngine(lambda payload: time.sleep(0.5))
@@ -193,6 +221,31 @@ class TestVersions:
             error = refused(there, model_id="c")
             assert isinstance(error, UnknownModel) and "there is: a, b" in str(error)
 
+    def test_a_group_that_is_silent_is_left_out_of_lists_and_not_waited_for(self) -> None:
+        groups = {"a": [FakeEngine(model_id="a")], "b": [FakeEngine(model_id="b")]}
+        with cluster(groups) as there, there.channel() as channel:
+            ray = there.ray
+            lists = split_pb2_grpc.SplitStub(channel).ListModels, index(channel)
+            ray.mute.add("b")
+            there.front._census.look()
+            ray.asked.clear()
+            assert [one.model_id for one in lists[0](split_pb2.ListModelsRequest()).models] == ["a"]
+            assert [one.name for one in lists[1](pb.RepositoryIndexRequest()).models] == ["a"]
+            assert {group for group, _ in ray.asked} == {"a"}
+            ray.mute.add("a")
+            there.front._census.look()
+            for one, asked in zip(lists, (split_pb2.ListModelsRequest(), pb.RepositoryIndexRequest()), strict=True):
+                with pytest.raises(grpc.RpcError, match="no replica answers"):
+                    one(asked)
+
+
+def index(channel: grpc.Channel) -> Any:
+    return channel.unary_unary(
+        "/inference.GRPCInferenceService/RepositoryIndex",
+        pb.RepositoryIndexRequest.SerializeToString,
+        pb.RepositoryIndexResponse.FromString,
+    )
+
 
 class TestWhoMay:
     def test_the_front_asks_and_the_replica_knows_whom_it_serves(self, tmp_path: Path) -> None:
@@ -207,6 +260,21 @@ class TestWhoMay:
             (session,) = there.ray.replicas["fake"][0].core._sessions
             assert session.caller.identity == "alice" and session.caller.policy.models == ("fake",)
             connection.close()
+
+    def test_of_a_model_that_one_may_not_use_nothing_is_told_or_asked(self, tmp_path: Path) -> None:
+        file = tmp_path / "identities.toml"
+        file.write_text(entry("alice", hash_of(TOKEN), None) + '\n[identities.alice]\nmodels = ["fake"]\n')
+        with cluster({"fake": [FakeEngine()], "covert": []}, identities=file) as there, there.channel() as channel:
+            error = refused(there, token=TOKEN, model_id="other")
+            assert isinstance(error, UnknownModel) and "covert" not in str(error)
+            there.ray.replicas["covert"].append(there.ray.replicas["fake"][0])
+            ask_list = split_pb2_grpc.SplitStub(channel).ListModels
+            # It is known now, by another model's name.
+            place = there.ray.replicas["fake"][0].place()
+            there.front._census._places["covert"] = [Place.of({**place, "models": [("covert", "w1")]})]
+            there.ray.asked.clear()
+            assert len(ask_list(split_pb2.ListModelsRequest(), metadata=BEARER).models) == 1
+            assert {group for group, _ in there.ray.asked} == {"fake"}
 
     @pytest.mark.parametrize("metadata", [[], [("authorization", "bearer wrong")]], ids=["nothing", "a wrong secret"])
     def test_a_replica_takes_calls_of_fronts_alone(self, metadata: list[tuple[str, str]]) -> None:
@@ -234,6 +302,38 @@ class TestWhoMay:
     def test_the_uses_of_an_identity_that_has_a_quota_are_counted_in_one_place(self) -> None:
         free, counted = Caller("ipv4:1.2.3.4:5", "a"), Caller("ipv4:1.2.3.4:5", "a", Policy(requests_per_minute=9))
         assert key(free, "x") != key(free, "y") and key(counted, "x") == key(counted, "y")
+
+    def test_and_in_no_other_place_when_that_one_is_slow(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(relay, "AGAIN_SECONDS", 0.0)
+        file = tmp_path / "identities.toml"
+        file.write_text(entry("alice", hash_of(TOKEN), None) + "\n[identities.alice]\nrequests_per_minute = 60\n")
+        with cluster({"fake": [FakeEngine()]}, identities=file) as there, there.channel() as channel:
+            ask_list = split_pb2_grpc.SplitStub(channel).ListModels
+            there.ray.silent.add("fake")
+            with pytest.raises(grpc.RpcError, match="no replica of fake answers"):
+                ask_list(split_pb2.ListModelsRequest(), metadata=BEARER)
+            assert {session for _, session in there.ray.asked} == {"identity alice"}
+            there.ray.silent.clear()
+            assert ask_list(split_pb2.ListModelsRequest(), metadata=BEARER).models
+
+    def test_who_is_given_a_quota_that_cannot_be_counted_is_refused_from_then_on(self, tmp_path: Path) -> None:
+        file = tmp_path / "identities.toml"
+        file.write_text(entry("alice", hash_of(TOKEN), None))
+        models = (ModelEntry(load_spec("digits")),) * 2
+        with cluster({"fake": [FakeEngine()]}, identities=file, models=models) as there, there.channel() as channel:
+
+            def refusal() -> str:
+                try:
+                    split_pb2_grpc.SplitStub(channel).ListModels(split_pb2.ListModelsRequest(), metadata=BEARER)
+                except grpc.RpcError as error:
+                    return str(error)
+                return ""
+
+            assert not refusal()
+            file.write_text(entry("alice", hash_of(TOKEN), None) + "\n[identities.alice]\nmax_in_flight = 2\n")
+            os.utime(file, (1, 1))  # nobody is in the middle of writing it
+            there.front._door._register.refresh()  # as it does every second
+            assert "alice" in refusal() and "max_in_flight, and 2 models are served" in refusal()
 
     def test_between_machines_the_way_is_encrypted_and_the_replica_known(self, tmp_path: Path) -> None:
         tls = private_tls.make(tmp_path)

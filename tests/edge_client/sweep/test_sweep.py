@@ -27,7 +27,8 @@ IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
 CUTS = "stage1.0.conv2,classifier"
 WAYS = 3 + 2 + 2  # everything here, there, there as a file; two cuts, networked and local
 MANY = 4
-"""Inputs of a sweep that is interrupted."""
+"""Inputs of a sweep that is interrupted, each asked so often that it is, in the middle of it."""
+REPETITIONS = 10
 PATIENCE = 120.0
 Captured = pytest.CaptureFixture[str]
 
@@ -254,7 +255,7 @@ def test_an_interrupted_sweep_loses_at_most_one_input(
     server: str, many: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     out = tmp_path / "out"
-    argv = words(out, "--server", server, "--input", str(many), "--repetitions", "15")
+    argv = words(out, "--server", server, "--input", str(many), "--repetitions", str(REPETITIONS))
     first = spawn(argv)
     try:
         eventually(lambda: begun(out, first), seconds=PATIENCE)
@@ -277,14 +278,16 @@ def test_an_interrupted_sweep_loses_at_most_one_input(
     known = summary(out)
     assert len(known["measured_inputs"]) == MANY and known["ended"] is None
     requests = pl.read_parquet(out / "requests.parquet")
-    assert requests.height == MANY * (15 + 1) * WAYS
+    assert requests.height == MANY * (REPETITIONS + 1) * WAYS
     assert requests["sequence"].is_unique().all() and requests["exact"].all()
 
 
 def test_a_lost_server_leaves_what_there_was_and_says_so(many: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with local_server(ModelChoice("digits", threads=1), listen=f"127.0.0.1:{free_port()}") as address:
-        argv = words(out, "--server", address, "--input", str(many), "--repetitions", "15", "--patience", "5")
+        argv = words(
+            out, "--server", address, "--input", str(many), "--repetitions", str(REPETITIONS), "--patience", "5"
+        )
         process = spawn(argv)
         try:
             eventually(lambda: begun(out, process), seconds=PATIENCE)

@@ -38,7 +38,7 @@ SAMPLES = [
 ]
 INPUTS = ["", 0, -1]
 DTYPES = "float64 float32 float16 complex64 int64 int32 int8 uint8 bool".split()
-MOST = 16
+MOST = 12
 """Lies told of one sample; those of a kind with more of them are drawn."""
 
 Lie = tuple[str, Any]

@@ -1,0 +1,154 @@
+"""Connections of HTTP whose client does nothing, too little, or too much: on a real server, none stays for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cloud_server.limits import Limits
+from cloud_server.transport import CloudServer
+from cloud_server.transport.rest import connections
+from cloud_server.transport.waiting import WaitingCalls
+from tests.cloud_server.inference.rest import GOOD, INFER, ONES, ask, port_of, same
+from tests.cloud_server.inference.served import engine, serving
+from tests.waiting import PATIENCE, eventually
+
+HEAD = f"POST {INFER} HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CloudServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "SWEEP_SECONDS", 0.02)
+        with serving(engine(), limits=Limits(max_clients=4, deadline_seconds=30), rest="127.0.0.1:0") as server:
+            yield server
+
+
+@pytest.fixture
+def waiting(server: CloudServer, monkeypatch: pytest.MonkeyPatch) -> WaitingCalls:
+    """In which nobody is late."""
+    assert server.rest is not None
+    eventually(lambda: not standing(server))
+    monkeypatch.setattr(server.rest._waiting, "_seconds", 1e9)
+    return server.rest._waiting
+
+
+def standing(server: CloudServer) -> list[Any]:
+    assert server.rest is not None
+    return list(server.rest._server.server_state.connections)
+
+
+def connected(server: CloudServer, address: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port_of(server)), PATIENCE, (address, 0))
+
+
+def test_refusals_that_nobody_fetches(
+    server: CloudServer, waiting: WaitingCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.rest is not None
+    server.rest._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # what it accepts inherits that
+    with socket.socket() as lazy:
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect(("127.0.0.1", port_of(server)))
+        eventually(lambda: standing(server))
+        (connection,) = standing(server)
+        lazy.sendall(f"{HEAD}Content-Length: 1\r\n\r\n{{".encode() * 600)
+        eventually(lambda: connection.flow.write_paused)
+        monkeypatch.setattr(waiting, "_seconds", 0.0)
+        eventually(lambda: not standing(server))
+    assert len(waiting) == 0
+
+
+def test_a_request_and_each_piece_of_it_begin_the_wait_anew(server: CloudServer, waiting: WaitingCalls) -> None:
+    def since() -> float:
+        (place,) = waiting._places
+        return place.since or 0.0
+
+    def forget() -> None:
+        (place,) = waiting._places
+        place.since = 0.0
+
+    with connected(server) as slow:
+        eventually(lambda: len(waiting) == 1)
+        for piece in (f"{HEAD}Content-Length: 90\r\n\r\n", "{", " "):
+            forget()
+            slow.sendall(piece.encode())
+            eventually(lambda: since() > 0)
+
+
+def test_a_body_has_its_time_however_steadily_it_comes() -> None:
+    with serving(engine(), limits=Limits(deadline_seconds=0.3), rest="127.0.0.1:0") as server:
+        told = threading.Event()
+        with connected(server) as steady:
+            steady.sendall(f"{HEAD}Content-Length: 900000\r\n\r\n".encode())
+
+            def pieces() -> None:
+                with contextlib.suppress(OSError):
+                    while not told.wait(0.02):
+                        steady.sendall(b" ")
+
+            sender = threading.Thread(target=pieces)
+            sender.start()
+            answer = steady.recv(1000)
+            told.set()
+            sender.join()
+        assert answer.startswith(b"HTTP/1.1 504") and b"connection: close" in answer
+
+
+def test_who_is_refused_before_his_body_came_is_listened_to_no_more(
+    server: CloudServer, waiting: WaitingCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LINGER_SECONDS", 0.1)
+    for path in ("/v2/models/none/infer", "/nowhere", "/v2/health/live"):
+        with connected(server) as endless:
+            eventually(lambda: standing(server))
+            (connection,) = standing(server)
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            endless.sendall(head.encode())
+            told = b""
+            while not told.endswith(b"}"):
+                told += endless.recv(1000)
+            assert b"connection: close" in told
+            parsed: list[bytes] = []
+            monkeypatch.setattr(connection.conn, "receive_data", parsed.append)
+            with contextlib.suppress(ConnectionError):
+                endless.sendall(b"1\r\na\r\n" * 100)
+                while endless.recv(1000):
+                    pass
+            assert not parsed
+        eventually(lambda: not standing(server))
+    same(ask(server, INFER, GOOD), ONES)
+
+
+def test_who_costs_too_much_is_read_later(
+    server: CloudServer, waiting: WaitingCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what was shown last on the connection, at first its address: before anything of it is parsed."""
+    paid, pays, pace = [], threading.Event(), server.core.pace
+    dear = "address ipv4:127.0.0.3"
+    monkeypatch.setattr(pace, "wait", lambda account: 0.01 if account == dear and not pays.is_set() else 0.0)
+    monkeypatch.setattr(pace, "spent", lambda account, seconds: paid.append(account))
+    with connected(server, "127.0.0.3") as slow:
+        slow.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        for _ in range(5):
+            assert ask(server, "/v2/health/live")[0] == 200
+        slow.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            slow.recv(1)
+        assert dear not in paid and set(paid) == {"address ipv4:127.0.0.1"}
+        pays.set()
+        slow.setblocking(True)
+        told = b""
+        while not told.endswith(b"}"):
+            told += slow.recv(1000)
+        assert told.startswith(b"HTTP/1.1 200")
+        paid.clear()
+        chunks = b"1\r\n \r\n" * (4 * connections.READ_BYTES // 6)
+        slow.sendall(f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks + b"0\r\n\r\n")
+        assert slow.recv(1000).startswith(b"HTTP/1.1 400")
+        assert paid.count(dear) >= 4 and set(paid) == {dear}
