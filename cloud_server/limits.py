@@ -92,8 +92,8 @@ class Limits:
     max_inference_bytes: int = 512 * MIB
     """Messages of the Open Inference Protocol that arrive by HTTP, and its answers until they are fetched, together."""
     answer_seconds: float = 120.0
-    """How long an answer is kept until it is acknowledged, or requested again after a lost connection; by HTTP, until it
-    is fetched.
+    """How long an answer is kept until it is acknowledged, or requested again after a lost connection; by HTTP, until
+    it is fetched.
     """
     deadline_seconds: float = 60.0
     """Age at which a request is no longer started; a request may ask for less."""

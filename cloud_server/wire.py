@@ -46,9 +46,16 @@ STATUS_CODES = (
 
 
 def welcome(
-    limits: Limits, caller: Caller, identity: Identity, beat: float | None = None, notes: Iterable[str] = ()
+    limits: Limits,
+    caller: Caller,
+    identity: Identity,
+    beat: float | None = None,
+    notes: Iterable[str] = (),
+    rounding: Iterable[str] = (),
 ) -> split_pb2.ServerFrame:
-    """``beat``: seconds between two signs of life, where the client asked for them. ``notes``: harmless differences."""
+    """``beat``: seconds between two signs of life, where the client asked for them. ``notes``: harmless differences;
+    ``rounding``: such as may change last bits.
+    """
     return split_pb2.ServerFrame(
         welcome=split_pb2.Welcome(
             protocol_version=PROTOCOL_VERSION,
@@ -58,6 +65,7 @@ def welcome(
             about=dict(identity.about),
             heartbeat_ms=round(1000 * (beat or 0)),
             notes=notes,
+            rounding=rounding,
             cuts=None if caller.policy.cuts is None else split_pb2.Cuts(names=caller.policy.cuts),
         )
     )

@@ -216,9 +216,12 @@ class EdgeClient:
     @property
     def unlike(self) -> tuple[str, ...]:
         """Why the last bits may differ between this machine and the server's, in words: release of torch, kind of
-        processor, number of threads. Empty where they are alike, or nothing is known.
+        processor, number of threads, what settings or tables the server found to differ. Empty where they are alike, or
+        nothing is known.
         """
-        return tuple(unlike(kind(self.device), self.server_about))
+        welcome = self._connection.welcome if self._connection else None
+        found = () if welcome is None else tuple(welcome.rounding)
+        return (*unlike(kind(self.device), self.server_about), *found)
 
     @property
     def cuts(self) -> frozenset[str] | None:

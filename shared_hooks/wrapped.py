@@ -20,7 +20,7 @@ from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics, Measurement, gpu_of
 from shared_hooks.metrics.sampler import sampler
-from shared_hooks.modules import agreement, attach, fast_path_off, hierarchy
+from shared_hooks.modules import agreement, attach, fast_path_off, hierarchy, tables
 from shared_hooks.modules.manifest import Fact, manifest
 from shared_hooks.planning import Cut, Cutting, LayerInfo, Loads, Plan, Planner
 from shared_hooks.purity import Turns
@@ -65,6 +65,7 @@ class WrappedModel:
         self._aliases = hierarchy.aliases(model)
         # before anything runs: attributes may count calls
         self._attributes = agreement.attributes(model)
+        self._tables = tables.tables(model)
         self._find = classes_of(hierarchy.holder_modules(model))
         self._save: frozenset[int | str] = frozenset()
         self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle, loads)
@@ -438,6 +439,8 @@ class WrappedModel:
         """
         configuration = agreement.configuration_digest(self._attributes)
         own = {"model_configuration": configuration, "model_code": agreement.code_digest(self.model)}
+        if self._tables:
+            own["model_tables"] = tables.digest(self._tables)
         return {**context.environment(), **own}
 
     def manifest(self, plan: Plan | None = None) -> dict[Fact, str]:
@@ -445,7 +448,8 @@ class WrappedModel:
         too. To be compared where the digests of two sides differ.
         """
         with self._looked_at():
-            return manifest(self.model, self._attributes, self.depth, plan.names if plan is not None else ())
+            operations = plan.names if plan is not None else ()
+            return manifest(self.model, self._attributes, self.depth, operations, self._tables)
 
     # -- verification -------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from shared_hooks.modules.manifest import MAX_DIFFERENCES, MAX_LINE, MAX_NOTES, 
 MAX_NAME = 256
 MAX_HELLO_BYTES = 64 << 10
 """Without the manifest, which has a bound of its own."""
-CONFIGURATION, CODE = "model_configuration", "model_code"
+CONFIGURATION, CODE, TABLES = "model_configuration", "model_code", "model_tables"
 """Settings that are digests of the model."""
 MAX_ENTRIES = 64
 """Settings, and lines about the client: there are some ten of each."""
@@ -46,10 +46,13 @@ def _check_printable(name: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a client and this server agreed on. ``notes``: in what they differ without any effect on results."""
+    """What a client and this server agreed on. ``notes``: in what they differ without any effect on results;
+    ``rounding``: ... with none but on their last bits.
+    """
 
     engine: Engine
     notes: tuple[str, ...] = ()
+    rounding: tuple[str, ...] = ()
 
 
 def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
@@ -69,11 +72,13 @@ def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
         raise UnknownModel(f'no model "{hello.model_id[:MAX_NAME]}" is served here; there is: {served}')
     digests = dict(differing_digests(hello, engine.identity))
     found = _compared(hello, engine) if digests and hello.manifest else NOTHING
-    if found.notes and not found.differences:
-        digests.pop(CONFIGURATION, None)  # nothing else is told by notes alone
+    if not found.differences:  # weights, structure, plan and code must be equal
+        for key, lines in ((CONFIGURATION, found.notes), (TABLES, found.rounding)):
+            if lines:
+                digests.pop(key, None)
     settings = dict(differing_settings(hello, engine.identity))
     releases = hello.about.get("torch"), engine.identity.about.get("torch")
-    harmless = [settings.pop(name) for name in [*settings] if excused(name, *releases)]
+    kernels = [settings.pop(name) for name in [*settings] if excused(name, *releases)]
     different = [*(found.differences or digests.values()), *settings.values()]
     if different:
         shown = [text[:MAX_LINE] for text in different[:MAX_DIFFERENCES]] + ["more"] * (
@@ -85,10 +90,10 @@ def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
         )
         refusal.wants_facts = bool(digests) and not hello.manifest
         raise refusal
-    return Agreement(engine, tuple(text[:MAX_LINE] for text in [*found.notes, *harmless][:MAX_NOTES]))
+    return Agreement(engine, found.notes, tuple(text[:MAX_LINE] for text in [*found.rounding, *kernels][:MAX_NOTES]))
 
 
-NOTHING = Comparison((), ())
+NOTHING = Comparison()
 
 
 def _compared(hello: split_pb2.Hello, engine: Engine) -> Comparison:
@@ -110,13 +115,13 @@ def differing_digests(hello: split_pb2.Hello, identity: Identity) -> Iterator[tu
         yield "structure", _both(what, hello.structure_digest, identity.structure_digest)
     if hello.plan_digest and identity.plan_digest and hello.plan_digest != identity.plan_digest:
         yield "plan", _both("plan (operations on the example input)", hello.plan_digest, identity.plan_digest)
-    for key in (CONFIGURATION, CODE):
+    for key in (CONFIGURATION, CODE, TABLES):
         yield from ((key, text) for text in _differing_setting(key, hello, identity))
 
 
 def differing_settings(hello: split_pb2.Hello, identity: Identity) -> Iterator[tuple[str, str]]:
     """The same of how a process is set up."""
-    for key in sorted({*hello.environment, *identity.environment} - {CONFIGURATION, CODE}):
+    for key in sorted({*hello.environment, *identity.environment} - {CONFIGURATION, CODE, TABLES}):
         yield from ((key, text) for text in _differing_setting(key, hello, identity))
 
 

@@ -182,7 +182,8 @@ class StreamSession:
         self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
         if hello.heartbeat_ms:
             self._beat = max(hello.heartbeat_ms / 1000, self._hub.limits.heartbeat_seconds)
-        self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat, agreed.notes))
+        told = agreed.notes, agreed.rounding
+        self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat, *told))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN

@@ -326,9 +326,13 @@ class Connection:
             self._pulse = None  # an older server
         elif self._pulse is None:
             self._pulse = Pulse(welcome.heartbeat_ms / 1000)
-        for note in {*welcome.notes} - self._noted:
-            log.info("%s differs without any effect on results: %s", self.address, note)
-        self._noted |= {*welcome.notes}
+        for effect, notes in (
+            ("any effect on results", welcome.notes),
+            ("an effect but on last bits", welcome.rounding),
+        ):
+            for note in {*notes} - self._noted:
+                log.info("%s differs without %s: %s", self.address, effect, note)
+            self._noted |= {*notes}
         stream.welcomed.set()
         self.lifecycle.emit(Stage.AFTER_HANDSHAKE, welcome=welcome)
         with self._changed:

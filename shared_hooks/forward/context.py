@@ -102,8 +102,15 @@ def context_of(modules: Mapping[nn.Module, ModuleInfo]) -> dict[str, Any]:
 
 
 def excused(setting: str, mine: object, theirs: object) -> bool:
-    """Whether this setting may differ between two sides with these releases of torch; None where it is not known."""
-    return setting in KERNEL_SETTINGS and None not in (mine, theirs) and mine != theirs
+    """Whether this setting may differ between two sides with these releases of torch; None where it is not known.
+
+    For a CPU or for CUDA ("2.13.0+cpu", "2.13.0+cu130") it is the same release, with the same defaults.
+    """
+    return setting in KERNEL_SETTINGS and None not in (mine, theirs) and _release(mine) != _release(theirs)
+
+
+def _release(version: object) -> str:
+    return str(version).partition("+")[0]
 
 
 def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo], cache: dict[Any, Any]) -> None:

@@ -4,7 +4,8 @@ hierarchy   which modules are walked, and their names
 attach      the shim before a module's forward
 fastpath    keeps PyTorch's attention fast path off
 agreement   digests of structure, code and weights
-manifest    ... and what they are made of, fact by fact
+tables      what it computes with that no state dictionary names
+manifest    what all digests are made of, fact by fact
 
 May import tensors, errors.
 """

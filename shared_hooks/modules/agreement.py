@@ -63,12 +63,24 @@ def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     torchs = is_torchs(type(module))
     for name, value in vars(module).items():
-        if name in _OF_EVERY_MODULE or name.startswith("__") or _is_own_forward(module, name, value):
+        if name in OF_EVERY_MODULE or name.startswith("__") or _is_own_forward(module, name, value):
             continue
         if _is_number(value) or (torchs and type(value) is str):
             yield name, tuple(value) if isinstance(value, (list, tuple)) else value
-        elif torchs and callable(value) and not isinstance(value, nn.Module) and hasattr(value, "__name__"):
-            yield name, Named(value.__name__)
+        elif torchs and callable(value) and not isinstance(value, nn.Module) and (text := _function(value)):
+            yield name, Named(text)
+
+
+def _function(value: Any) -> str:
+    """Of torch's functions the name alone; of others what they do, too, and the numbers that they hold on to."""
+    if isinstance(value, functools.partial):
+        held = [repr(one) for one in (*value.args, *sorted(value.keywords.items()))]
+        return f"{_function(value.func)}({', '.join(held)})"
+    if not isinstance(value, types.FunctionType) or value.__module__.partition(".")[0] == "torch":
+        return str(getattr(value, "__name__", ""))
+    cells = [one.cell_contents for one in value.__closure__ or () if one.cell_contents is not None]
+    held = [repr(one) for one in (*(value.__defaults__ or ()), *cells) if _is_number(one)]
+    return f"{value.__name__} {digest_of([_source_of(value), held])}"
 
 
 def _is_own_forward(module: nn.Module, name: str, value: Any) -> bool:
@@ -91,7 +103,8 @@ def is_torchs(kind: type) -> bool:
     return any(one is not nn.Module and one.__module__.startswith("torch.nn.") for one in kind.__mro__)
 
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Attributes that torch keeps on each."""
 
 
 def configuration_digest(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -106,7 +119,7 @@ def _is_number(value: Any) -> bool:
 
 
 def code_digest(model: nn.Module) -> str:
-    """Over the source of the model's own classes: the functions they define, and the ``forward`` they inherit.
+    """Over the source of the model's own classes: the functions they define or inherit, and numbers of the class.
 
     Classes of torch itself are left out; releases of torch may differ as long as the plan does not.
     """
@@ -128,13 +141,29 @@ def _source(kind: Any) -> list[str]:
     forward = getattr(kind, "forward", None)
     if isinstance(forward, types.FunctionType) and forward not in functions:
         functions.append(forward)
-    found = []
-    for function in functions:
-        try:
-            found.append(inspect.getsource(function))
-        except (OSError, TypeError):  # typed at a prompt, or compiled: the plan has to do
-            found.append(function.__qualname__)
-    return found
+    held = []
+    for base in kind.__mro__:
+        if issubclass(base, nn.Module) and base.__module__.partition(".")[0] != "torch":
+            for name, value in vars(base).items():
+                if (function := _unbound(value)) is not None and function not in functions:
+                    functions.append(function)
+                elif value is not None and _is_number(value) and not name.startswith("__"):
+                    held.append(f"{name} = {value!r}")
+    return [*map(_source_of, functions), *held]
+
+
+def _unbound(value: Any) -> types.FunctionType | None:
+    if isinstance(value, property):
+        value = value.fget
+    value = getattr(value, "__func__", value)  # a static method, or one of the class
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def _source_of(function: types.FunctionType) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # typed at a prompt, or compiled: the plan has to do
+        return function.__qualname__
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -21,6 +21,7 @@ from torch import nn
 
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.modules import agreement
+from shared_hooks.modules.tables import Tables, compared
 
 MAX_BYTES: Final = 1 << 20
 """Of a manifest on its way."""
@@ -46,8 +47,8 @@ Manifest = Mapping[Fact, str]
 
 SET, USUAL = "set", "usual"
 """Attributes: with a value of their own; kept by torch's own code, with its constructor's default."""
-KIND, TENSOR, CODE, OPERATION = "class", "tensor", "code", "operation"
-_KINDS: Final = frozenset({SET, USUAL, KIND, TENSOR, CODE, OPERATION})
+KIND, TENSOR, TABLE, CODE, OPERATION = "class", "tensor", "table", "code", "operation"
+_KINDS: Final = frozenset({SET, USUAL, KIND, TENSOR, TABLE, CODE, OPERATION})
 _ATTRIBUTE: Final = "attribute"
 _FIELD, _ENTRY = "\x1f", "\x1e"
 
@@ -57,9 +58,11 @@ def manifest(
     attributes: Mapping[str, Mapping[str, Any]],
     depth: int | None = None,
     operations: Iterable[str] = (),
+    tables: Tables | None = None,
 ) -> dict[Fact, str]:
     """All that both sides must agree on. ``attributes``: by path, from before the first forward
-    (`agreement.attributes`); ``depth``: of the hierarchy; ``operations``: of the plan on the example.
+    (`agreement.attributes`), as ``tables`` (`tables.tables`); ``depth``: of the hierarchy; ``operations``: of the plan
+    on the example.
     """
     found: dict[Fact, str] = {(SET, "", "depth of layers"): repr(depth)}
     for path, module in model.named_modules():
@@ -72,6 +75,8 @@ def manifest(
     for name, value in agreement.state_of(model):
         path, _, last = name.rpartition(".")
         found[TENSOR, path, last] = " ".join(map(str, (*agreement.form_of(value), agreement.tensor_hash(value))))
+    for (path, name), told in (tables or {}).items():
+        found[TABLE, path, name] = told
     for number, name in enumerate(operations):
         found[OPERATION, str(number), ""] = name
     return found
@@ -108,10 +113,13 @@ def _same(default: Any, value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``differences`` may change a result; ``notes`` cannot. Each is a line that names module and values."""
+    """``differences`` may change a result; ``notes`` cannot; ``rounding`` may change its last bits. Each is a line that
+    names module and values.
+    """
 
-    differences: tuple[str, ...]
-    notes: tuple[str, ...]
+    differences: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    rounding: tuple[str, ...] = ()
 
 
 def compare(client: Manifest, server: Manifest) -> Comparison:
@@ -119,9 +127,16 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
     mine, theirs = _by_place(client), _by_place(server)
     differences = list(_other_values(mine, theirs))
     notes: list[str] = []
+    rounding: list[str] = []
     for place, there, here in _unequal(mine, theirs):
         if len(differences) > MAX_DIFFERENCES:
             break
+        if place[0] == TABLE and there and here:
+            found = compared(there[1], here[1])
+            lines = differences if not found.alike else rounding
+            if len(lines) <= MAX_NOTES:
+                lines.append(_told(place, (TABLE, found.client), (TABLE, found.server)))
+            continue
         one_sided = here if there is None else there if here is None else None
         if one_sided is None or one_sided[0] != USUAL:
             differences.append(_told(place, there, here))
@@ -129,7 +144,7 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
                 break  # those after it are shifted
         elif len(notes) < MAX_NOTES:
             notes.append(_told(place, there, here))
-    return Comparison(tuple(differences), tuple(notes))
+    return Comparison(tuple(differences), tuple(notes), tuple(rounding[:MAX_NOTES]))
 
 
 Value = tuple[str, str]
@@ -147,7 +162,7 @@ def _unequal(
             there, here = mine.get(place), theirs.get(place)
             if (place[0] == OPERATION) is not last or (there and there[1]) == (here and here[1]):
                 continue
-            if place[0] in (_ATTRIBUTE, TENSOR) and place[1] in others:
+            if place[0] in (_ATTRIBUTE, TENSOR, TABLE) and place[1] in others:
                 continue  # its module is another one, which is told
             if place[0] == CODE and others and (there is None or here is None):
                 continue  # so is its class
@@ -191,6 +206,7 @@ def _told(place: Fact, client: Value | None, server: Value | None) -> str:
         _ATTRIBUTE: f"{where}: {name}",
         KIND: f"{where}: class",
         TENSOR: f"{where}: the tensor {name}",
+        TABLE: f"{where}: the table {name}",
         CODE: f"code of {where}",
         OPERATION: f"operation {path} of the plan",
     }[kind]

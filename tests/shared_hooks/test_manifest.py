@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import inspect
 import zlib
 from collections.abc import Mapping
@@ -194,6 +195,95 @@ def test_a_model_that_was_wrapped_before_and_a_copy_of_it_have_the_same_facts() 
         twin = copy.deepcopy(model)
         assert WrappedModel(model).manifest() == first.manifest() == WrappedModel(twin).manifest()
         assert WrappedModel(model).environment() == WrappedModel(twin).environment() == first.environment()
+
+
+def of_base(factor: int) -> nn.Module:
+    """Two models whose own class is the same, and the code or the numbers that it inherits are not."""
+    if factor == 2:
+
+        class Base(nn.Module):
+            factor = 2
+
+            def helper(self, x: torch.Tensor) -> torch.Tensor:
+                return x * 2
+
+            @staticmethod
+            def alone(x: torch.Tensor) -> torch.Tensor:
+                return x * 2
+
+            @property
+            def told(self) -> float:
+                return 2.0
+
+    else:
+
+        class Base(nn.Module):  # type: ignore[no-redef]
+            factor = 3
+
+            def helper(self, x: torch.Tensor) -> torch.Tensor:
+                return x * 3
+
+            @staticmethod
+            def alone(x: torch.Tensor) -> torch.Tensor:
+                return x * 3
+
+            @property
+            def told(self) -> float:
+                return 3.0
+
+    return Base()
+
+
+@pytest.mark.parametrize("what", ["factor", "helper", "alone", "told"])
+def test_what_a_class_inherits_is_its_code(what: str) -> None:
+    def made(factor: int) -> nn.Module:
+        base: Any = type(of_base(factor))
+        kept: Any = type("Base", (nn.Module,), {what: vars(base)[what], "__module__": __name__})
+
+        class Leaf(kept):  # type: ignore[misc]
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                found = getattr(self, what)
+                out: torch.Tensor = found(x) if callable(found) else x * found
+                return out
+
+        return Leaf()
+
+    one, other, same = made(2), made(3), made(2)
+    x = torch.ones(2)
+    assert torch.equal(one(x), same(x)) and not torch.equal(one(x), other(x))
+    digests = [WrappedModel(model).environment()["model_code"] for model in (one, other, same)]
+    assert digests[0] == digests[2] != digests[1]
+    (told,) = compare(WrappedModel(one).manifest(), WrappedModel(other).manifest()).differences
+    assert "code of " in told
+
+
+def slope(factor: float) -> Any:
+    return lambda x: x * factor
+
+
+ACTIVATIONS: dict[str, tuple[Any, Any]] = {
+    "lambdas": (
+        lambda x: x * 2,
+        lambda x: x * 3,
+    ),
+    "closures": (slope(2.0), slope(3.0)),
+    "partials": (functools.partial(torch.mul, other=2), functools.partial(torch.mul, other=3)),
+    "torch's": (nn.functional.relu, nn.functional.gelu),
+}
+
+
+@pytest.mark.parametrize("what", ACTIVATIONS)
+def test_functions_that_a_module_of_torch_was_given_are_compared(what: str) -> None:
+    def made(activation: Any) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, activation=activation))
+
+    one, other = ACTIVATIONS[what]
+    x = torch.ones(1, 3, 4) * torch.arange(4)
+    assert not torch.equal(made(one)(x), made(other)(x))
+    mine, theirs, again = (WrappedModel(made(activation)).manifest() for activation in (one, other, one))
+    assert mine == again
+    assert any(": activation: " in line for line in compare(mine, theirs).differences)
 
 
 OWN_NAMES = ["scale", "bias", "groups", "weight", "num_features", "dtype", "device", "training_steps", "eps", "mode"]

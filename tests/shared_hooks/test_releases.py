@@ -30,10 +30,10 @@ def without_cudnn_attention() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(True)
 
 
-def other_release(early: EarlyOutput, **environment: str) -> EarlyOutput:
-    """As an edge with torch 2.4.1 would have sent it."""
+def other_release(early: EarlyOutput, release: str = "2.4.1", **environment: str) -> EarlyOutput:
+    """As an edge with another torch would have sent it."""
     context = early.crossing.context
-    changed: dict[str, Any] = {**context, "torch": "2.4.1", "environment": {**context["environment"], **environment}}
+    changed: dict[str, Any] = {**context, "torch": release, "environment": {**context["environment"], **environment}}
     return replace(early, crossing=replace(early.crossing, context=changed, cache={}))
 
 
@@ -45,6 +45,10 @@ def test_which_kernels_are_chosen_may_differ_between_releases_only() -> None:
     with pytest.raises(Disagreement, match="attention_kernels"):
         net().tail(early)
     assert torch.equal(net().tail(other_release(early)), wanted)
+    same = torch.__version__.partition("+")[0]
+    for build in (same, f"{same}+cu130", f"{same}+cpu"):
+        with pytest.raises(Disagreement, match="attention_kernels"):
+            net().tail(other_release(early, build))
 
 
 def test_precision_may_not() -> None:

@@ -49,7 +49,7 @@ def test_calls_whose_answers_nobody_fetches_give_way(method: str) -> None:
     limits = Limits(max_clients=2, max_probes=1, max_profiles=1, idle_seconds=0.05)
     models = {"residual": [engine()], "fake": [FakeEngine()]}
     with cluster(models, limits=limits) as there, ExitStack() as stack:
-        for _ in range(4):
+        for _ in range(3):
             unread(there, stack, method, 3)
             eventually(lambda: there.front._stays)
             connection = edge(there)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from cloud_server.core import Core
 from shared_hooks import errors
-from shared_hooks.modules.manifest import MAX_TEXT, Fact, encode
+from shared_hooks.modules.manifest import MAX_TEXT, Fact, Manifest, encode
+from shared_hooks.modules.tables import tables
 from tests.cloud_server.fakes import CoreClient, FakeEngine, hello
 from tests.waiting import eventually
 
@@ -109,6 +113,50 @@ def test_nobody_reads_facts_where_the_digests_are_alike() -> None:
     assert client.session._error is None
 
 
+def table(*values: float) -> str:
+    model = nn.Module()
+    model.register_buffer("freq", torch.tensor(values), persistent=False)
+    (told,) = tables(model).values()
+    return told
+
+
+class WithTable(FakeEngine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.identity = replace(self.identity, environment={**self.identity.environment, "model_tables": "t1"})
+
+    def manifest(self) -> Manifest:
+        return {EPS: "1e-05", ("table", "rope", "freq"): table(1.0, 0.1, 0.01)}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "says"),
+    [
+        (table(1.0, 0.1, 0.01 + 1e-9), None),
+        (table(1.0, 0.01, 0.0001), "rope: the table freq: client "),
+        (None, "rope: the table freq: client has none"),
+    ],
+)
+def test_a_table_that_differs_is_welcome_where_it_does_in_its_last_bits(theirs: str | None, says: str | None) -> None:
+    facts: dict[Fact, str] = {EPS: "1e-05"} | ({} if theirs is None else {("table", "rope", "freq"): theirs})
+    settings = {**FakeEngine().identity.environment} | ({} if theirs is None else {"model_tables": "t2"})
+    with Core([WithTable()]) as core:
+        client = CoreClient(core, greet=False)
+        client.send(hello(environment=settings))
+        eventually(lambda: client.session._error)
+        assert isinstance(client.session._error, errors.Disagreement) and client.session._error.wants_facts
+        client = CoreClient(core, greet=False)
+        client.send(hello(environment=settings, manifest=encode(facts)))
+        eventually(lambda: client.others or client.session._error)
+        client.leave()
+    if says is None:
+        assert client.session._error is None
+        welcome = client.others[0].welcome
+        assert welcome.rounding[0].startswith("rope: the table freq: client ") and not welcome.notes
+    else:
+        assert says in str(client.session._error)
+
+
 KERNELS = {**FakeEngine().identity.environment, "attention_kernels": "flash, math"}
 
 
@@ -116,8 +164,9 @@ def test_which_kernels_may_be_used_differs_between_releases() -> None:
     release = FakeEngine().identity.about["torch"]
     client = greeted(b"", environment=KERNELS, about={"torch": "2.4.1"})
     assert client.session._error is None
-    assert "attention_kernels" in client.others[0].welcome.notes[0]
-    for about in ({"torch": release}, {}):
+    welcome = client.others[0].welcome
+    assert "attention_kernels" in welcome.rounding[0] and not welcome.notes, "it may change last bits"
+    for about in ({"torch": release}, {"torch": f"{release}+cu130"}, {"torch": f"{release}+cpu"}, {}):
         assert "attention_kernels" in str(refusal(b"", environment=KERNELS, about=about))
     other = {**FakeEngine().identity.environment, "default_dtype": "float64"}
     assert "default_dtype" in str(refusal(b"", environment=other, about={"torch": "2.4.1"}))
