@@ -10,6 +10,7 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -160,10 +161,21 @@ def _unbound(value: Any) -> types.FunctionType | None:
 
 
 def _source_of(function: types.FunctionType) -> str:
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):  # typed at a prompt, or compiled: the plan has to do
-        return function.__qualname__
+    """Its own text and that of what it wraps, less torch's, whose releases word the same thing differently: a model may
+    wrap a method of ``nn.Module``, and torch's decorators wrap a model's.
+    """
+    texts, wrapped = [], function
+    while isinstance(wrapped, types.FunctionType):
+        if not wrapped.__code__.co_filename.startswith(_OF_TORCH):
+            try:
+                texts.append(inspect.getsource(wrapped.__code__))
+            except (OSError, TypeError):  # typed at a prompt, or compiled: the plan has to do
+                texts.append(wrapped.__qualname__)
+        wrapped = getattr(wrapped, "__wrapped__", None)
+    return "\n".join(texts)
+
+
+_OF_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -18,6 +18,7 @@ from torch import nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.modules import agreement
 from shared_hooks.modules.manifest import (
     CODE,
     KIND,
@@ -452,3 +453,21 @@ def test_any_model_has_digests_that_two_instances_share(case: Case) -> None:
     one, other = WrappedModel(case.build()), WrappedModel(case.build())
     assert one.weights_hash() == other.weights_hash() and one.structure_digest() == other.structure_digest()
     assert one.environment() == other.environment()
+
+
+class Wrapping(nn.Module):
+    """Wraps a method of torch's, and is wrapped by torch, as models of libraries do."""
+
+    @functools.wraps(nn.Module.cuda)
+    def cuda(self, device: Any = None) -> Any:
+        return super().cuda(device)
+
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def test_what_a_release_of_torch_says_of_a_wrapped_method_is_no_code_of_the_models() -> None:
+    texts = "\n".join(agreement._source(Wrapping))
+    assert inspect.getsource(nn.Module.cuda) not in texts
+    assert "return super().cuda(device)" in texts and "return 2 * x" in texts
