@@ -164,7 +164,8 @@ def _source_of(function: types.FunctionType) -> str:
     """Its own text and that of what it wraps, less torch's, whose releases word the same thing differently: a model may
     wrap a method of ``nn.Module``, and torch's decorators wrap a model's.
     """
-    texts, wrapped = [], function
+    texts: list[str] = []
+    wrapped: Any = function
     while isinstance(wrapped, types.FunctionType):
         if not wrapped.__code__.co_filename.startswith(_OF_TORCH):
             try:
