@@ -6,6 +6,7 @@ dictionary; configuration and code catch what it does not show: a slope, an epsi
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import inspect
@@ -149,8 +150,22 @@ def _source(kind: Any) -> list[str]:
                 if (function := _unbound(value)) is not None and function not in functions:
                     functions.append(function)
                 elif value is not None and _is_number(value) and not name.startswith("__"):
-                    held.append(f"{name} = {value!r}")
-    return [*map(_source_of, functions), *held]
+                    held.append((name, value))
+    # What class methods assign is kept in passing: one process has it sooner than another.
+    passing = {name for one in functions if _takes_class(kind, one) for name in assigned_by(one)}
+    return [*map(_source_of, functions), *(f"{name} = {value!r}" for name, value in held if name not in passing)]
+
+
+def _takes_class(kind: type, function: types.FunctionType) -> bool:
+    return any(
+        isinstance(found := vars(base).get(function.__name__), classmethod) and found.__func__ is function
+        for base in kind.__mro__
+    )
+
+
+def assigned_by(function: types.FunctionType) -> Iterator[str]:
+    """Names of the attributes that a function assigns to, of whatever object."""
+    return (one.argval for one in dis.get_instructions(function) if one.opname == "STORE_ATTR")
 
 
 def _unbound(value: Any) -> types.FunctionType | None:

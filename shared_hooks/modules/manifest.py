@@ -8,7 +8,6 @@ its constructor takes by default, is a *note* where one side alone knows it. Eve
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import types
@@ -100,9 +99,12 @@ def _usual(kind: Any) -> Mapping[str, Any]:
 
 def _kept_by(kind: type) -> Iterator[str]:
     """Names of attributes that the functions of a class assign to."""
-    for value in vars(kind).values():
-        if isinstance(value, types.FunctionType):
-            yield from (one.argval for one in dis.get_instructions(value) if one.opname == "STORE_ATTR")
+    return (
+        name
+        for one in vars(kind).values()
+        if isinstance(one, types.FunctionType)
+        for name in agreement.assigned_by(one)
+    )
 
 
 def _same(default: Any, value: Any) -> bool:

@@ -471,3 +471,26 @@ def test_what_a_release_of_torch_says_of_a_wrapped_method_is_no_code_of_the_mode
     texts = "\n".join(agreement._source(Wrapping))
     assert inspect.getsource(nn.Module.cuda) not in texts
     assert "return super().cuda(device)" in texts and "return 2 * x" in texts
+
+
+class Remembering(nn.Module):
+    """Keeps on the class what it once worked out, as transformers' models do."""
+
+    _known: bool | None = None
+    factor = 2
+
+    @classmethod
+    def knows(cls) -> bool:
+        cls._known = True
+        return True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * x if self.knows() else x
+
+
+def test_what_a_class_keeps_in_passing_is_no_code() -> None:
+    agreement._source.cache_clear()
+    before = agreement._source(Remembering)
+    Remembering()(torch.ones(2))
+    agreement._source.cache_clear()
+    assert agreement._source(Remembering) == before and "factor = 2" in before

@@ -51,6 +51,10 @@ def ended_at(target: Target, number: int) -> Iterator[list[str]]:
         places.append(str(left))
 
 
+# a weak reference of torch's that is ended while it is made complains when it goes, and nobody can catch that
+@pytest.mark.filterwarnings(
+    r"ignore:Exception ignored in. <function StorageWeakRef:pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("fresh", [False, True], ids=["tail", "rehearsal"])
 @pytest.mark.parametrize("model", [KEEPER, READER])
 def test_ended_anywhere(model: str, fresh: bool) -> None:
