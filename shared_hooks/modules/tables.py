@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,31 +48,36 @@ def tables(model: nn.Module) -> dict[tuple[str, str], str]:
         kept |= {name: value for name, value in vars(module).items() if name not in agreement.OF_EVERY_MODULE}
         package = type(module).__module__.partition(".")[0]
         for name, value in kept.items():
-            for number, table in enumerate(_in(value, package, set())):
+            for number, table in enumerate(_in(value, package)):
                 if id(table) not in stated:
                     found[path, f"{name}.{number}" if number else name] = _fact(table)
     return found
 
 
-def _in(value: Any, package: str, seen: set[int]) -> Iterator[torch.Tensor]:
-    """Through containers, and objects of the module's own package."""
-    if isinstance(value, (bool, int, float, str, bytes, type, nn.Module, Shim)) or value is None or id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, np.ndarray):
-        if value.dtype.kind in "biufc" and value.dtype.isnative:
-            yield torch.from_numpy(np.array(value))
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _in(one, package, seen)
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _in(one, package, seen)
-    elif type(value).__module__.partition(".")[0] == package and hasattr(value, "__dict__"):
-        for one in list(vars(value).values()):
-            yield from _in(one, package, seen)
+def _in(value: Any, package: str) -> Iterator[torch.Tensor]:
+    """Through containers, and objects of the module's own package, however deep they lie in each other."""
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, (bool, int, float, str, bytes, type, nn.Module, Shim)) or value is None:
+            continue
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        inner: Iterable[Any] = ()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, np.ndarray):
+            if value.dtype.kind in "biufc" and value.dtype.isnative:
+                yield torch.from_numpy(np.array(value))
+        elif isinstance(value, (list, tuple)):
+            inner = value
+        elif isinstance(value, Mapping):
+            inner = value.values()
+        elif type(value).__module__.partition(".")[0] == package and hasattr(value, "__dict__"):
+            inner = vars(value).values()
+        left += reversed([*inner])
 
 
 def digest(found: Tables) -> str:

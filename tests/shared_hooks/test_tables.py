@@ -192,3 +192,26 @@ def test_a_strangers_table_is_another_one(fact: str) -> None:
     assert not compared(fact, own).alike
     nan = own.replace(own.rpartition(":")[2], "AADAfwAAwH8AAMB/AADAfw==")
     assert not compared(nan, own).alike
+
+
+class Chain:
+    """An object that holds the next one."""
+
+    held: Any = None
+
+
+def test_a_table_is_found_however_deep_it_lies() -> None:
+    class Holder(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.chain = at = Chain()
+            for _ in range(5000):
+                at.held = Chain()
+                at = at.held
+            at.held = torch.tensor([value])
+            self.lists: list[Any] = []
+            for _ in range(5000):
+                self.lists = [self.lists]
+
+    one, same, other = (tables(Holder(value)) for value in (1.0, 1.0, 2.0))
+    assert len(one) == 1 and one == same != other
