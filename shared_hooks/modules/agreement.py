@@ -6,6 +6,7 @@ dictionary; configuration and code catch what it does not show: a slope, an epsi
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import hashlib
@@ -76,13 +77,26 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 def _function(value: Any) -> str:
     """Of torch's functions the name alone; of others what they do, too, and the numbers that they hold on to."""
     if isinstance(value, functools.partial):
-        held = [repr(one) for one in (*value.args, *sorted(value.keywords.items()))]
+        held = [*map(_held, value.args), *(f"{name}={_held(one)}" for name, one in sorted(value.keywords.items()))]
         return f"{_function(value.func)}({', '.join(held)})"
     if not isinstance(value, types.FunctionType) or value.__module__.partition(".")[0] == "torch":
         return str(getattr(value, "__name__", ""))
-    cells = [one.cell_contents for one in value.__closure__ or () if one.cell_contents is not None]
-    held = [repr(one) for one in (*(value.__defaults__ or ()), *cells) if _is_number(one)]
+    held = [repr(one) for one in (*(value.__defaults__ or ()), *_cells(value)) if one is not None and _is_number(one)]
     return f"{value.__name__} {digest_of([_source_of(value), held])}"
+
+
+def _cells(function: types.FunctionType) -> Iterator[Any]:
+    """What a closure holds on to; a name that has no value yet holds nothing."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            yield cell.cell_contents
+
+
+def _held(value: Any) -> str:
+    """An argument in words that are the same in every process: no address."""
+    if _is_number(value) or type(value) is str:
+        return repr(value)
+    return (_function(value) if callable(value) else "") or type(value).__qualname__
 
 
 def _is_own_forward(module: nn.Module, name: str, value: Any) -> bool:

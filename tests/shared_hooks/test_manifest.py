@@ -490,3 +490,23 @@ def test_what_a_class_keeps_in_passing_is_no_code() -> None:
     Remembering()(torch.ones(2))
     agreement._source.cache_clear()
     assert agreement._source(Remembering) == before and "factor = 2" in before
+
+
+def test_functions_that_torchs_modules_hold_are_told_without_addresses() -> None:
+    def unfinished() -> Any:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            return later(x)  # bound below, after the module was looked at
+
+        layer = nn.TransformerEncoderLayer(4, 2, 8, activation=call)
+        found = WrappedModel(layer).manifest()
+        later = torch.relu
+        return found, later
+
+    unfinished()
+    held = [nn.TransformerEncoderLayer(4, 2, 8, activation=functools.partial(slope(2), object())) for _ in range(2)]
+    assert "0x" not in agreement._function(held[0].activation)
+    one, other = (agreement._function(layer.activation) for layer in held)
+    assert one == other
+    assert agreement._function(functools.partial(slope(2), k=2)) != agreement._function(
+        functools.partial(slope(2), k=3)
+    )
