@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -57,32 +59,47 @@ def why_not(server: str, credentials: Credentials) -> IsthmusError | None:
     return _look(server, credentials) and _look(server, credentials)
 
 
+@contextmanager
+def encrypted_to(address: tuple[str, int], context: ssl.SSLContext, name: str | None = None) -> Iterator[ssl.SSLSocket]:
+    """A connection whose handshake is done; OSError where none comes about.
+
+    The socket is wrapped before it connects: for a connection that has ended by then, Python's ssl makes no handshake
+    and says nothing, or raises and leaves the socket open.
+    """
+    with socket.create_connection(address, timeout=SECONDS) as found:
+        family, peer = found.family, found.getpeername()
+    with context.wrap_socket(socket.socket(family), server_hostname=name) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect(peer)
+        yield connection
+
+
 def _look(server: str, credentials: Credentials) -> IsthmusError | None:
     host, _, port = server.rpartition(":")
     host = host.strip("[]")
     try:
-        with socket.create_connection((host, int(port)), timeout=SECONDS) as connection:
-            if credentials.encrypted:
-                return _encrypted(connection, server, credentials.server_name or host, credentials)
-            return _clear(connection, server)
+        if credentials.encrypted:
+            return _encrypted((host, int(port)), server, credentials.server_name or host, credentials)
+        return _clear((host, int(port)), server)
     except (OSError, ValueError):
         return None
 
 
-def _clear(connection: socket.socket, server: str) -> IsthmusError | None:
+def _clear(address: tuple[str, int], server: str) -> IsthmusError | None:
     """A server that speaks TLS greets back, whatever else it then wants."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
-        context.wrap_socket(connection).close()
+        with encrypted_to(address, context):
+            pass
     except ssl.SSLError as error:
         if _alert(error, server) is None:
             return None
     return Disagreement(f"{server} speaks TLS, and this side was told of none: give --ca FILE, or --tls")
 
 
-def _encrypted(connection: socket.socket, server: str, name: str, credentials: Credentials) -> IsthmusError | None:
+def _encrypted(address: tuple[str, int], server: str, name: str, credentials: Credentials) -> IsthmusError | None:
     try:
         context = context_of(credentials)
     except (ssl.SSLError, OSError) as error:
@@ -92,7 +109,10 @@ def _encrypted(connection: socket.socket, server: str, name: str, credentials: C
         reason = _FILES.get(str(reason), reason)
         return SpecError(f"credentials: {', '.join(files)} cannot be used: {reason}")
     try:
-        encrypted = context.wrap_socket(connection, server_hostname=name)
+        with encrypted_to(address, context, name) as connection:
+            if connection.selected_alpn_protocol() != "h2":
+                return Disagreement(f"{server} speaks TLS, but no HTTP/2: it is no Isthmus server")
+            return _after_ours(connection, server, credentials)
     except ssl.SSLCertVerificationError as error:
         text = _THEIRS.get(error.verify_code) or f"its certificate does not hold: {error.verify_message}"
         return NotAuthenticated(f"{server} did not prove who it is: {text}")
@@ -100,15 +120,16 @@ def _encrypted(connection: socket.socket, server: str, name: str, credentials: C
         return _closed(server, credentials)
     except ssl.SSLError as error:
         return _alert(error, server) or Disagreement(f"{server} does not speak TLS, and this side was told to")
-    with encrypted:
-        if encrypted.selected_alpn_protocol() != "h2":
-            return Disagreement(f"{server} speaks TLS, but no HTTP/2: it is no Isthmus server")
-        try:  # what a server has against a certificate comes after its part of the handshake
-            return None if encrypted.recv(1) else _closed(server, credentials)
-        except ssl.SSLError as error:
-            return _alert(error, server) or _closed(server, credentials)
-        except ConnectionResetError:
-            return _closed(server, credentials)
+
+
+def _after_ours(connection: ssl.SSLSocket, server: str, credentials: Credentials) -> NotAuthenticated | None:
+    """What a server has against a certificate comes after its part of the handshake."""
+    try:
+        return None if connection.recv(1) else _closed(server, credentials)
+    except ssl.SSLError as error:
+        return _alert(error, server) or _closed(server, credentials)
+    except ConnectionResetError:
+        return _closed(server, credentials)
 
 
 def context_of(credentials: Credentials) -> ssl.SSLContext:

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge_client.credentials import TOKEN, Credentials
 from edge_client.dial import dial, is_loopback
-from edge_client.handshake import context_of, why_not
+from edge_client.handshake import context_of, encrypted_to, why_not
 from shared_hooks.doctor import Finding, Level, certificates, ok, warning, wrong
 from shared_hooks.errors import SpecError
 
@@ -110,10 +110,7 @@ def _tls(server: str, credentials: Credentials) -> Iterator[Finding]:
     context = context_of(credentials)
     name = credentials.server_name or _host(server)[0]
     try:
-        with (
-            socket.create_connection(_host(server), timeout=SECONDS) as connection,
-            context.wrap_socket(connection, server_hostname=name) as encrypted,
-        ):
+        with encrypted_to(_host(server), context, name) as encrypted:
             shown: Any = encrypted.getpeercert() or {}
             version, protocol = encrypted.version(), encrypted.selected_alpn_protocol()
     except OSError as error:  # it may have gone since

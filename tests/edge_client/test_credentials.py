@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -79,3 +85,31 @@ def test_every_command_that_connects_takes_them() -> None:
 
 def test_nobody_there_is_not_for_tls_to_explain(tmp_path: Path) -> None:
     assert why_not(f"127.0.0.1:{free_port()}", Credentials(ca=certificates.ca_file(tmp_path))) is None
+
+
+def test_a_server_that_dies_meanwhile_is_not_for_tls_to_explain_and_leaves_no_socket_open() -> None:
+    with resetting() as port:
+        for credentials in (Credentials(), Credentials(tls=True)) * 10:
+            assert why_not(f"127.0.0.1:{port}", credentials) is None
+    gc.collect()  # an open socket is a ResourceWarning, which is an error here
+
+
+@contextmanager
+def resetting() -> Iterator[int]:
+    """The port of somebody who ends every connection with a reset, at once."""
+
+    def end_all() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ending = threading.Thread(target=end_all)
+        ending.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            ending.join()
