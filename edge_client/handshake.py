@@ -68,7 +68,7 @@ def encrypted_to(address: tuple[str, int], context: ssl.SSLContext, name: str | 
     """
     with socket.create_connection(address, timeout=SECONDS) as found:
         family, peer = found.family, found.getpeername()
-    with context.wrap_socket(socket.socket(family), server_hostname=name) as connection:
+    with socket.socket(family) as plain, context.wrap_socket(plain, server_hostname=name) as connection:
         connection.settimeout(SECONDS)
         connection.connect(peer)
         yield connection

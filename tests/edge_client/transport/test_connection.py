@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -24,76 +22,19 @@ from shared_hooks.errors import (
     BadFrame,
     Cancelled,
     DeadlineExceeded,
-    Disagreement,
     InputMismatch,
-    IsthmusError,
     RemoteError,
     ServerUnavailable,
     SpecError,
     TooLarge,
-    UnknownModel,
 )
 from tests.edge_client import fake_server as fake
 from tests.edge_client.fake_server import FakeServer
+from tests.edge_client.transport.connections import Relay, connected, exchange, hello, keepers, send
 from tests.ports import free_port
 from tests.waiting import PATIENCE, eventually
 
 MIB = 1 << 20
-"""Seconds after which a test gives up. What has to be over sooner is waited for, and compared with no clock."""
-
-
-def hello() -> split_pb2.ClientFrame:
-    return wire.hello_frame(
-        client_id="c",
-        model_id="m",
-        weights_hash="w",
-        structure_digest="s",
-        plan_digest="p",
-        environment={},
-        about={},
-    )
-
-
-@contextmanager
-def connected(address: str, describe: Any = None, **options: Any) -> Iterator[Connection]:
-    connection = Connection(
-        address,
-        hello(),
-        ConnectionOptions(**{"patience": PATIENCE, **options}),
-        Backoff(first=0.02, ceiling=0.2),
-        describe=describe,
-    )
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
-def exchange(
-    request_id: int, payload: bytes, *, seconds: float = PATIENCE, cut: str = "r", pieces: int = 3
-) -> Exchange:
-    size = max(1, -(-len(payload) // pieces))
-    buffers = tuple(memoryview(payload)[start : start + size] for start in range(0, len(payload), size))
-    return Exchange(
-        request_id,
-        Outgoing(cut, b"cut", b"header", buffers, len(payload)),
-        until=time.monotonic() + seconds,
-        stamps=Stamps(),
-        check_header=lambda header, size: None,
-    )
-
-
-def send(connection: Connection, one: Exchange) -> bytes:
-    connection.submit(one)
-    if not one.wait():
-        connection.cancel(one, DeadlineExceeded("too late"))
-    if one.error is not None:
-        raise one.error
-    return bytes(one.payload)
-
-
-def keepers(address: str) -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == f"edge-connection {address}"]
 
 
 def test_payloads_come_back_whole_in_bounded_chunks_with_one_upload_of_the_cut() -> None:
@@ -207,143 +148,6 @@ def test_draining_sends_the_next_request_on_a_new_stream() -> None:
         asked.set()
         assert one.wait() and bytes(one.payload) == b"one" and one.sends == 1
         assert two.wait() and bytes(two.payload) == b"two" and two.sends == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        (grpc.StatusCode.FAILED_PRECONDITION, Disagreement),
-        (grpc.StatusCode.NOT_FOUND, UnknownModel),
-        (grpc.StatusCode.INVALID_ARGUMENT, BadFrame),
-    ],
-)
-def test_a_refusal_is_final_and_names_address_and_reason(code: grpc.StatusCode, error: type[IsthmusError]) -> None:
-    script = fake.refuse(code, "weights: client 1, server 3")
-    with FakeServer(script) as server, connected(server.address) as connection:
-        with pytest.raises(error, match=f"{server.address}.*weights: client 1, server 3"):
-            connection.open(PATIENCE)
-        with pytest.raises(error, match="weights"):
-            send(connection, exchange(1, b"x"))
-        assert len(server.seen.hellos) == 2  # one each: no second try for what time does not heal
-        assert connection.state is State.UNOPENED
-
-
-DIFFER = "model m: client and server differ in weights: client 1, server 3"
-
-
-def test_facts_are_asked_for_once_and_go_with_every_greeting() -> None:
-    asked: list[int] = []
-
-    def describe() -> bytes:
-        asked.append(1)
-        return b"facts"
-
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    with (
-        FakeServer(fake.refuse(code, DIFFER, wants_facts=True), fake.refuse(code, "in eps"), fake.echo) as server,
-        connected(server.address, describe=describe) as connection,
-    ):
-        with pytest.raises(Disagreement, match="in eps"):
-            connection.open(PATIENCE)
-        connection.open(PATIENCE)
-        assert [hello.manifest for hello in server.seen.hellos] == [b"", b"facts", b"facts"] and asked == [1]
-
-
-@pytest.mark.parametrize("patience", [PATIENCE, 0.2])
-def test_facts_that_cannot_be_made_leave_the_refusal_as_it_was(
-    patience: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And the connection: whoever asks later is answered."""
-
-    def describe() -> bytes:
-        raise SpecError("w.safetensors was changed")
-
-    script = fake.refuse(grpc.StatusCode.FAILED_PRECONDITION, DIFFER, wants_facts=True)
-    with (
-        FakeServer(script, script, fake.echo) as server,
-        connected(server.address, describe=describe, patience=patience) as connection,
-    ):
-        for _ in range(2):
-            with pytest.raises(Disagreement, match="weights: client 1, server 3"):
-                connection.open(PATIENCE)
-        assert "w.safetensors was changed" in caplog.text
-        connection.open(PATIENCE)
-        assert all(not hello.manifest for hello in server.seen.hellos)
-
-
-def test_who_waits_while_facts_are_made_hears_the_refusal() -> None:
-    """Whenever they run out of time: while it lasts, and while the server compares."""
-    made, compared = threading.Event(), threading.Event()
-
-    def describe() -> bytes:
-        assert made.wait(PATIENCE)
-        return b"facts"
-
-    def comparing(server: FakeServer, frames: fake.Frames, context: Any) -> Iterator[split_pb2.ServerFrame]:
-        server.seen.hellos.append(next(frames).hello)
-        assert compared.wait(PATIENCE)
-        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "in eps")
-        yield split_pb2.ServerFrame()
-
-    script = fake.refuse(grpc.StatusCode.FAILED_PRECONDITION, DIFFER, wants_facts=True)
-    with (
-        FakeServer(script, comparing) as server,
-        connected(server.address, describe=describe, patience=0.3) as connection,
-    ):
-        for _ in range(2):
-            with pytest.raises(Disagreement, match="weights: client 1, server 3"):
-                connection.open(0.3)
-        one = exchange(1, b"x")
-        connection.submit(one)
-        made.set()
-        with pytest.raises(Disagreement, match="weights: client 1, server 3"):
-            assert one.wait() and one.error is not None
-            raise one.error
-        compared.set()
-        eventually(lambda: connection.state is State.UNOPENED)
-        with pytest.raises(Disagreement, match="in eps"):
-            connection.open(PATIENCE)
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        fake.refuse(grpc.StatusCode.FAILED_PRECONDITION, "protocol version: client 3, server 9"),
-        fake.refuse(grpc.StatusCode.UNIMPLEMENTED, "Method not found"),
-        fake.refuse(grpc.StatusCode.NOT_FOUND, "no model", wants_facts=True),
-    ],
-)
-def test_nobody_gathers_facts_that_cannot_help(script: fake.Script) -> None:
-    asked: list[int] = []
-    with (
-        FakeServer(script) as server,
-        connected(server.address, describe=lambda: asked.append(1) or b"x") as connection,
-        pytest.raises(IsthmusError),
-    ):
-        connection.open(PATIENCE)
-    assert len(server.seen.hellos) == 1 and not asked
-
-
-def test_another_kind_of_grpc_server_is_named() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        with connected(f"127.0.0.1:{port}") as connection, pytest.raises(Disagreement, match="Method not found"):
-            connection.open(PATIENCE)
-    finally:
-        server.stop(0).wait()
-
-
-def test_another_protocol_version_is_named() -> None:
-    with (
-        FakeServer(welcome={"protocol_version": 9}) as server,
-        connected(server.address) as connection,
-        pytest.raises(Disagreement, match="version 9"),
-    ):
-        connection.open(PATIENCE)
 
 
 def test_no_server_is_named_after_the_patience() -> None:
@@ -655,53 +459,3 @@ def test_backoff_grows_within_bounds() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match=next(iter(options))):
         ConnectionOptions(**options)
-
-
-class Relay:
-    """A TCP relay that can stop passing bytes on, as a machine that lost its power would."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._passing = threading.Event()
-        self._passing.set()
-        self._generation = 0
-        self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._target))
-            self._sockets += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pass, args=(source, sink, self._generation), daemon=True).start()
-
-    def _pass(self, source: socket.socket, sink: socket.socket, generation: int) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                self._passing.wait()
-                if generation != self._generation:
-                    return  # frozen once, dead for good
-                sink.sendall(data)
-        except OSError:
-            pass
-
-    def freeze(self) -> None:
-        self._passing.clear()
-
-    def thaw(self) -> None:
-        self._generation += 1
-        self._passing.set()
-
-    def __enter__(self) -> Relay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.close()
-        for one in self._sockets:
-            one.close()

@@ -19,7 +19,7 @@ from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import ServerUnavailable
 from tests.edge_client import fake_server as fake
 from tests.edge_client.fake_server import FakeServer
-from tests.edge_client.transport.test_connection import connected, exchange, hello, send
+from tests.edge_client.transport.connections import connected, exchange, hello, send
 from tests.waiting import eventually
 
 BEAT = 0.05
