@@ -23,16 +23,16 @@ from edge_client.screen.text import milliseconds, one_line, printable, size
 from edge_client.settings import OWN
 from edge_client.survey.gather import Wanted, gather
 from edge_client.survey.loaded import Loaded
-from edge_client.sweep import extras
-from edge_client.sweep.inputs import SweepInput, inputs_of
-from edge_client.sweep.journal import Journal, open_journal
-from edge_client.sweep.meter import Meter
-from edge_client.sweep.outcome import Summary
-from edge_client.sweep.prediction import predicted
-from edge_client.sweep.results import write
-from edge_client.sweep.runner import SweepRun
-from edge_client.sweep.settings import SweepOptions, settings_of
-from edge_client.sweep.ways import Way, choose, ways_of
+from edge_client.sweeping import extras
+from edge_client.sweeping.inputs import SweepInput, inputs_of
+from edge_client.sweeping.journal import Journal, open_journal
+from edge_client.sweeping.meter import Meter
+from edge_client.sweeping.outcome import Summary
+from edge_client.sweeping.prediction import predicted
+from edge_client.sweeping.results import write
+from edge_client.sweeping.runner import SweepRun
+from edge_client.sweeping.settings import SweepOptions, settings_of
+from edge_client.sweeping.ways import Way, choose, ways_of
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import HookRefused, IsthmusError
 from shared_hooks.observers import named
