@@ -1,7 +1,7 @@
 """The Markdown that we publish, cut into what can be checked: fenced blocks, each with its note, and links.
 
-A *note* is an HTML comment right before a block. It says to the reader of the file, and to these tests, why a block is not
-as the others:
+A *note* is an HTML comment right before a block. It says to the reader of the file, and to these tests, why a block
+is not as the others:
 
     <!-- not run: needs a camera -->      parsed only; the reason is counted (test_reasons.py)
     <!-- before: CODE -->                 Python that runs first and is not shown

@@ -1,4 +1,4 @@
-"""Links lead somewhere: to a file of the repository, to a heading that is there. Those outside are listed, never fetched."""
+"""Links lead somewhere: to a file of the repository, a heading that is there. Those outside are listed, not fetched."""
 
 from __future__ import annotations
 
