@@ -13,6 +13,7 @@ interrupts  Ctrl-C, never lost
 inference   a tail for who speaks the Open Inference Protocol
 journal     lines of JSON that outlive their process
 credentials  what this side shows a server
+settings    which server is asked where nobody names one
 handshake   why a connection does not come about, where TLS is the reason
 request     one request: head, transport, answer; or everything here
 transport   the standing connection
@@ -20,7 +21,7 @@ witness     answers also computed whole here
 survey      gathers what a plan needs: link, server's profile, our own
 planning    which cut is best, from numbers alone
 adaptive    `AutoClient`: the cut chosen anew for every request
-sweep       every cut measured: tables and a report
+sweeping    every cut measured: tables and a report
 pruning     channel selection, tested
 process     a server that the client starts on loopback
 screen      text, progress, tables

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from edge_client.sweep.report import render
+from edge_client.sweeping.report import render
 from shared_hooks.metrics.reading import Reading
-from tests.edge_client.sweep import synthetic
+from tests.edge_client.sweeping import synthetic
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

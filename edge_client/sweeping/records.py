@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from edge_client.sweep.columns import LAYER_READINGS, OUTSIDE, REQUESTS, ROWS, status_of
-from edge_client.sweep.ways import Way
+from edge_client.sweeping.columns import LAYER_READINGS, OUTSIDE, REQUESTS, ROWS, status_of
+from edge_client.sweeping.ways import Way
 from edge_client.transport import Times
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.candidate import STAGES, Candidate
 from edge_client.planning.objective import Decision, Objective, decide
-from edge_client.sweep.columns import SEGMENTS, STAGE_SEGMENTS
-from edge_client.sweep.outcome import Foretold, MeasuredWay, Outcome, Timed
-from edge_client.sweep.ways import Way
+from edge_client.sweeping.columns import SEGMENTS, STAGE_SEGMENTS
+from edge_client.sweeping.outcome import Foretold, MeasuredWay, Outcome, Timed
+from edge_client.sweeping.ways import Way
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import STATUSES, Reading
 

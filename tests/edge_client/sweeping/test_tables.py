@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from edge_client.planning.candidate import STAGES
 from edge_client.planning.objective import Objective
-from edge_client.sweep import summary, tables
-from edge_client.sweep.columns import OUTSIDE, PREDICTED, REQUESTS, ROWS, SEGMENTS, STAGE_SEGMENTS, TIMES
-from edge_client.sweep.journal import open_journal
-from edge_client.sweep.results import write
+from edge_client.sweeping import summary, tables
+from edge_client.sweeping.columns import OUTSIDE, PREDICTED, REQUESTS, ROWS, SEGMENTS, STAGE_SEGMENTS, TIMES
+from edge_client.sweeping.journal import open_journal
+from edge_client.sweeping.results import write
 from shared_hooks.metrics.reading import Reading
-from tests.edge_client.sweep import synthetic
+from tests.edge_client.sweeping import synthetic
 
 ENERGIES = [
     synthetic.NO_METER,

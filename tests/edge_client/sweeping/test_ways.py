@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.sweep.ways import choose, rotated, ways_of
+from edge_client.sweeping.ways import choose, rotated, ways_of
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer
 from shared_hooks.planning.plan import LayerInfo
-from tests.edge_client.sweep import synthetic
+from tests.edge_client.sweeping import synthetic
 
 
 def layers(*refused: str) -> list[LayerInfo]:

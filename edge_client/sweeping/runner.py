@@ -11,12 +11,12 @@ from edge_client.answer import Answer
 from edge_client.client import CONNECTION_ERRORS
 from edge_client.modes import CLOUD_FILE
 from edge_client.screen.text import one_line
-from edge_client.sweep.inputs import SweepInput
-from edge_client.sweep.journal import Journal
-from edge_client.sweep.meter import Meter, Reference
-from edge_client.sweep.observed import Observed, kept, way_of
-from edge_client.sweep.records import Records
-from edge_client.sweep.ways import Way, rotated
+from edge_client.sweeping.inputs import SweepInput
+from edge_client.sweeping.journal import Journal
+from edge_client.sweeping.meter import Meter, Reference
+from edge_client.sweeping.observed import Observed, kept, way_of
+from edge_client.sweeping.records import Records
+from edge_client.sweeping.ways import Way, rotated
 from shared_hooks.errors import HookRefused
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.sweep.report import duration, inert, render
+from edge_client.sweeping.report import duration, inert, render
 from shared_hooks.metrics.reading import Reading
-from tests.edge_client.sweep import synthetic
+from tests.edge_client.sweeping import synthetic
 
 HOSTILE = [
     "</script><script>alert(1)</script>",

@@ -15,13 +15,13 @@ from edge_client.__main__ import main
 from edge_client.model_choice import ModelChoice
 from edge_client.process.local_server import local_server
 from edge_client.screen.observation_table import tables
-from edge_client.sweep import observed
-from edge_client.sweep.report import render
-from edge_client.sweep.ways import ways_of
+from edge_client.sweeping import observed
+from edge_client.sweeping.report import render
+from edge_client.sweeping.ways import ways_of
 from shared_hooks.observers.thumbnails import decoded
-from tests.edge_client.sweep import synthetic
-from tests.edge_client.sweep.test_report import Elements, shape
-from tests.edge_client.sweep.test_sweep import IMAGES, complaint, inputs_in, summary, words
+from tests.edge_client.sweeping import synthetic
+from tests.edge_client.sweeping.test_report import Elements, shape
+from tests.edge_client.sweeping.test_sweep import IMAGES, complaint, inputs_in, summary, words
 
 READER = """
 id = "reader"

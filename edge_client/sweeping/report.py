@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
 from edge_client.screen.text import size
-from edge_client.sweep.observed import section
-from edge_client.sweep.summary import pareto
+from edge_client.sweeping.observed import section
+from edge_client.sweeping.summary import pareto
 
 HERE: Final = Path(__file__).parent
 Way = Mapping[str, Any]

@@ -9,10 +9,10 @@ from typing import Any
 from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
-from edge_client.sweep.inputs import SweepInput
-from edge_client.sweep.local import LocalAnswer, split_here
-from edge_client.sweep.records import Records
-from edge_client.sweep.ways import Way
+from edge_client.sweeping.inputs import SweepInput
+from edge_client.sweeping.local import LocalAnswer, split_here
+from edge_client.sweeping.records import Records
+from edge_client.sweeping.ways import Way
 from edge_client.transport import now_ns
 from shared_hooks.errors import Disagreement, InputMismatch
 from shared_hooks.forward import run_plain

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from edge_client.journal import JournalFile
-from edge_client.sweep.settings import Settings, difference
+from edge_client.sweeping.settings import Settings, difference
 from shared_hooks.errors import SpecError
 
 NAME: Final = "journal.jsonl"

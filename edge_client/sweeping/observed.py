@@ -13,8 +13,8 @@ from edge_client.answer import Answer
 from edge_client.modes import CLOUD_ONLY
 from edge_client.screen.observation_table import tables
 from edge_client.screen.text import finite, one_line
-from edge_client.sweep.journal import Entry
-from edge_client.sweep.ways import Way
+from edge_client.sweeping.journal import Entry
+from edge_client.sweeping.ways import Way
 from shared_hooks.observers import named
 from shared_hooks.observers.thumbnails import is_thumbnail
 

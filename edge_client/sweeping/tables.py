@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_client.modes import EDGE_ONLY
-from edge_client.sweep.columns import PREDICTED, REQUESTS, ROWS, Columns, Kind
-from edge_client.sweep.journal import Entry
+from edge_client.sweeping.columns import PREDICTED, REQUESTS, ROWS, Columns, Kind
+from edge_client.sweeping.journal import Entry
 from shared_hooks.errors import SpecError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from edge_client.planning.candidate import STAGES
-from edge_client.sweep.columns import SEGMENTS, STAGE_SEGMENTS
+from edge_client.sweeping.columns import SEGMENTS, STAGE_SEGMENTS
 from shared_hooks.errors import SpecError
 
 Verdict = Literal["faster", "slower", "no difference seen", "too few to say"]

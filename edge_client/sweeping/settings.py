@@ -11,8 +11,8 @@ import torch
 
 from edge_client.credentials import Credentials
 from edge_client.survey.loaded import Loaded
-from edge_client.sweep.inputs import SweepInput
-from edge_client.sweep.ways import Way
+from edge_client.sweeping.inputs import SweepInput
+from edge_client.sweeping.ways import Way
 from shared_hooks.profiling.machine import describe
 
 Settings = dict[str, Any]

@@ -18,7 +18,7 @@ import pytest
 from edge_client.__main__ import main
 from edge_client.model_choice import ModelChoice
 from edge_client.process.local_server import local_server
-from edge_client.sweep import extras
+from edge_client.sweeping import extras
 from tests.ports import free_port
 from tests.waiting import eventually
 

@@ -11,11 +11,11 @@ import pytest
 
 from edge_client.__main__ import main
 from edge_client.planning.objective import Objective
-from edge_client.sweep.compare import FEWEST, SUM, Sweep, compare, differences, read
-from edge_client.sweep.journal import open_journal
-from edge_client.sweep.results import write
+from edge_client.sweeping.compare import FEWEST, SUM, Sweep, compare, differences, read
+from edge_client.sweeping.journal import open_journal
+from edge_client.sweeping.results import write
 from shared_hooks.errors import SpecError
-from tests.edge_client.sweep import synthetic
+from tests.edge_client.sweeping import synthetic
 
 Captured = pytest.CaptureFixture[str]
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from edge_client.planning.objective import Objective, decide
-from edge_client.sweep import summary, tables
-from edge_client.sweep.columns import REQUESTS, TIMES
-from edge_client.sweep.local import LocalAnswer
-from edge_client.sweep.outcome import MeasuredWay, Summary
-from edge_client.sweep.records import Records
-from edge_client.sweep.ways import Way, ways_of
+from edge_client.sweeping import summary, tables
+from edge_client.sweeping.columns import REQUESTS, TIMES
+from edge_client.sweeping.local import LocalAnswer
+from edge_client.sweeping.outcome import MeasuredWay, Summary
+from edge_client.sweeping.records import Records
+from edge_client.sweeping.ways import Way, ways_of
 from edge_client.transport.times import Times
 from shared_hooks.metrics.reading import Reading
 from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, TensorShape

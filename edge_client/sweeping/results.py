@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.planning.objective import Objective
-from edge_client.sweep import observed, report, summary, tables
-from edge_client.sweep.journal import Entry, Journal
-from edge_client.sweep.outcome import Summary
-from edge_client.sweep.settings import installed
-from edge_client.sweep.ways import Way
+from edge_client.sweeping import observed, report, summary, tables
+from edge_client.sweeping.journal import Entry, Journal
+from edge_client.sweeping.outcome import Summary
+from edge_client.sweeping.settings import installed
+from edge_client.sweeping.ways import Way
 
 
 def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: Objective) -> Summary:
