@@ -13,6 +13,7 @@ interrupts  Ctrl-C, never lost
 inference   a tail for who speaks the Open Inference Protocol
 journal     lines of JSON that outlive their process
 credentials  what this side shows a server
+settings    which server is asked where nobody names one
 handshake   why a connection does not come about, where TLS is the reason
 request     one request: head, transport, answer; or everything here
 transport   the standing connection
@@ -20,7 +21,7 @@ witness     answers also computed whole here
 survey      gathers what a plan needs: link, server's profile, our own
 planning    which cut is best, from numbers alone
 adaptive    `AutoClient`: the cut chosen anew for every request
-sweep       every cut measured: tables and a report
+sweeping    every cut measured: tables and a report
 pruning     channel selection, tested
 process     a server that the client starts on loopback
 screen      text, progress, tables
@@ -31,6 +32,8 @@ commands    the command line
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from shared_hooks.version import __version__
 
 if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
@@ -72,6 +75,7 @@ __all__ = [
     "State",
     "Times",
     "Witness",
+    "__version__",
 ]
 
 
@@ -82,3 +86,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"edge_client.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, and what every module has."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,7 +1,7 @@
 """A file of lines of JSON that outlives its process: each line is on the disk, or not there at all.
 
 A line that an interruption cut off is dropped when the file is read again, a full disk is told and leaves no half line,
-and two processes cannot write to one file. A sweep (`edge_client.sweep.journal`) and a run
+and two processes cannot write to one file. A sweep (`edge_client.sweeping.journal`) and a run
 (`edge_client.commands.run_journal`) say what the lines are.
 """
 

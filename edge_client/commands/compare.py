@@ -10,8 +10,8 @@ from typing import Any
 from edge_client.commands import exits
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.screen.text import milliseconds, one_line, printable
-from edge_client.sweep import extras
-from edge_client.sweep.compare import SUM, Compared, as_dict, compare, read
+from edge_client.sweeping import extras
+from edge_client.sweeping.compare import SUM, Compared, as_dict, compare, read
 
 
 def main(options: argparse.Namespace) -> int:

@@ -1,27 +1,16 @@
-"""Model, inputs and cut from the words of the command line, with errors that name the word and its neighbours."""
+"""The model's choice from the command line; what `edge_client.survey.loading` makes of words."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TypeVar
 
-from edge_client.client import EdgeClient
-from edge_client.model_choice import Inputs, ModelChoice
-from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from edge_client.sources import Item
-from edge_client.sources.cameras import is_camera, without_password
-from edge_client.sources.videos import SUFFIXES as VIDEO_SUFFIXES
-from edge_client.survey.loaded import Loaded
-from shared_hooks import WrappedModel
-from shared_hooks.config import resolve
-from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLayer, near
-from shared_hooks.models import InputItem, ModelSpec, find_inputs
-from shared_hooks.models.example import to_device
-from shared_hooks.modules import walk
-
-AnItem = TypeVar("AnItem", bound=Item)
+from edge_client.model_choice import ModelChoice
+from edge_client.survey.loading import cut_for as cut_for
+from edge_client.survey.loading import cut_of as cut_of
+from edge_client.survey.loading import example_of as example_of
+from edge_client.survey.loading import find as find
+from edge_client.survey.loading import first_readable as first_readable
+from edge_client.survey.loading import load as load
 
 
 def choice_of(options: argparse.Namespace) -> ModelChoice:
@@ -36,102 +25,3 @@ def choice_of(options: argparse.Namespace) -> ModelChoice:
         threads=options.threads,
         only_head=getattr(options, "only_head", None),  # of run
     )
-
-
-def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
-    """The model, planned on its example, or on the first of ``inputs`` (--input) where they are given."""
-
-    spec, device = choice.spec(), choice.set_up()
-    args, kwargs = example_of(choice, inputs)
-    wrapped = WrappedModel(spec.load_model(device), depth=choice.depth)
-    return Loaded(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
-
-
-def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inputs:
-    """What to plan on, on the model's device: the first of ``inputs`` (--input), else the spec's example."""
-    spec, device = choice.spec(), choice.set_up()
-    call = spec.preprocess(find(inputs)[0]) if inputs else spec.example(device)
-    if call is None:
-        resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # a wrong name is to be reported first
-        raise SpecError(f"{spec.origin}: the spec has no example input to plan on; give one with --input")
-    return to_device(call[0], device), to_device(call[1], device)
-
-
-def find(patterns: Sequence[str]) -> list[InputItem]:
-    """The files of --input; SpecError for one that is not there."""
-
-    for word in patterns:
-        if is_camera(word) or Path(word).suffix.lower() in VIDEO_SUFFIXES:
-            raise SpecError(
-                f"--input: {without_password(word)}: videos and cameras are inputs of run; give a file here"
-            )
-    try:
-        return find_inputs(patterns)
-    except InputMismatch as error:
-        raise SpecError(f"--input: {error}") from error
-
-
-def first_readable(spec: ModelSpec, items: Sequence[AnItem]) -> AnItem:
-    """The first input that ``spec`` can read, for what takes one of many; the first where none can be."""
-    for item in items:
-        try:
-            spec.preprocess(item)
-        except Exception:  # whatever a spec's own code raises is reported at the input's place
-            continue
-        return item
-    return items[0]
-
-
-def cut_for(client: EdgeClient, split: str, items: Sequence[Item]) -> int | str:
-    """--split for a prepared client, before anything is sent: on the example's plan, else on the first that an input
-    gives.
-
-    Raises UnknownLayer, CutRefused. Words that are no cut, such as "edge-only", are returned as they are.
-    """
-
-    if split in (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE):
-        return split
-    if client.spec is not None and client.spec.example() is None:
-        for item in items:
-            try:
-                args, kwargs = client.spec.preprocess(item)
-                client.wrapped.plan(*to_device(args, client.device), **to_device(kwargs, client.device))
-            except Exception:  # whatever preprocessing or the model raises is reported at the input's place
-                continue
-            break
-        else:
-            return split
-    return cut_of(split, client.wrapped)
-
-
-def cut_of(text: str, wrapped: WrappedModel, option: str = "--split") -> int | str:
-    """``option`` as the engine takes it: "input", a layer's name, or its id. Raises UnknownLayer, CutRefused.
-
-    A name stays a name: on another path through the model the layer has another id.
-    """
-    if text == "input":
-        return text
-    layers = wrapped.layers
-    by_name = {layer.name: layer for layer in layers}
-    by_id = {str(layer.layer_id): layer for layer in layers}
-    layer = by_name.get(text) or by_id.get(text)
-    if layer is None:
-        if _unused(text, wrapped):
-            return text
-        if text.lstrip("-").isdigit():
-            raise UnknownLayer(f"{option} {text}: layer ids are 0 to {len(layers) - 1}")
-        inside = [name for name in by_name if name.startswith(f"{text}.")]
-        if inside:
-            more = ", ..." if len(inside) > 4 else ""
-            raise UnknownLayer(f"{option} {text}: a block; its layers are {', '.join(inside[:4])}{more}")
-        raise UnknownLayer(f'{option} {text}: no such layer, and not "input".{near(text, by_name)}')
-    if not layer.can_split:
-        raise CutRefused(f"{option} {text}: the model cannot be cut after layer {layer.layer_id}: {layer.reason}")
-    return text if text in by_name else layer.layer_id
-
-
-def _unused(name: str, wrapped: WrappedModel) -> bool:
-    """Whether ``name`` is a module that the latest plan does not run: another input may."""
-    path = name.partition("#")[0]
-    ran = any(layer.name.partition("#")[0] == path or layer.name.startswith(f"{path}.") for layer in wrapped.layers)
-    return not ran and any(module.path == path for module in walk(wrapped.model, wrapped.depth).values())

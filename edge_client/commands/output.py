@@ -1,12 +1,12 @@
-"""JSON and tables as text: standard output holds what was asked for, and nothing else."""
+"""JSON: standard output holds what was asked for, and nothing else."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from edge_client.screen.table import table as table
 from edge_client.screen.text import finite
 from shared_hooks.errors import SpecError
 
@@ -38,16 +38,3 @@ def check_json_target(target: str | None) -> None:
             path.unlink()
     except OSError as error:
         raise SpecError(f"--json: {target} cannot be written: {error.strerror}") from error
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns as wide as their widest cell, those in ``right`` flush right. Nothing is cut: lines can be searched."""
-    widths = [max(len(row[column]) for row in (headers, *rows)) for column in range(len(headers))]
-
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-
-    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, rows)])

@@ -1,6 +1,7 @@
 """What people see: text, progress, tables.
 
 text                numbers as text; foreign text, made safe to show
+table               rows as columns
 progress            progress on standard error
 observation_table   what observers found
 

@@ -5,6 +5,7 @@ probing   what the link carries; the server's profile
 gather    all of it together
 verified  every cut through the link, against the whole model on both sides
 loaded    a model with an input to plan on
+loading   ... from words: its inputs, a cut of it
 
 May import client, planning, process, transport, screen.
 """

@@ -1,0 +1,202 @@
+"""Two sweeps side by side: what became faster or slower, as far as the noise lets one say.
+
+For each way that both have, and each of its stages: the ratio of the medians, B to A, with an interval. The interval is
+a bootstrap's: both sides' requests are drawn again with replacement, and the spread of the logarithm of the ratio,
+taken as normal, is widened so that all intervals of one stage hold *together* with the asked confidence (Bonferroni):
+of two runs of the same thing, one in twenty shows any difference at all. What lies between two runs as a whole (a
+warmer processor, another load) is in neither run's noise: where it matters, run each twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from edge_client.planning.candidate import STAGES
+from edge_client.sweeping.columns import SEGMENTS, STAGE_SEGMENTS
+from shared_hooks.errors import SpecError
+
+Verdict = Literal["faster", "slower", "no difference seen", "too few to say"]
+FEWEST: Final = 5
+"""Requests on either side below which nothing is said."""
+DRAWS: Final = 1000
+CONFIDENCE: Final = 0.95
+SUM: Final = "end to end"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One stage of one way. Times are medians in ns; ``low`` to ``high``: the interval of ``ratio``, B to A."""
+
+    way: str
+    mode: str
+    stage: str
+    a_ns: float
+    b_ns: float
+    n_a: int
+    n_b: int
+    ratio: float | None
+    low: float | None
+    high: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a folder holds: the summary, and of each way the times (ns) of its answered requests by stage."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    times: Mapping[tuple[str, str], Mapping[str, np.ndarray]]
+
+
+def read(folder: str | Path) -> Sweep:
+    """Raises SpecError for what is no sweep's folder."""
+    import polars as pl
+
+    path = Path(folder)
+    try:
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        requests = pl.read_parquet(path / "requests.parquet")
+        if not str(summary["format"]).startswith("isthmus sweep summary "):
+            raise ValueError(f"format {summary['format']!r}")
+        good = requests.filter(pl.col("error").is_null() & ~pl.col("layers"))
+        times = {
+            (str(key[0]), str(key[1])): _stages(part)
+            for key, part in good.group_by(["cut", "mode"], maintain_order=True)
+        }
+    except FileNotFoundError as error:
+        raise SpecError(
+            f"{path} is not the folder of a sweep: it has no {Path(str(error.filename or '')).name}"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
+        raise SpecError(f"{path}: not the results of a sweep: {type(error).__name__}: {error}") from error
+    return Sweep(path, summary, times)
+
+
+def _stages(part: Any) -> dict[str, np.ndarray]:
+    def total(segments: Sequence[str]) -> np.ndarray:
+        columns = [f"{name}_ns" for segment in segments for name in SEGMENTS[segment]]
+        return np.asarray(sum(part[column].to_numpy().astype(float) for column in columns))
+
+    return {SUM: total(tuple(SEGMENTS)), **{stage: total(STAGE_SEGMENTS[stage]) for stage in STAGES}}
+
+
+def compare(a: Sweep, b: Sweep, *, seed: int = 0) -> list[Compared]:
+    """Every stage of every way that both have, in A's order; the sum of a way first."""
+    ways = [way for way in a.times if way in b.times]
+    dice = np.random.default_rng(seed)
+    z = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / max(1, len(ways)))
+    return [
+        _compared(way, stage, a.times[way][stage], b.times[way][stage], z, dice)
+        for way in ways
+        for stage in (SUM, *STAGES)
+        if a.times[way][stage].any() or b.times[way][stage].any()
+    ]
+
+
+def _compared(
+    way: tuple[str, str], stage: str, a: np.ndarray, b: np.ndarray, z: float, dice: np.random.Generator
+) -> Compared:
+    median_a, median_b = float(np.median(a)), float(np.median(b))
+    ratio = low = high = None
+    verdict: Verdict = "too few to say"
+    if median_a > 0 and median_b > 0:
+        ratio = median_b / median_a
+    if ratio is not None and min(len(a), len(b)) >= FEWEST:
+        spread = _spread(a, b, dice)
+        low, high = ratio * math.exp(-z * spread), ratio * math.exp(z * spread)
+        verdict = "faster" if high < 1 else "slower" if low > 1 else "no difference seen"
+    return Compared(*way, stage, median_a, median_b, len(a), len(b), ratio, low, high, verdict)
+
+
+def _spread(a: np.ndarray, b: np.ndarray, dice: np.random.Generator) -> float:
+    """Standard deviation of the logarithm of the ratio of medians."""
+    medians = [np.median(dice.choice(one, size=(DRAWS, len(one))), axis=1) for one in (a, b)]
+    floor = np.finfo(float).tiny
+    return float(np.std(np.log(np.maximum(medians[1], floor)) - np.log(np.maximum(medians[0], floor))))
+
+
+def differences(a: Sweep, b: Sweep) -> list[str]:
+    """What else is not the same in both: model, machines, versions, settings, in words."""
+    lines = []
+    ours, theirs = dict(a.summary["settings"]), dict(b.summary["settings"])
+    for key in [*ours, *(key for key in theirs if key not in ours)]:
+        one, other = ours.get(key), theirs.get(key)
+        if one == other or key == "ways":
+            continue
+        if key == "inputs":
+            lines.append("the inputs are not the same")
+        else:
+            lines.append(f"{key}: {_said(one)} / {_said(other)}")
+    for name, version in a.summary["versions"].items():
+        if (other := b.summary["versions"].get(name)) != version and name not in ("torch", "isthmus"):
+            lines.append(f"{name}: {_said(version)} / {_said(other)}")
+    machines = [(one.summary.get("prediction") or {}).get("machines", {}).get("cloud") or {} for one in (a, b)]
+    if all(machines) and machines[0].get("id") != machines[1].get("id"):
+        lines.append(f"the cloud: {_said(machines[0].get('name'))} / {_said(machines[1].get('name'))}")
+    for one, name in ((a, "A"), (b, "B")):
+        if one.summary["ended"]:
+            lines.append(f"{name} is not complete: {one.summary['ended']}")
+    alone = [[f"{way}{'' if mode == 'networked' else ' (local)'}" for way, mode in one] for one in _alone(a, b)]
+    for ways, name in zip(alone, ("A", "B"), strict=True):
+        if ways:
+            lines.append(
+                f"only in {name}: {', '.join(ways[:4])}{f' and {len(ways) - 4} more' if len(ways) > 4 else ''}"
+            )
+    return lines
+
+
+def _alone(a: Sweep, b: Sweep) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    return [way for way in a.times if way not in b.times], [way for way in b.times if way not in a.times]
+
+
+def as_dict(a: Sweep, b: Sweep, compared: Sequence[Compared]) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "a": str(a.folder),
+        "b": str(b.folder),
+        "confidence": CONFIDENCE,
+        "ways": len({(one.way, one.mode) for one in compared}),
+        "differences": differences(a, b),
+        "best": [_best(a), _best(b)],
+        "compared": [asdict(one) for one in compared],
+        "bytes": bytes_changed(a, b),
+    }
+
+
+def bytes_changed(a: Sweep, b: Sweep) -> list[dict[str, Any]]:
+    """Ways whose bytes up or down are not what they were."""
+    before = {(way["name"], way["mode"]): way for way in a.summary["ways"]}
+    found = []
+    for way in b.summary["ways"]:
+        old = before.get((way["name"], way["mode"]))
+        if old is None or old["bytes_up"] is None or way["bytes_up"] is None:
+            continue
+        if (old["bytes_up"], old["bytes_down"]) != (way["bytes_up"], way["bytes_down"]):
+            found.append(
+                {
+                    "way": way["name"],
+                    "mode": way["mode"],
+                    "up": [old["bytes_up"], way["bytes_up"]],
+                    "down": [old["bytes_down"], way["bytes_down"]],
+                }
+            )
+    return found
+
+
+def _best(sweep: Sweep) -> str | None:
+    measured = sweep.summary["decision"]["measured"]
+    return measured["winner"] if measured else None
+
+
+def _said(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,124 @@
+"""One request of a sweep: run, measured, and compared with the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge_client.answer import Answer, Failure
+from edge_client.client import EdgeClient
+from edge_client.modes import CLOUD_FILE, EDGE_ONLY
+from edge_client.sweeping.inputs import SweepInput
+from edge_client.sweeping.local import LocalAnswer, split_here
+from edge_client.sweeping.records import Records
+from edge_client.sweeping.ways import Way
+from edge_client.transport import now_ns
+from shared_hooks.errors import Disagreement, InputMismatch
+from shared_hooks.forward import run_plain
+from shared_hooks.models import ModelSpec, Prediction
+from shared_hooks.models.example import to_device
+from shared_hooks.tensors import flatten, identical
+
+Labels = tuple[str, ...] | None
+"""The best label of each row; None for an output without class scores."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the whole model says of one input, without observers."""
+
+    structure: Any
+    tensors: list[Any]
+    labels: Labels
+
+    def equals(self, output: Any) -> bool:
+        """Whether ``output`` is the same, bit by bit, wherever it lies."""
+        structure, tensors = flatten(output)
+        if structure != self.structure or len(tensors) != len(self.tensors):
+            return False
+        return all(identical(mine, theirs.cpu()) for mine, theirs in zip(self.tensors, tensors, strict=True))
+
+
+class Meter:
+    """Runs requests of one model, one at a time; what is learnt goes into `Records`."""
+
+    def __init__(self, client: EdgeClient, spec: ModelSpec, codec: str) -> None:
+        self._client = client
+        self._spec = spec
+        self._codec = codec
+
+    def reference(self, sweep_input: SweepInput) -> Reference:
+        """Raises what reading the input or the model raises."""
+        args, kwargs = self._placed(sweep_input)
+        output = run_plain(self._client.wrapped.model, args, kwargs)
+        structure, tensors = flatten(output)
+        return Reference(structure, [tensor.cpu() for tensor in tensors], labels_of(self._spec.postprocess(output)))
+
+    def request(self, way: Way, sweep_input: SweepInput) -> Answer | LocalAnswer:
+        """Raises what went wrong, errors of the connection among it."""
+        if way.mode == "local" and way.name != EDGE_ONLY:
+            called = now_ns()
+            args, kwargs = self._placed(sweep_input)
+            return split_here(self._client.wrapped, args, kwargs, way.name, self._codec, called)
+        source: Any = sweep_input.item if way.name == CLOUD_FILE else sweep_input
+        answers = self._client.infer_many([source], split=way.name, prepare=self._read, failures="return")
+        try:
+            (answer,) = answers
+        except Disagreement as error:
+            if way.name == CLOUD_FILE:  # about reading files, not about the model: the other ways are as good as before
+                raise InputMismatch(str(error)) from error
+            raise
+        if isinstance(answer, Failure):
+            raise answer.error
+        return answer
+
+    def observe(self, way: Way, sweep_input: SweepInput, observers: Sequence[str]) -> Answer:
+        """One request with observers on both sides. Raises as `request`, and ObserverRefused."""
+        before, self._client.observers = self._client.observers, tuple(observers)
+        self._client.wrapped.metrics_enabled = False
+        try:
+            answer = self.request(way, sweep_input)
+        finally:
+            self._client.observers = before
+        assert isinstance(answer, Answer)
+        return answer
+
+    def record(
+        self,
+        records: Records,
+        way: Way,
+        sweep_input: SweepInput,
+        reference: Reference,
+        repetition: int,
+        sequence: int,
+        layers: bool,
+    ) -> None:
+        """One request, as a row; with its ``layers``, or with nothing that would delay it. Raises as `request`."""
+        self._client.wrapped.metrics_enabled = layers
+        answer = self.request(way, sweep_input)
+        labels = labels_of(self._spec.postprocess(answer.output))
+        known = {
+            "layers": layers,
+            "measured_ns": answer.measured_ns,
+            "exact": reference.equals(answer.output),
+            "top1": None if labels is None else ";".join(labels),
+            "top1_agrees": None if labels is None or reference.labels is None else labels == reference.labels,
+            "truth": sweep_input.truth,
+        }
+        records.add(way, repetition, sequence, answer, known)
+
+    def _read(self, sweep_input: SweepInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return sweep_input.read(self._spec)
+
+    def _placed(self, sweep_input: SweepInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = sweep_input.read(self._spec)
+        return to_device(args, self._client.device), to_device(kwargs, self._client.device)
+
+
+def labels_of(predictions: list[Prediction]) -> Labels:
+    """The best of each row."""
+    best: dict[int, str] = {}
+    for prediction in predictions:
+        best.setdefault(prediction.row, prediction.label)
+    return tuple(best.values()) or None

@@ -1,0 +1,230 @@
+"""Each way's numbers out of the tables, and the decision.
+
+A way's latency is the mean of its middle half: the requests between the first and the third quartile. As robust as a
+median, and the pieces of those same requests add up to it exactly.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.planning.candidate import STAGES, Candidate
+from edge_client.planning.objective import Decision, Objective, decide
+from edge_client.sweeping.columns import SEGMENTS, STAGE_SEGMENTS
+from edge_client.sweeping.outcome import Foretold, MeasuredWay, Outcome, Timed
+from edge_client.sweeping.ways import Way
+from shared_hooks.errors import SpecError
+from shared_hooks.metrics import STATUSES, Reading
+
+if TYPE_CHECKING:
+    import polars as pl
+
+UNKNOWN_IDLE = Reading.unavailable("no plan was made, which measures it")
+NO_FORWARD = Reading.estimated(0.0, "nothing of the model runs on the edge")
+"""Of a file that is sent as it is."""
+
+
+def ways_measured(
+    requests: pl.DataFrame, ways: Sequence[Way], predicted: Mapping[str, Mapping[str, Any]]
+) -> list[MeasuredWay]:
+    """In the order of ``ways``. ``predicted``: name -> candidate, as the journal keeps it."""
+    import polars as pl
+
+    found = []
+    for way in ways:
+        part = requests.filter((pl.col("cut") == way.name) & (pl.col("mode") == way.mode))
+        good = part.filter(pl.col("error").is_null()).sort("end_to_end_ns")
+        metered, timed = good.filter(pl.col("layers")), _timed(good.filter(~pl.col("layers")))
+        said = predicted.get(way.name) if way.networked or way.name == EDGE_ONLY else None
+        found.append(
+            MeasuredWay(
+                name=way.name,
+                layer_id=way.layer_id,
+                mode=way.mode,
+                requests=part.height,
+                failed=part.height - good.height,
+                exact=int(good["exact"].sum() or 0),
+                agreeing=None if good["top1_agrees"].null_count() == good.height else int(good["top1_agrees"].sum()),
+                timed=timed,
+                edge_energy=energy(metered, "edge"),
+                cloud_energy=energy(metered, "cloud"),
+                predicted=None if said is None else _foretold(said, None if timed is None else timed.latency_ns),
+            )
+        )
+    return found
+
+
+def _timed(good: pl.DataFrame) -> Timed | None:
+    """``good``: answered requests without layers, ordered by time."""
+    if not good.height:
+        return None
+    middle = good.slice(good.height // 4, good.height - 2 * (good.height // 4))
+    low, half, high = (float(good["end_to_end_ns"].quantile(share, "linear") or 0.0) for share in (0.25, 0.5, 0.75))
+    return Timed(
+        {segment: sum(_mean(middle[f"{name}_ns"]) for name in names) for segment, names in SEGMENTS.items()},
+        (low, half, high),
+        _mean(good["bytes_up"]),
+        _mean(good["bytes_down"]),
+    )
+
+
+def energy(good: pl.DataFrame, side: str) -> Reading:
+    """Joules a request took of one side's forward: the mean of those that have a value; why there is none."""
+    values = good[f"{side}_energy_j"].drop_nulls()
+    notes = good[f"{side}_energy_note"].drop_nulls().unique(maintain_order=True).to_list()
+    statuses = set(good[f"{side}_energy_status"].drop_nulls().to_list())
+    note = "; ".join(notes[:2])
+    if values.is_empty():
+        return Reading.unavailable(note or "not sampled")
+    if statuses == {"measured"}:
+        return Reading.measured(_mean(values), note)
+    return Reading.estimated(_mean(values), note)
+
+
+def layers_measured(rows: pl.DataFrame) -> list[dict[str, Any]]:
+    """Per layer, in the order they run: its median time on either side (ns; null where it never ran), its output.
+
+    Of networked requests and of edge-only; last the lines outside layers, of whole forwards on either side.
+    """
+    import polars as pl
+
+    seen = rows.filter((pl.col("mode") == "networked") | (pl.col("cut") == EDGE_ONLY))
+    whole = pl.col("cut").is_in([EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE])
+    seen = seen.filter((pl.col("layer_type") != "outside") | whole)
+    grouped = (
+        seen.group_by("layer_id", "layer", "side", maintain_order=True)
+        .agg(
+            pl.col("layer_type").first(),
+            pl.col("inference_ns").median(),
+            pl.col("cpu_ns").median(),
+            pl.col("energy_j").median(),
+            pl.col("output_bytes").first(),
+            pl.col("dtype").first(),
+            pl.col("shape").first(),
+            pl.len().alias("n"),
+        )
+        .sort("layer_id", nulls_last=True, maintain_order=True)
+    )
+    found: dict[tuple[Any, str], dict[str, Any]] = {}
+    for one in grouped.to_dicts():
+        layer = found.setdefault(
+            (one["layer_id"], one["layer"]),
+            {key: one[key] for key in ("layer_id", "layer", "layer_type", "output_bytes", "dtype", "shape")},
+        )
+        layer[one["side"]] = {key: one[key] for key in ("inference_ns", "cpu_ns", "energy_j", "n")}
+    return list(found.values())
+
+
+def failures(requests: pl.DataFrame) -> list[dict[str, Any]]:
+    """Each error once: its text, how often, and where first."""
+    import polars as pl
+
+    bad = requests.filter(pl.col("error").is_not_null())
+    grouped = bad.group_by("error", maintain_order=True).agg(
+        pl.len().alias("count"), pl.col("cut").first(), pl.col("mode").first(), pl.col("input").first()
+    )
+    return grouped.to_dicts()
+
+
+def readings(notes: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    """[column, status, note, count] of every input, added up: how the numbers of a column were obtained."""
+    total: dict[tuple[str, str, str], int] = {}
+    for column, status, note, count in notes:
+        total[column, status, note] = total.get((column, status, note), 0) + count
+    found = [
+        {"column": column, "status": status, "note": note, "count": count}
+        for (column, status, note), count in total.items()
+    ]
+    return sorted(found, key=lambda one: (one["column"], STATUSES.index(one["status"]), -one["count"]))
+
+
+def candidates_measured(ways: Sequence[MeasuredWay], idle: Reading = UNKNOWN_IDLE) -> list[Candidate]:
+    """What was measured, in the form of predictions, to be decided on alike. Local splits are no choice.
+
+    ``idle``: watts of the edge while it waits, which count as they do in a prediction.
+    """
+    found = []
+    for way in ways:
+        timed = way.timed
+        if timed is None or (way.mode == "local" and way.name != EDGE_ONLY):
+            continue
+        stages = {stage: sum(timed.segments_ns[one] for one in STAGE_SEGMENTS[stage]) for stage in STAGES}
+        forward = NO_FORWARD if way.name == CLOUD_FILE else way.edge_energy
+        found.append(
+            Candidate(
+                way.name,
+                way.layer_id,
+                stages,
+                bytes_up=round(timed.bytes_up),
+                bytes_down=round(timed.bytes_down),
+                edge_energy=_with_waiting(forward, idle, stages),
+                edge_memory=Reading.unavailable("not measured by a sweep"),
+                accuracy=None if way.agreeing is None else way.agreeing / way.answered,
+            )
+        )
+    return found
+
+
+def _with_waiting(forward: Reading, idle: Reading, stages: Mapping[str, float]) -> Reading:
+    waiting = stages["network"] + stages["queue"] + stages["tail"]
+    if forward.value is None or not waiting:
+        return forward
+    if idle.value is None:
+        return Reading.unavailable(f"idle power: {idle.note}")
+    return Reading.estimated(
+        forward.value + idle.value * waiting / 1e9, f"{forward.note}; waiting at {idle.value:.3g} W idle"
+    )
+
+
+def outcome(ways: Sequence[MeasuredWay], prediction: Mapping[str, Any] | None, objective: Objective) -> Outcome:
+    """Decided by ``objective`` on what was measured. ``prediction``: as the journal keeps it."""
+    measured: Decision | None = None
+    why_not = None
+    try:
+        known_idle = prediction.get("idle_power") if prediction else None
+        idle = Reading.from_dict(known_idle) if known_idle else UNKNOWN_IDLE
+        measured = decide(candidates_measured(ways, idle), objective)
+    except SpecError as error:
+        why_not = str(error)
+    errors = [
+        abs(way.predicted.error_percent)
+        for way in ways
+        if way.predicted is not None and way.predicted.error_percent is not None
+    ]
+    return Outcome(
+        str(objective),
+        measured,
+        (prediction["decision"] or None) if prediction is not None else None,
+        why_not,
+        statistics.median(errors) if errors else None,
+    )
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Numbers of the points that no other beats in one coordinate without losing in the other; by the first."""
+    order = sorted(range(len(points)), key=lambda number: points[number])
+    front: list[int] = []
+    for number in order:
+        if not front or points[number][1] < points[front[-1]][1]:
+            front.append(number)
+    return front
+
+
+def _foretold(candidate: Mapping[str, Any], measured_ns: float | None) -> Foretold:
+    latency = float(candidate["latency_ns"])
+    return Foretold(
+        latency,
+        candidate["stages_ns"],
+        candidate["bytes_up"],
+        candidate["bytes_down"],
+        candidate["edge_energy"],
+        None if not measured_ns else 100 * (latency / measured_ns - 1),
+    )
+
+
+def _mean(values: pl.Series) -> float:
+    mean: Any = values.mean()
+    return float(mean)

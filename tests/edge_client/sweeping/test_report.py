@@ -1,0 +1,129 @@
+"""The page: complete in itself, and nothing that a user wrote becomes a part of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_client.sweeping.report import duration, inert, render
+from shared_hooks.metrics.reading import Reading
+from tests.edge_client.sweeping import synthetic
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\"'><svg onload=alert(1)>",
+    "<!--<script>",
+    "]]>{{ 7*7 }}{% raw %}",
+    "\u2028\u2029\u202e\x1b[2J",
+    "${alert(1)}`",
+]
+
+
+class Elements(HTMLParser):
+    """Every element and attribute of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def shape(page: str) -> list[str]:
+    return [tag for tag, _ in Elements(page).found]
+
+
+def data(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found.group(1))
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_hostile_names_are_text(hostile: str) -> None:
+    def page(text: str) -> str:
+        names = {"name": "layer{}." + text.replace("{", "{{").replace("}", "}}")}
+        return render(
+            synthetic.known(
+                2,
+                model=text,
+                inputs=[f"{text}.png", "b.png"],
+                energy=Reading.estimated(0.1, text),
+                error=f"ModelFailed: {text}",
+                failing="cloud-only",
+                ended=text,
+                **names,
+            )
+        )
+
+    plain, attacked = page("harmless"), page(hostile)
+    assert shape(attacked) == shape(plain)
+    scripts = [attributes for tag, attributes in Elements(attacked).found if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "data"}, {}]
+    assert "49" not in re.findall(r"<h1>(.*?)</h1>", attacked)[0]
+
+
+@given(st.recursive(st.text() | st.floats(allow_nan=False, allow_infinity=False), lambda inner: st.lists(inner)))
+def test_data_ends_no_element_and_comes_out_as_it_went_in(value: Any) -> None:
+    text = inert({"value": value})
+    assert not set(text) & set("<>&\u2028\u2029") and text.isascii()
+    assert json.loads(text) == {"value": value}
+
+
+@pytest.mark.parametrize("known", [{}, {"predicted": False}, {"count": 0}, {"inputs": ["x.npy"], "repetitions": 1}])
+def test_a_page_asks_nobody_for_anything(known: dict[str, Any]) -> None:
+    page = render(synthetic.known(**known))
+    for tag, attributes in Elements(page).found:
+        assert tag not in ("iframe", "object", "embed", "base", "form")
+        for name in ("src", "href", "action", "srcset"):
+            assert attributes.get(name) in (None, "data:,"), (tag, attributes)
+    assert "url(" not in page and "@import" not in page and "import(" not in page
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page)
+    assert "default-src 'none'" in page
+
+
+def test_it_stays_small() -> None:
+    assert len(render(synthetic.known(60))) < 400_000
+
+
+def test_what_failed_and_what_is_missing_is_said() -> None:
+    page = render(synthetic.known(3, failing="cloud-only", error="Boom: it broke", ended="ServerUnavailable: gone"))
+    assert "10 times, first with a.png at cloud-only (networked): Boom: it broke" in page
+    assert "Not complete: 2 of 2 inputs (ServerUnavailable: gone)" in page
+    assert "unavailable: no energy meter here" in page
+
+
+def test_when_nothing_was_answered_there_is_a_page_still() -> None:
+    known = synthetic.known(1)
+    for way in known["ways"]:
+        way.update(latency_ns=None, quartiles_ns=None, segments_ns=None, bytes_up=None, bytes_down=None, predicted=None)
+        way["failed"] = way["requests"]
+        way["exact"] = 0
+    known["decision"].update(measured=None, predicted=None, why_not="there is no candidate to choose from")
+    known["layers"] = []
+    page = render(known)
+    assert "there is no candidate to choose from" in page and data(page)["winner"] is None
+
+
+def test_drawn_is_what_was_measured() -> None:
+    known = synthetic.known(4)
+    drawn = data(render(known))
+    assert drawn["ways"] == known["ways"] and drawn["layers"] == known["layers"]
+    assert drawn["winner"] == known["decision"]["measured"]["winner"]
+    assert drawn["winner"] in drawn["fronts"]["bytes"] and drawn["fronts"]["energy"] == []
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"), [(None, "–"), (0, "0.00 µs"), (1234, "1.23 µs"), (2.5e6, "2.50 ms"), (3.21e9, "3.21 s")]
+)
+def test_durations_have_a_unit(ns: float | None, text: str) -> None:
+    assert duration(ns) == text

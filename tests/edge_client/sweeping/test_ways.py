@@ -1,0 +1,73 @@
+"""Which ways a sweep tries, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_client.sweeping.ways import choose, rotated, ways_of
+from shared_hooks.errors import CutRefused, SpecError, UnknownLayer
+from shared_hooks.planning.plan import LayerInfo
+from tests.edge_client.sweeping import synthetic
+
+
+def layers(*refused: str) -> list[LayerInfo]:
+    def info(number: int, name: str) -> LayerInfo:
+        why = "it keeps state" if name in refused else None
+        return LayerInfo(
+            layer_id=number,
+            name=name,
+            layer_type="Linear",
+            output_bytes=4,
+            frontier_bytes=4,
+            can_split=why is None,
+            reason=why,
+        )
+
+    return [info(number, name) for number, name in enumerate(["stem", "body.0", "body.0#2", "body.1", "head"])]
+
+
+def test_all_cuts_that_are_allowed() -> None:
+    assert choose(layers("body.1")) == [("stem", 0), ("body.0", 1), ("body.0#2", 2), ("head", 4)]
+
+
+def test_every_other_one_of_them() -> None:
+    assert choose(layers("body.0"), every=2) == [("stem", 0), ("body.1", 3)]
+    assert choose(layers(), every=99) == [("stem", 0)]
+
+
+def test_named_ones_in_the_order_of_the_layers() -> None:
+    assert choose(layers(), "head, body.0#2,0,edge-only,input") == [("stem", 0), ("body.0#2", 2), ("head", 4)]
+
+
+@pytest.mark.parametrize("words", ["bod.1", "body.9", "", "stem,,head", "17"])
+def test_an_unknown_cut_is_named(words: str) -> None:
+    with pytest.raises(UnknownLayer, match="--cuts: no layer"):
+        choose(layers(), words)
+
+
+def test_near_matches_are_shown_and_refused_cuts_say_why() -> None:
+    with pytest.raises(UnknownLayer, match="body.1"):
+        choose(layers(), "bodi.1")
+    with pytest.raises(CutRefused, match="it keeps state"):
+        choose(layers("stem"), "stem")
+    with pytest.raises(SpecError, match="not both"):
+        choose(layers(), "stem", 2)
+
+
+def test_a_sweep_without_files_sends_none_and_without_local_splits_has_none() -> None:
+    names = [str(way) for way in ways_of([("stem", 0)], files=True, local=True)]
+    assert names == ["edge-only", "cloud-only", "cloud-only-file", "stem", "stem (local)"]
+    assert [str(way) for way in ways_of([("stem", 0)], files=False, local=False)] == ["edge-only", "cloud-only", "stem"]
+
+
+@given(st.integers(0, 40), st.integers(1, 60))
+def test_every_round_has_every_way_once_and_begins_elsewhere(cuts: int, rounds: int) -> None:
+    ways = synthetic.ways(cuts)
+    firsts = []
+    for number in range(rounds):
+        turn = rotated(ways, number, rounds)
+        assert sorted(map(str, turn)) == sorted(map(str, ways))
+        firsts.append(ways.index(turn[0]))
+    assert firsts == sorted(firsts) and len(set(firsts)) == min(rounds, len(ways))
