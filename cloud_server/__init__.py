@@ -15,6 +15,8 @@ telemetry   the server seen from outside
 doctor      would it serve, and be safe?
 limits      every bound in one place
 scale       how many replicas of it
+addresses   where it listens, and who reaches that
+arguments   the command lines
 config, options, cli   what is served and how: TOML file and command line
 """
 

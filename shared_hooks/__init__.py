@@ -14,6 +14,7 @@ errors      every error raised on purpose
 sharing     who of many gives way at a bound
 tensors     values and memory
 config      what users write
+command_line  the parser of both commands
 modules     the model as it stands
 codecs      how a tensor's bytes travel
 crossing    what crosses a cut, as both sides see it
