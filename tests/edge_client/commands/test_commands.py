@@ -28,6 +28,7 @@ from tests.edge_client import fake_server as fake
 from tests.edge_client import small_models
 from tests.edge_client.fake_server import FakeServer
 from tests.ports import free_port
+from tests.starts import Started
 from tests.waiting import eventually
 
 IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
@@ -430,7 +431,7 @@ def test_ctrl_c_ends_promptly_and_cleanly(images: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     with FakeServer(fake.deaf) as other:
         words = ["--server", other.address, "--split", "0", "--input", str(images), "--json", str(file)]
-        process = spawn("run", *words)
+        process = Started("edge_client", ["run", *words])
         eventually(lambda: other.seen.requests)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)  # half of what the request has
