@@ -56,8 +56,6 @@ def main(options: argparse.Namespace) -> int:
         chooses = auto.choosing_of(options)
         auto.log_moves(options.debug)
     with closing(feed_of(options)) as feed, running(server, choice_of(options), options.observers) as address:
-        if chooses:
-            chooses = chooses.through(address)
         return _run(options, address, feed, chooses)
 
 
