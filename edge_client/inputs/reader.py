@@ -17,7 +17,7 @@ from edge_client.sources.cameras import is_camera, without_password
 from edge_client.sources.videos import SUFFIXES as VIDEO_SUFFIXES
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import Frame, FrameId, InputItem, ModelSpec, find_inputs
-from shared_hooks.models.inputs import TENSOR_SUFFIXES, Inputs, read_tensors, tensors_of_bytes
+from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES, Inputs, read_tensors, tensors_of_bytes
 from shared_hooks.tensors import UnknownHolder, flatten
 
 TAKEN: Final = (
@@ -170,14 +170,12 @@ def _keyword(item: Mapping[Any, Any], name: Any) -> Any:
 def _checked(word: Path | str) -> Path:
     """Raises InputMismatch for what is no file, or not one that a spec reads."""
     text, path = str(word), Path(word)
+    if "://" in text and path.suffix.lower() in IMAGE_SUFFIXES | TENSOR_SUFFIXES:
+        raise InputMismatch(f"{without_password(text)} is an address: fetch it, and give its bytes")
     if is_camera(text) or path.suffix.lower() in VIDEO_SUFFIXES:
         raise InputMismatch(f"{without_password(text)} is a video or a camera: infer_many goes through its frames")
     if path.is_dir():
         raise InputMismatch(f"{text} is a folder: infer_many goes through its files")
-    if "://" in text:
-        raise InputMismatch(
-            f"{without_password(text)} is an address: nothing is fetched; give the bytes that you fetched"
-        )
     return path if path.is_file() else find_inputs(path)[0].path  # which says what there is
 
 
