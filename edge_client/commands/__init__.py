@@ -14,6 +14,7 @@ units       sizes, rates and durations
 auto        run with --split auto
 run_journal run with --journal
 witnesses   run with --witness
+looking     run with --dashboard and --sink
 report, layer_table, hierarchy_tree, heat_maps, output   what is printed and written
 exits       exit statuses
 """

@@ -1,4 +1,4 @@
-"""``edge-client dashboard``: a page in the browser, and requests to look at, over and over; or only a server watched."""
+"""``edge-client dashboard``: a page in the browser, and requests to look at; or only a server watched."""
 
 from __future__ import annotations
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from edge_client.client import EdgeClient
 
@@ -13,21 +12,6 @@ if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
     from edge_client.live import Dashboard, ToSinks
     from shared_hooks.sinks import Sink
-
-PORT: Final = "8050"
-"""Of the page, where none is given."""
-
-
-def add_sink(command: argparse.ArgumentParser) -> None:
-    """The option."""
-    command.add_argument(
-        "--sink",
-        dest="sinks",
-        action="append",
-        default=[],
-        metavar="tensorboard:DIR|wandb:PROJECT|MODULE:NAME[:TEXT]",
-        help="write times, metrics and what observers see there; wandb is offline; may be repeated",
-    )
 
 
 class Looking:
@@ -81,6 +65,7 @@ class Looking:
                 sink.close()
             return
         self._to_sinks.close()
-        for number, what in ((self._to_sinks.left_out, "left out, for a sink was too slow"), (self._to_sinks.failures, "not written")):
-            if number:
-                print(f"edge-client: --sink: {number} answers were {what}", file=sys.stderr)
+        if number := self._to_sinks.left_out:
+            print(f"edge-client: --sink: {number} answers were left out, for a sink was too slow", file=sys.stderr)
+        if number := self._to_sinks.failures:
+            print(f"edge-client: --sink: {number} answers could not be written", file=sys.stderr)

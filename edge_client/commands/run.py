@@ -17,6 +17,7 @@ from edge_client.commands.credentials import credentials_of
 from edge_client.commands.feed import Feed, Named, feed_of
 from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.loading import choice_of, cut_for
+from edge_client.commands.looking import Looking
 from edge_client.commands.outcome import Outcome
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.report import Report
@@ -55,13 +56,19 @@ def main(options: argparse.Namespace) -> int:
 
         chooses = auto.choosing_of(options)
         auto.log_moves(options.debug)
-    with closing(feed_of(options)) as feed, running(server, choice_of(options), options.observers) as address:
+    with (
+        closing(feed_of(options)) as feed,
+        running(server, choice_of(options), options.observers) as address,
+        closing(Looking(options.sinks, options.dashboard)) as looking,
+    ):
         if chooses:
             chooses = chooses.through(address)
-        return _run(options, address, feed, chooses)
+        return _run(options, address, feed, chooses, looking)
 
 
-def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: Choosing | None) -> int:
+def _run(
+    options: argparse.Namespace, server: str | None, feed: Feed, chooses: Choosing | None, looking: Looking
+) -> int:
     choice = choice_of(options)
     spec = choice.spec()
     lifecycle = configured(options.config, options.log_level, options.log_format)
@@ -70,7 +77,7 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
         server,
         choice.with_spec(spec),
         codec=options.codec,
-        metrics=bool(options.layers or options.json),
+        metrics=bool(options.layers or options.json or looking.wanted),
         deadline=options.deadline,
         observers=options.observers,
         witness=options.witness,
@@ -87,6 +94,7 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
     before: list[dict[str, Any]] = []
     stopped = False
     try:
+        looking.begin(client)
         client.prepare()
         client.split = "input" if chooses else cut_for(client, options.split, feed.samples)
         if client.loaded is not None:
@@ -111,6 +119,7 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
                 try:
                     with auto.auto_client(chooses, client, feed.samples) as chooser:
                         chosen.append(chooser)
+                        looking.follow(chooser)
                         report.start()
                         _send(chooser, spec, feed, report, maps, journal, show=not options.no_progress)
                 finally:  # once nobody decides any more

@@ -19,7 +19,7 @@ export function nice(value) {
 export function short(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "-";
   const size = Math.abs(value);
-  if (size >= 1000) return value.toFixed(0);
+  if (size < 0.0005) return "0";
   return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : size >= 1 ? value.toFixed(2) : value.toPrecision(2);
 }
 
@@ -91,7 +91,7 @@ export function line(holder, points, now, span, marks = [], spark = false) {
   const most = Math.max(...known.map((one) => one.value), 0);
   const y = spark ? (value) => y0 - (most ? value / most : 0) * (y0 - y1) : scale(root, most || 1, x0, x1, y0, y1, 3);
   if (!spark) {
-    root.append(svg("text", { x: x0, y: height - 3 }, `${span / 60} min ago`));
+    root.append(svg("text", { x: x0, y: height - 3 }, `${Math.round(span / 60)} min ago`));
     root.append(svg("text", { x: x1, y: height - 3, "text-anchor": "end" }, "now"));
     for (const at of marks.filter((one) => one > now - span)) root.append(svg("line", { class: "mark", x1: x(at), x2: x(at), y1, y2: y0 }));
   }

@@ -20,6 +20,8 @@ from typing import Any, Final
 from edge_client.adaptive import AutoClient
 from edge_client.answer import Answer
 from edge_client.client import EdgeClient
+from edge_client.credentials import Credentials
+from edge_client.dial import check_address
 from edge_client.live import entries
 from edge_client.live.aside import Aside
 from edge_client.live.board import Board
@@ -32,47 +34,57 @@ from shared_hooks.metrics import gpu_of
 LOOK_SECONDS: Final = 1.0
 NUMBERS_SECONDS: Final = 0.4
 """Between two entries of what is asked more often than anybody can see."""
-TELL_SECONDS: Final = 1.0
-"""For open pages to hear of the end."""
 
 
 class Dashboard:
     """The page of ``client``, at `url` until `close`; ``listen``: [HOST:]PORT, a free port of loopback for "0".
 
-    An `AutoClient`'s page shows its decisions, too. ``title`` is the page's; None = the model's. Raises SpecError
-    without the extra ``dashboard``, and for a port that cannot be had.
+    An `AutoClient`'s page shows its decisions, too. An address in place of a client: the link to that server, its load,
+    and this machine; ``credentials`` are for that. ``title`` is the page's; None = the model's, or the address. Raises
+    SpecError without the extra ``dashboard``, and for a port that cannot be had.
     """
 
-    def __init__(self, client: EdgeClient | AutoClient, listen: str = "0", *, title: str | None = None) -> None:
+    def __init__(
+        self,
+        client: EdgeClient | AutoClient | str,
+        listen: str = "0",
+        *,
+        title: str | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         try:
             from edge_client.live.server import PageServer
         except ImportError as error:
             text = f'the dashboard needs {error.name}, which is not installed: pip install "isthmus[dashboard]"'
             raise SpecError(text) from error
-        self._chooser = client if isinstance(client, AutoClient) else None
-        self._client = client.client if isinstance(client, AutoClient) else client
-        model = self._client.spec.model_id if self._client.spec else type(self._client.wrapped.model).__name__
+        own = client.client if isinstance(client, AutoClient) else client
+        self._client = own if isinstance(own, EdgeClient) else None
+        server = check_address(own) if isinstance(own, str) else own.server
+        model = "" if isinstance(own, str) else _name_of(own)
         self.board = Board(
             {
-                "title": entries.said(model if title is None else title),
+                "title": entries.said(title or model or server),
                 "model": entries.said(model),
-                "server": self._client.server,
-                "device": str(self._client.device),
-                "auto": self._chooser is not None,
+                "server": server,
+                "device": str(self._client.device) if self._client else "",
+                "auto": False,
                 "stages": entries.stages(),
             }
         )
         self._server = PageServer(self.board, listen)
         self._aside: Aside[Callable[[], None]] = Aside("dashboard", lambda job: job())
-        self._hooks = _Hooks(self.board, self._client, self._aside)
-        self._client.lifecycle.register(self._hooks)
+        self._chooser: AutoClient | None = None
         self._link: LinkWatch | None = None
-        if self._chooser is not None:
-            self.follow(self._chooser)
-        elif self._client.server is not None:
+        self._machine = Machine(gpu_of(self._client.device) if self._client else None)
+        self._hooks: _Hooks | None = None
+        if self._client is not None:
             credentials = self._client.connection.credentials
-            self._link = LinkWatch(self._client.server, credentials, self.board, lambda: self._server.readers > 0)
-        self._machine = Machine(gpu_of(self._client.device))
+            self._hooks = _Hooks(self.board, self._client, self._aside)
+            self._client.lifecycle.register(self._hooks)
+        if isinstance(client, AutoClient):
+            self.follow(client)
+        elif server is not None:
+            self._link = LinkWatch(server, credentials, self.board, lambda: self._server.readers > 0)
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="isthmus-dashboard-ticks", daemon=True)
         self._ticker.start()
@@ -89,11 +101,10 @@ class Dashboard:
 
     def follow(self, chooser: AutoClient) -> None:
         """Show the decisions of what chooses for this client; its own numbers of the link take the place of probes."""
-        self._chooser = chooser
-        self.board.about["auto"] = True
-        self.board.set("about", self.board.about)
-        self._hooks.chosen = True
-        link, self._link = getattr(self, "_link", None), None
+        assert self._hooks is not None
+        self._chooser, self._hooks.chosen = chooser, True
+        self.board.set("about", {**self.board.about, "auto": True})
+        link, self._link = self._link, None
         if link is not None:
             link.close()
         chooser.decisions.listen(self._hooks.decided)
@@ -103,18 +114,14 @@ class Dashboard:
         if self._closed.is_set():
             return
         self._closed.set()
-        if self._chooser is not None:
-            self._chooser.decisions.forget(self._hooks.decided)
-        self._client.lifecycle.remove(self._hooks)
+        if self._hooks is not None and self._client is not None:
+            if self._chooser is not None:
+                self._chooser.decisions.forget(self._hooks.decided)
+            self._client.lifecycle.remove(self._hooks)
         if (link := self._link) is not None:
             link.close()
         self._ticker.join()
         self._aside.close()
-        self.board.set("ended", True)
-        self._server.application.events.end()
-        until = time.monotonic() + TELL_SECONDS
-        while self._server.readers and time.monotonic() < until:
-            time.sleep(0.02)
         self._server.close()
 
     def __enter__(self) -> Dashboard:
@@ -131,6 +138,10 @@ class Dashboard:
             self.board.counts["left_out"] = self._aside.left_out
             if (link := self._link) is not None:
                 link.look()
+
+
+def _name_of(client: EdgeClient) -> str:
+    return client.spec.model_id if client.spec else type(client.wrapped.model).__name__
 
 
 class _Hooks:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from edge_client.live.entries import Entry, reading
 from shared_hooks.metrics import Reading, Track
 from shared_hooks.metrics.energy import Gpu
 from shared_hooks.metrics.sampler import sampler
+
+LAG_NS: Final = 300_000_000
+"""A look ends so long ago, for slow meters to have samples on both sides of it: else it is an estimate."""
 
 
 class Machine:
@@ -15,12 +19,12 @@ class Machine:
 
     def __init__(self, gpu: Gpu | None = None) -> None:
         self._gpu = gpu
-        self._since = time.perf_counter_ns()
+        self._since = time.perf_counter_ns() - LAG_NS
         sampler.touch(gpu)
 
     def look(self) -> Entry:
         """Since the last look: per cent, bytes of this process, watts. Keeps the sampler awake for some seconds."""
-        since, self._since = self._since, time.perf_counter_ns()
+        since, self._since = self._since, time.perf_counter_ns() - LAG_NS
         window = sampler.window(since, self._gpu)
         sampler.touch(self._gpu)
         return {

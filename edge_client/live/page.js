@@ -2,7 +2,7 @@
 
 import { bars, line, short, tail } from "/charts.js";
 
-const SHOWN = 120, SPAN = 300, NEWEST = 20;
+const SHOWN = 120, SPANS = [60, 120, 300, 600], NEWEST = 20, OLD = 10;
 const GROUPS = {
   prepare: "prepare input", edge: "edge computes", encode: "encode, wait to send", upload: "upload",
   transit: "in transit, both ways", queue: "server queue", tail: "server computes", download: "download", finish: "edge finishes",
@@ -10,7 +10,7 @@ const GROUPS = {
 const LISTS = ["requests", "events", "link", "edge", "cloud"];
 const id = (name) => document.getElementById(name);
 let state = null, offset = 0, heard = 0, ended = false, paused = false, picked = null, places = { places: [], step: 1 }, waiting = false;
-let seen = null, listed = 0, said = null;
+let seen = null, listed = 0, said = null, span = 60;
 
 function make(kind, text = null, attributes = {}) {
   const made = document.createElement(kind);
@@ -21,12 +21,14 @@ function make(kind, text = null, attributes = {}) {
 function put(name, text) { const one = id(name); if (one.textContent !== text) one.textContent = text; }
 const mbit = (bytes) => (bytes === null || bytes === undefined ? "-" : `${short((8 * bytes) / 1e6)} Mbit/s`);
 const ms = (value) => (value === null || value === undefined ? "-" : `${short(value)} ms`);
+const plural = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
 const last = (list) => list[list.length - 1];
 const clock = (at) => new Date(1000 * at).toLocaleTimeString([], { hour12: false });
 function size(bytes) {
   for (const unit of ["B", "KiB", "MiB"]) { if (bytes < 1024) return `${short(bytes)} ${unit}`; bytes /= 1024; }
   return `${short(bytes)} GiB`;
 }
+const minutes = (span) => `${span / 60} minute${span > 60 ? "s" : ""}`;
 function known(list, key) { for (let n = list.length - 1; n >= 0; n--) if (list[n][key] !== undefined && list[n][key] !== null) return list[n][key]; return null; }
 
 // -- what the stream tells
@@ -71,13 +73,15 @@ function later() {
 
 function draw() {
   const shown = state.requests.slice(-SHOWN), now = Date.now() / 1000 - offset;
+  const first = Math.min(...["link", "edge", "cloud"].map((name) => state[name][0]?.at ?? now));
+  span = SPANS.find((one) => one >= now - first) || last(SPANS);
   const marks = state.events.filter((one) => one.kind === "moved").map((one) => one.at);
   cards(shown, now);
   places = bars(id("stages"), shown, Object.keys(GROUPS), picked);
   chosen(shown);
   table(shown);
-  line(id("chart-up"), state.link.map((one) => ({ at: one.at, value: one.up === null ? NaN : (8 * one.up) / 1e6 })), now, SPAN, marks);
-  line(id("chart-rtt"), state.link.map((one) => ({ at: one.at, value: one.rtt ?? NaN })), now, SPAN, marks);
+  line(id("chart-up"), state.link.map((one) => ({ at: one.at, value: one.up === null ? NaN : (8 * one.up) / 1e6 })), now, span, marks);
+  line(id("chart-rtt"), state.link.map((one) => ({ at: one.at, value: one.rtt ?? NaN })), now, span, marks);
   links();
   if (said !== listed) { said = listed; events(); }
   choice();
@@ -112,7 +116,7 @@ function cards(shown, now) {
   put("now-rtt", `up; round trip ${ms(known(state.link, "rtt"))}`);
   const pending = known(state.cloud, "pending");
   put("now-queue", pending === null ? "-" : `${pending} waiting`);
-  put("now-load", pending === null ? "nothing heard yet" : `${known(state.cloud, "workers")} workers, queue ${ms(known(state.cloud, "queue_ms"))}`);
+  put("now-load", pending === null ? "nothing heard yet" : `${plural(known(state.cloud, "workers"), "worker")}, queue ${ms(known(state.cloud, "queue_ms"))}`);
 }
 function chosen(shown) {
   if (!shown.length) return put("chosen", "No request yet.");
@@ -141,8 +145,8 @@ function links() {
   put("link-up", up === null ? "" : mbit(up));
   put("link-rtt", ms(rtt));
   put("link-by", !state.about.server ? "No server, no link." : !by ? "Nothing measured yet." : state.about.auto ? "As the controller believes it to be, from requests and from its probes; dashed lines are moves of the cut." : "By small probes, while this page is open; dashed lines are moves of the cut.");
-  id("chart-up").setAttribute("aria-label", `Rate up over the last ${SPAN / 60} minutes, now ${mbit(up)}`);
-  id("chart-rtt").setAttribute("aria-label", `Round trip over the last ${SPAN / 60} minutes, now ${ms(rtt)}`);
+  id("chart-up").setAttribute("aria-label", `Rate up over the last ${minutes(span)}, now ${mbit(up)}`);
+  id("chart-rtt").setAttribute("aria-label", `Round trip over the last ${minutes(span)}, now ${ms(rtt)}`);
 }
 function events() {
   id("events").replaceChildren(...state.events.slice(-100).reverse().map((one) => {
@@ -180,18 +184,20 @@ function machines(now) {
     const box = id(`machine-${side}`), list = state[side];
     const who = side === "edge" ? state.about.device || "" : Object.entries(state.server || {}).map(([key, value]) => `${key} ${value}`).join(", ");
     box.querySelector(".who").textContent = who;
-    line(box.querySelector(".chart"), list.map((one) => ({ at: one.at, value: one.cpu?.[0] ?? NaN })), now, SPAN, [], true);
-    box.querySelector(".chart").setAttribute("aria-label", "Processors over the last 5 minutes");
+    line(box.querySelector(".chart"), list.map((one) => ({ at: one.at, value: one.cpu?.[0] ?? NaN })), now, span, [], true);
+    box.querySelector(".chart").setAttribute("aria-label", `Processors over the last ${minutes(span)}, now ${short(known(list, "cpu")?.[0])} per cent`);
     const facts = [];
     const add = (name, key, shown) => { const one = known(list, key); if (one) facts.push([name, one[0] === null ? "unavailable" : `${shown(one[0])}${one[1] === "measured" ? "" : `, ${one[1]}`}`, one[0] === null ? one[2] : ""]); };
     add("processors", "cpu", (value) => `${short(value)} %`);
-    add("GPU", "gpu", (value) => `${short(value)} %`);
+    if (known(list, "gpu")?.[0] !== null) add("GPU", "gpu", (value) => `${short(value)} %`);
     add("memory in use", "memory", (value) => `${short(value)} %`);
     add("process", "process", size);
     add("power", "power", (value) => `${short(value)} W`);
     const energy = last(state.requests)?.energy[side === "edge" ? 0 : 1];
     if (energy) facts.push(["energy, newest request", energy[0] === null ? "unavailable" : `${short(1000 * energy[0])} mJ, ${energy[1]}`, energy[0] === null ? energy[2] : ""]);
-    if (side === "cloud" && known(list, "pending") !== null) facts.push(["waiting or running", `${known(list, "pending")} on ${known(list, "workers")} workers`, ""]);
+    if (side === "cloud" && known(list, "pending") !== null) facts.push(["waiting or running", `${known(list, "pending")} on ${plural(known(list, "workers"), "worker")}`, ""]);
+    const age = list.length ? now - last(list).at : 0;
+    if (age > OLD) facts.push(["heard", `${age.toFixed(0)} s ago`, side === "cloud" ? "answers bring it, and none came" : ""]);
     if (!facts.length) facts.push(["", "nothing heard yet", ""]);
     box.querySelector("dl").replaceChildren(...facts.flatMap(([name, value, why]) => {
       const told = make("dd", value);

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
+import time
 from typing import Final
 
 import uvicorn
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 64
 BACKLOG: Final = 16
+TELL_SECONDS: Final = 1.0
+"""For open pages to hear of the end."""
 STOP_SECONDS: Final = 10.0
 
 
@@ -63,8 +66,11 @@ class PageServer:
         return self.application.events.readers
 
     def close(self) -> None:
-        """Tells the pages that it is over, and ends."""
+        """Tells the pages that are open that it is over, and ends."""
         self.application.events.end()
+        until = time.monotonic() + TELL_SECONDS
+        while self.readers and time.monotonic() < until:
+            time.sleep(0.02)
         self._server.should_exit = True
         self._thread.join(STOP_SECONDS)
         self._socket.close()
