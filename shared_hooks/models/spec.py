@@ -25,6 +25,7 @@ from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_
 from shared_hooks.models.predictions import Prediction, TopK, read_labels
 from shared_hooks.models.tokenizers import load_tokenizer
 from shared_hooks.models.weights import load_weights
+from shared_hooks.showing import short
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,6 +41,7 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*)=(.+)", re.DOTALL)
 
 
+@short
 @dataclass(frozen=True)
 class ModelSpec:
     """One model: made by `load_spec` or `spec_from_table`. Building the model and reading inputs happen on request."""
