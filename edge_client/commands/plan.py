@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -147,14 +146,7 @@ def _as_dict(
             "rate": constraints.rate,
             "min_accuracy": constraints.min_accuracy,
         },
-        "link": {
-            "rtt_ns": link.rtt_ns,
-            "up_bytes_per_second": link.up.bytes_per_second,
-            "down_bytes_per_second": link.down.bytes_per_second,
-            "up_points": [list(point) for point in link.up.points],
-            "down_points": [list(point) for point in link.down.points],
-            "source": link.source,
-        },
+        "link": link.as_dict(),
         "load": {"pending": load.pending, "workers": load.workers, "queue_ns": load.queue_ns},
         "calibration": gathered.calibration.as_dict() if gathered.calibration else None,
         "power": {"active": power.active, "idle": power.idle} if power else None,
@@ -190,8 +182,6 @@ def _text(model: str, decision: Decision, candidates: Sequence[Candidate], gathe
             ]
         )
     link = gathered.link
-    up = link.up.bytes_per_second * 8 / 1e6
-    goodput = f"{up:.4g} Mbit/s up" if math.isfinite(up) else "faster up than can be measured"
     lines = [table(headers, rows, right=range(2, len(headers))), ""]
     if top is not None and len(shown) < len(candidates):
         lines.append(f"the best {len(shown)} of {len(candidates)} candidates")
@@ -200,7 +190,8 @@ def _text(model: str, decision: Decision, candidates: Sequence[Candidate], gathe
         lines.append(f"runner-up: {decision.runner_up.name}")
     if decision.rejected:
         lines.append(f"not allowed (x): {len(decision.rejected)} of {len(candidates)} candidates")
-    lines.append(f"link, {link.source}: {goodput}, {link.rtt_ns / 1e6:.3f} ms round trip")
+    lines.append(f"link, {link.source}: {link.rtt_ns / 1e6:.3f} ms round trip")
+    lines.append(f"up: {link.speed_up}")
     lines.append(f"edge: {printable(str(gathered.edge.machine.get('name', '?')))}")
     lines.append(f"cloud: {printable(str(gathered.cloud.machine.get('name', '?')))}")
     if not energy and candidates:
