@@ -13,6 +13,7 @@ interrupts  Ctrl-C, never lost
 inference   a tail for who speaks the Open Inference Protocol
 journal     lines of JSON that outlive their process
 credentials  what this side shows a server
+settings    which server is asked where nobody names one
 handshake   why a connection does not come about, where TLS is the reason
 request     one request: head, transport, answer; or everything here
 transport   the standing connection

@@ -36,6 +36,7 @@ verification, report      every cut against the whole model
 wrapped     `WrappedModel`
 observers   looks at modules on either side
 profiling   layers and cuts measured
+sinks       where numbers of observers and metrics go
 """
 
 from typing import TYPE_CHECKING, Any

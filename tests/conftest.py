@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("ISTHMUS_SERVER", None)
+os.environ["XDG_CONFIG_HOME"] = os.devnull  # nor is what this machine's user has set a test's business
 
 import pytest
 import torch

@@ -5,6 +5,7 @@ file, and its name and options in `arguments`.
 
 arguments   the commands and their options; loads nothing, so that ``--help`` is quick
 credentials options by which a command proves who it is
+server      --server, and what stands for it
 loading     model, inputs and cut from them
 feed        what run is fed with
 outcome     what became of one input

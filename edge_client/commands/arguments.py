@@ -6,12 +6,12 @@ They are here and not in the files that read them, because those load torch and 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_client.commands.credentials import add_credentials
+from edge_client.commands.server import add_server
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -49,10 +49,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     layers.add_argument("--all", action="store_true", help="with --explain: do not shorten long lists")
     verify = commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
-    verify.add_argument("--server", metavar="HOST:PORT", help="through this server, over the real link")
+    add_server(verify, "through this server, over the real link; without one in this process")
     add_credentials(verify)
     doctor = commands.add_parser("doctor", parents=[model], help="what stands between this machine and a server")
-    doctor.add_argument("server", metavar="HOST:PORT", help="the server, such as 192.168.1.20:50051")
+    doctor.add_argument("server", nargs="?", metavar="HOST:PORT", help="(default: as --server of run)")
     add_credentials(doctor)
     _add_run(commands, model)
     _add_lifecycle(commands, model)
@@ -72,21 +72,11 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
         add_credentials(command)
         _add_observe(command, default=("activation", "debug") if command is watch else ())
     run.add_argument("--heat-maps", metavar="DIR", help="with --observe attention: pictures of it, as PNG files")
-    watch.add_argument(
-        "--server",
-        default=os.environ.get("ISTHMUS_SERVER"),
-        metavar="HOST:PORT",
-        help="(default: the environment variable ISTHMUS_SERVER)",
-    )
+    add_server(watch)
     watch.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input|...", help="same as run, without auto")
     watch.add_argument("--input", action="append", required=True, metavar="PATH", help="same as run")
     watch.add_argument("--repeat", type=_count, default=1, metavar="N", help="repeat all inputs N times (default: 1)")
-    run.add_argument(
-        "--server",
-        default=os.environ.get("ISTHMUS_SERVER"),
-        metavar="HOST:PORT",
-        help="(default: the environment variable ISTHMUS_SERVER)",
-    )
+    add_server(run)
     run.add_argument(
         "--split",
         required=True,
@@ -139,7 +129,7 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
 
 def _add_profile(commands: Commands, parents: list[argparse.ArgumentParser]) -> None:
     profile = commands.add_parser("profile", parents=parents, help="measure layers and cuts, on both sides")
-    profile.add_argument("--server", metavar="HOST:PORT", help="also measure the server's side")
+    add_server(profile, "also measure the server's side")
     add_credentials(profile)
     profile.add_argument("--side", choices=("edge", "cloud", "both"), help="(default: both with --server, else edge)")
     profile.add_argument("--warmup", type=_count, default=3, metavar="N", help="forwards before it (default: 3)")
@@ -189,12 +179,7 @@ def _add_lifecycle(commands: Commands, model: argparse.ArgumentParser) -> None:
     hooks.add_argument("--stages", action="store_true", help="list the stages and exit")
     hooks.add_argument("--input", action="append", metavar="PATH", help="run these first, and show what hooks cost")
     add_credentials(hooks)
-    hooks.add_argument(
-        "--server",
-        default=os.environ.get("ISTHMUS_SERVER"),
-        metavar="HOST:PORT",
-        help="(default: the environment variable ISTHMUS_SERVER)",
-    )
+    add_server(hooks)
     hooks.add_argument("--split", metavar="LAYER_ID|NAME|...", help="(default: edge-only, without a server)")
 
 
@@ -208,7 +193,7 @@ def _add_config(command: argparse.ArgumentParser) -> None:
 
 def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:
     plan = commands.add_parser("plan", parents=[model], help="predict every cut, and which is best")
-    plan.add_argument("--server", metavar="HOST:PORT", help="(default: a temporary one on this machine)")
+    add_server(plan, "without one, as with own")
     add_credentials(plan)
     plan.add_argument("--input", action="append", metavar="FILE", help="count its preparation; it may cross as it is")
     plan.add_argument("--edge-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
@@ -237,7 +222,7 @@ def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:
 def _add_sweep(commands: Commands, model: argparse.ArgumentParser) -> None:
     sweep = commands.add_parser("sweep", parents=[model], help="run inputs through every cut: tables and a report")
     sweep.add_argument("--out", required=True, metavar="DIR", help="folder for the results; run again to resume")
-    sweep.add_argument("--server", metavar="HOST:PORT", help="(default: a temporary one on this machine)")
+    add_server(sweep, "without one, as with own")
     add_credentials(sweep)
     sweep.add_argument(
         "--input",

@@ -54,6 +54,10 @@ class Choosing:
     patience: float
     progress: bool
 
+    def through(self, server: str | None) -> Choosing:
+        """The same with this server."""
+        return replace(self, wanted=replace(self.wanted, server=server))
+
 
 def choosing_of(options: argparse.Namespace) -> Choosing:
     """SpecError for words that cannot be used, before anything is loaded."""

@@ -12,20 +12,24 @@ from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of
 from edge_client.commands.output import check_json_target, write_json
+from edge_client.commands.server import needed
 from edge_client.credentials import Credentials
-from edge_client.dial import check_address
 from edge_client.doctor import agree, reach
 from edge_client.model_choice import ModelChoice
+from edge_client.settings import OWN
 from protos import PROTOCOL_VERSION
 from shared_hooks.doctor import Finding, Level, as_json, contained, counts, machine, report
+from shared_hooks.errors import SpecError
 from shared_hooks.profiling.machine import describe
 
 
 def main(options: argparse.Namespace) -> int:
     """Look, and print; exit status 1 if anything is wrong."""
-    check_address(options.server)
+    server = needed(options)
+    if server == OWN:
+        raise SpecError(f"doctor looks at a server that runs already: give HOST:PORT in place of {OWN}")
     check_json_target(options.json)
-    found = report(looks(options.server, credentials_of(options), choice_of(options)), sys.stdout)
+    found = report(looks(server, credentials_of(options), choice_of(options)), sys.stdout)
     if options.json:
         write_json(as_json(found), options.json, options.stdout)
     return exits.SOME_FAILED if counts(found)["wrong"] else exits.OK

@@ -16,9 +16,11 @@ from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of, cut_for, find
 from edge_client.commands.output import check_json_target, table, write_json
+from edge_client.commands.server import needed, running
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import EDGE_ONLY
 from edge_client.screen.text import one_line, printable
+from edge_client.settings import NONE
 from edge_client.tracing import Traces
 from edge_client.transport import ConnectionOptions
 from shared_hooks.config import Table
@@ -59,7 +61,7 @@ def configured(config: str | None, log_level: str | None, log_format: str) -> Li
     if log_level:
         show(log_level, log_format)
     file = Path(config) if config else None
-    lifecycle = read("edge", file, beside=["tracing"])
+    lifecycle = read("edge", file, beside=["client", "tracing"])
     tracing = Table.read(file).table("tracing") if file else None
     export = exporting("isthmus-edge", "" if tracing is None else endpoint_of(tracing))
     if export is not None:  # it sends what is left when the process ends
@@ -84,18 +86,25 @@ def as_dicts(lifecycle: Lifecycle) -> list[dict[str, Any]]:
 
 
 def _run(choice: ModelChoice, inputs: Sequence[str], options: argparse.Namespace, lifecycle: Lifecycle) -> int:
-    server, split = options.server, options.split
-    if split is None and server:
-        raise SpecError(
-            "--server (or ISTHMUS_SERVER): say where to cut, too: --split LAYER, cloud-only, or edge-only without it"
-        )
-    split = split or EDGE_ONLY
-    here = split == EDGE_ONLY
-    if not server and not here:
-        raise SpecError('no server: give --server HOST:PORT, set ISTHMUS_SERVER, or say --split "edge-only"')
+    if options.split is None and options.server not in (None, NONE):
+        raise SpecError(f"--server {options.server}: say where to cut, too: --split LAYER, or cloud-only")
+    split = options.split or EDGE_ONLY
+    server = None if split == EDGE_ONLY else needed(options)
+    with running(server, choice) as address:
+        return _send(choice, inputs, options, lifecycle, address, split)
+
+
+def _send(
+    choice: ModelChoice,
+    inputs: Sequence[str],
+    options: argparse.Namespace,
+    lifecycle: Lifecycle,
+    server: str | None,
+    split: str,
+) -> int:
     items, spec, failed = find(inputs), choice.spec(), 0
     client = EdgeClient(
-        None if here else server,
+        server,
         choice.with_spec(spec),
         metrics=False,
         lifecycle=lifecycle,

@@ -13,7 +13,7 @@ from edge_client.commands.constraints import constraints_of
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of, find, load
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.dial import check_address
+from edge_client.commands.server import chosen
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.explain import break_evens, explain
 from edge_client.planning.link import Curve, Link
@@ -21,6 +21,7 @@ from edge_client.planning.objective import Constraints, Decision, Objective
 from edge_client.planning.partitioners import Situation, find_partitioner, partitioners
 from edge_client.planning.predict import Power
 from edge_client.screen.text import one_line, printable, size
+from edge_client.settings import OWN
 from edge_client.survey.gather import Gathered, Wanted, gather
 from shared_hooks.errors import SpecError
 
@@ -67,10 +68,9 @@ def main(options: argparse.Namespace) -> int:
 
 def _wanted(options: argparse.Namespace) -> Wanted:
 
-    if options.server:
-        check_address(options.server)
+    server = chosen(options)
     return Wanted(
-        server=options.server,
+        server=None if server == OWN else server,
         credentials=credentials_of(options),
         edge_profile=options.edge_profile,
         cloud_profile=options.cloud_profile,

@@ -13,10 +13,11 @@ from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of, find
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.dial import check_address
+from edge_client.commands.server import chosen, running
 from edge_client.model_choice import ModelChoice
 from edge_client.screen.progress import progress
 from edge_client.screen.text import milliseconds, one_line, printable, size
+from edge_client.settings import HOW
 from edge_client.survey.probing import fetch_profile
 from shared_hooks import WrappedModel
 from shared_hooks.errors import SpecError
@@ -36,12 +37,16 @@ FILES_PER_KIND = 3
 def main(options: argparse.Namespace) -> int:
     """Measure, print tables, write JSON; status 3 where the server's profile could not be had."""
 
-    side = options.side or ("both" if options.server else "edge")
-    if side != "edge" and not options.server:
-        raise SpecError(f"--side {side}: the cloud's side is measured by a server; give --server HOST:PORT")
-    if options.server:
-        check_address(options.server)
+    server = None if options.side == "edge" else chosen(options)
+    side = options.side or ("both" if server else "edge")
+    if side != "edge" and not server:
+        raise SpecError(f"--side {side}: the cloud's side is measured by a server: {HOW}")
     check_json_target(options.json)
+    with running(server, choice_of(options)) as address:
+        return _measure(options, side, address)
+
+
+def _measure(options: argparse.Namespace, side: str, server: str | None) -> int:
     how = ProfileOptions(options.warmup, options.repetitions, options.seconds, options.codec)
     choice = choice_of(options)
     spec = choice.spec()
@@ -52,7 +57,8 @@ def main(options: argparse.Namespace) -> int:
         profiles.append(_edge(choice.with_spec(spec), spec, items, how, not options.no_progress))
     if side != "edge":
         try:
-            cloud = from_json(_fetch(options, spec, how), "cloud", options.server)
+            assert server is not None
+            cloud = from_json(_fetch(options, server, spec, how), "cloud", server)
             if profiles:
                 for warning in check(cloud, profiles[0].model):
                     print(f"edge-client: warning: {one_line(warning)}", file=sys.stderr)
@@ -95,11 +101,11 @@ def _edge(choice: ModelChoice, spec: ModelSpec, items: Sequence[InputItem], how:
         )
 
 
-def _fetch(options: argparse.Namespace, spec: ModelSpec, how: ProfileOptions) -> object:
+def _fetch(options: argparse.Namespace, server: str, spec: ModelSpec, how: ProfileOptions) -> object:
 
     with progress("server's profile", None, not options.no_progress) as advance:
         return fetch_profile(
-            options.server,
+            server,
             spec.model_id,
             how.warmup,
             how.repetitions,

@@ -21,7 +21,7 @@ from edge_client.commands.outcome import Outcome
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.report import Report
 from edge_client.commands.run_journal import RunJournal
-from edge_client.dial import check_address
+from edge_client.commands.server import needed, running
 from edge_client.modes import EDGE_ONLY
 from edge_client.screen.progress import progress
 from edge_client.screen.text import one_line, printable
@@ -45,9 +45,7 @@ class JournalFull(SpecError):
 def main(options: argparse.Namespace) -> int:
     """Send every input, print what came of it; exit status."""
     here = options.split == EDGE_ONLY
-    if not options.server and not here:
-        raise SpecError("no server: give --server HOST:PORT or set ISTHMUS_SERVER")
-    server = None if here else check_address(options.server)
+    server = None if here else needed(options)
     check_json_target(options.json)
     witnesses.check(options.witness, options.split, options.log_level)
     _check_only_head(options)
@@ -57,8 +55,10 @@ def main(options: argparse.Namespace) -> int:
 
         chooses = auto.choosing_of(options)
         auto.log_moves(options.debug)
-    with closing(feed_of(options)) as feed:
-        return _run(options, server, feed, chooses)
+    with closing(feed_of(options)) as feed, running(server, choice_of(options), options.observers) as address:
+        if chooses:
+            chooses = chooses.through(address)
+        return _run(options, address, feed, chooses)
 
 
 def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: Choosing | None) -> int:

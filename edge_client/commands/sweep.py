@@ -13,13 +13,14 @@ from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of, first_readable, load
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.dial import check_address
+from edge_client.commands.server import chosen
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.objective import Objective
 from edge_client.process.local_server import local_server
 from edge_client.screen.progress import progress
 from edge_client.screen.text import milliseconds, one_line, printable, size
+from edge_client.settings import OWN
 from edge_client.survey.gather import Wanted, gather
 from edge_client.survey.loaded import Loaded
 from edge_client.sweeping import extras
@@ -41,9 +42,6 @@ def main(options: argparse.Namespace) -> int:
     """Measure what is not measured yet, write the results; exit status."""
     extras.check()
     check_json_target(options.json)
-
-    if options.server:
-        check_address(options.server)
     objective = Objective.parse(options.objective)
     how = _how(options)
     choice = choice_of(options)
@@ -78,8 +76,9 @@ def main(options: argparse.Namespace) -> int:
 
 def _how(options: argparse.Namespace) -> SweepOptions:
 
+    server = chosen(options)
     return SweepOptions(
-        server=options.server,
+        server=None if server == OWN else server,
         credentials=credentials_of(options),
         codec=options.codec,
         repetitions=options.repetitions,
@@ -203,6 +202,8 @@ def _server(
             _complain(f"no prediction: {type(error).__name__}: {error}")
     if how.server:
         return how.server
+    if not how.predict:  # else it has been said
+        _complain("no server is named: starting one on this machine")
     return stack.enter_context(local_server(loaded.choice, observers=how.observers))
 
 

@@ -10,7 +10,7 @@ from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of, example_of, load
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.dial import check_address
+from edge_client.commands.server import chosen, running
 from edge_client.screen.progress import progress
 from edge_client.screen.text import printable
 from edge_client.survey.verified import Verified, verified
@@ -21,9 +21,9 @@ from edge_client.witness.comparison import Comparison
 def main(options: argparse.Namespace) -> int:
     """Print the verdict (and JSON); status 1 unless every cut is exact or refused."""
     check_json_target(options.json)
-    if options.server:
-        check_address(options.server)
-        return _through(options)
+    if server := chosen(options):
+        with running(server, choice_of(options)) as address:
+            return _through(options, address)
     loaded = load(choice_of(options), options.input)
     with loaded.wrapped as wrapped, progress("cuts", len(wrapped.layers) + 1, not options.no_progress) as advance:
         report = wrapped.verify(*loaded.args, on_cut=lambda done, total: advance(""), **loaded.kwargs)
@@ -49,20 +49,18 @@ def main(options: argparse.Namespace) -> int:
     return exits.OK if report.ok else exits.SOME_FAILED
 
 
-def _through(options: argparse.Namespace) -> int:
+def _through(options: argparse.Namespace, server: str | None) -> int:
     """Every cut over the real link. Status 1 unless every answer is the whole model's, as far as machines allow."""
     connection = ConnectionOptions(credentials=credentials_of(options))
     choice = choice_of(options)
     call = example_of(choice, options.input)
-    client = EdgeClient(options.server, choice, "input", connection=connection)
+    client = EdgeClient(server, choice, "input", connection=connection)
     with client, progress("cuts", 1 + len(client.prepare().wrapped.layers), not options.no_progress) as advance:
         found = verified(client, *call, on_cut=lambda done, total: advance(""))
     if options.json != "-":
         print("\n".join(_lines(found)))
     if options.json:
-        write_json(
-            {"model": choice.spec().model_id, "server": options.server, **found.as_dict()}, options.json, options.stdout
-        )
+        write_json({"model": choice.spec().model_id, "server": server, **found.as_dict()}, options.json, options.stdout)
     return exits.OK if found.ok else exits.SOME_FAILED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import box
@@ -20,11 +20,12 @@ from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.hooks import configured
 from edge_client.commands.loading import choice_of, cut_for, find
-from edge_client.dial import check_address
+from edge_client.commands.server import needed, running
+from edge_client.model_choice import ModelChoice
 from edge_client.screen.observation_table import ObservationTable, tables
 from edge_client.screen.text import one_line, printable
 from edge_client.transport import ConnectionOptions
-from shared_hooks.errors import SpecError
+from shared_hooks.models import InputItem
 from shared_hooks.observers import named
 
 Show = Callable[[Group], None]
@@ -38,15 +39,25 @@ WIDE = 200
 
 def main(options: argparse.Namespace) -> int:
     """Send the inputs, ``--repeat`` times, and show each answer's observations in place of the last; exit status."""
-    if not options.server:
-        raise SpecError("no server: give --server HOST:PORT or set ISTHMUS_SERVER")
+    server = needed(options)
     observers = named.check(options.observers)
     items = find(options.input)
     choice = choice_of(options)
+    with running(server, choice, observers) as address:
+        return _watch(options, address, choice, items, observers)
+
+
+def _watch(
+    options: argparse.Namespace,
+    server: str | None,
+    choice: ModelChoice,
+    items: Sequence[InputItem],
+    observers: Sequence[str],
+) -> int:
     spec = choice.spec()
     failed = answered = 0
     client = EdgeClient(
-        check_address(options.server),
+        server,
         choice.with_spec(spec),
         metrics=False,
         observers=observers,

@@ -1,0 +1,93 @@
+"""Which server this side asks where nobody names one: one default for every command and for Python.
+
+The first of ``--server`` (or the argument), the variable ISTHMUS_SERVER, and ``[client] server`` of the settings file::
+
+    [client]
+    server = "192.168.1.20:50051"
+
+The file is ./isthmus.toml, or else ``isthmus/config.toml`` in $XDG_CONFIG_HOME (~/.config). It may also hold what
+``--config`` takes, ``[lifecycle]`` and ``[tracing]``, which are read where ``--config`` names it. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shared_hooks.errors import SpecError
+
+VARIABLE: Final = "ISTHMUS_SERVER"
+OWN: Final = "own"
+"""In place of an address: a server that the command starts on this machine, and ends."""
+NONE: Final = "none"
+"""In place of an address: no server, whatever the default is."""
+FILE_NAME: Final = "isthmus.toml"
+OTHERS: Final = ("lifecycle", "tracing")
+"""Tables of the same file that are not ours."""
+
+HOW: Final = f'give --server HOST:PORT, set {VARIABLE}, or write server = "HOST:PORT" under [client] in {FILE_NAME}'
+
+
+@dataclass(frozen=True, slots=True)
+class ServerChoice:
+    """A server, and who named it."""
+
+    address: str | None
+    """``HOST:PORT``, or `OWN`; None: nobody named one, or `NONE` was said."""
+    origin: str
+    """Such as "ISTHMUS_SERVER"; empty where nobody named one."""
+
+    def __str__(self) -> str:
+        return f"server {self.address} (from {self.origin})" if self.address else "no server"
+
+
+def server_of(given: str | None = None, config: str | Path | None = None, option: str = "--server") -> ServerChoice:
+    """What is named first. ``given`` is what ``option`` says, ``config`` a settings file in place of the found one.
+
+    Raises SpecError, which opens with what named a wrong address, or with the file that cannot be read.
+    """
+    if given is not None:
+        return _checked(given, option)
+    if named := os.environ.get(VARIABLE):
+        return _checked(named, VARIABLE)
+    path = Path(config) if config is not None else settings_file()
+    if path is not None and (named := _read(path)) is not None:
+        return _checked(named, f"{path}")
+    return ServerChoice(None, "")
+
+
+def settings_file() -> Path | None:
+    """The first that there is."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    places = (Path(FILE_NAME), Path(home) / "isthmus" / "config.toml")
+    return next((place for place in places if place.is_file()), None)
+
+
+def _read(path: Path) -> str | None:
+    from shared_hooks.config import Table  # here and below: --help imports this, and is to be quick
+
+    file = Table.read(path)
+    client = file.table("client")
+    for name in OTHERS:
+        file.table(name)
+    file.done()
+    if client is None:
+        return None
+    server = client.take("server", str, 'a server, such as "192.168.1.20:50051"')
+    client.done()
+    return server
+
+
+def _checked(named: str, origin: str) -> ServerChoice:
+    if named == OWN:
+        return ServerChoice(OWN, origin)
+    if named == NONE:
+        return ServerChoice(None, origin)
+    from edge_client.dial import check_address
+
+    try:
+        return ServerChoice(check_address(named), origin)
+    except SpecError as error:
+        raise SpecError(f"{origin}: {error}") from error
