@@ -10,10 +10,9 @@ loading     model, inputs and cut from them
 feed        what run is fed with
 outcome     what became of one input
 constraints limits, from them
-units       sizes, rates and durations
 auto        run with --split auto
 run_journal run with --journal
 witnesses   run with --witness
-report, layer_table, hierarchy_tree, heat_maps, output   what is printed and written
+report, layer_table, heat_maps, output   what is printed and written
 exits       exit statuses
 """
