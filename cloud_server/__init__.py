@@ -15,5 +15,55 @@ telemetry   the server seen from outside
 doctor      would it serve, and be safe?
 limits      every bound in one place
 scale       how many replicas of it
+addresses   where it listens, and who reaches that
+arguments   the command lines
 config, options, cli   what is served and how: TOML file and command line
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shared_hooks.version import __version__
+
+if TYPE_CHECKING:
+    from cloud_server.config import ModelEntry, ServerConfig, read_config
+    from cloud_server.core import Core
+    from cloud_server.limits import Limits
+    from cloud_server.models import ServedModel
+    from cloud_server.transport import CloudServer
+
+_HOME = {
+    "CloudServer": "transport",
+    "Core": "core",
+    "Limits": "limits",
+    "ModelEntry": "config",
+    "ServedModel": "models",
+    "ServerConfig": "config",
+    "read_config": "config",
+}
+
+__all__ = [
+    "CloudServer",
+    "Core",
+    "Limits",
+    "ModelEntry",
+    "ServedModel",
+    "ServerConfig",
+    "__version__",
+    "read_config",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names, imported when used: the command line answers ``--help`` without loading torch."""
+    from importlib import import_module
+
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"cloud_server.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, and what every module has."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from types import FrameType
 
+from cloud_server import arguments
+
 INTERRUPTED = 128 + signal.SIGINT
 USAGE = 2
 NEEDED = {"grpc_reflection": "grpcio-reflection", "prometheus_client": "prometheus-client"}
@@ -19,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command (`cloud_server.cli.main`); returns its exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a port that is in use is our line to write, not gRPC's
     words = sys.argv[1:] if argv is None else list(argv)
+    _check(words)
     if words[:1] == ["token"]:
         from cloud_server.access import token_command
 
@@ -41,6 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if signal.getsignal(signal.SIGINT) is _end:  # for who calls this as a function
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _check(words: Sequence[str]) -> None:
+    """``--help`` and wrong words end here: what follows loads torch, which takes seconds."""
+    command = words[0] if words else ""
+    of = {"token": arguments.token, "doctor": arguments.doctor}.get(command)
+    made, words = (of(), words[1:]) if of else (arguments.parser(), words)
+    made.parse_args(words)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

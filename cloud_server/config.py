@@ -51,7 +51,6 @@ hooks = ["my_hooks:Watchdog"]
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import warnings
 from dataclasses import dataclass, field, fields
@@ -59,6 +58,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud_server.access import Register, Tls
+from cloud_server.addresses import DEFAULT_LISTEN, check_address, check_network, with_host
 from cloud_server.limits import Limits
 from cloud_server.scale import Scale, scale_of
 from shared_hooks.config import Table, kind_of
@@ -72,8 +72,6 @@ from shared_hooks.tracing import endpoint_of
 
 _OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes", "rehearsal_seconds_per_host": "rehearsal_seconds_per_account"}
 """What versions up to 0.1 called them, when recipes were what clients sent, and addresses were all that was known."""
-
-DEFAULT_LISTEN = "127.0.0.1:50051"  # nobody is asked who he is by default, so other machines are let in on request only
 
 
 @dataclass(frozen=True)
@@ -196,38 +194,6 @@ def read_config(path: Path) -> ServerConfig:
         return ServerConfig(**{key: value for key, value in values.items() if value is not None})
     except SpecError as error:
         raise error if str(error).startswith(str(path)) else SpecError(f"{path}: {error}") from error
-
-
-def with_host(address: str) -> str:
-    """``address``, of which a port alone is one of loopback."""
-    return f"127.0.0.1:{address}" if address.isdigit() else address
-
-
-def check_address(address: str, what: str = "listen") -> None:
-    """Raises SpecError unless ``address`` is ``HOST:PORT`` or ``[IPV6]:PORT``."""
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise SpecError(f'{what}: expected HOST:PORT with a port from 0 to 65535, found "{address}"')
-
-
-def check_network(listen: str, *, tokens: bool, what: str = "listen") -> None:
-    """Raises SpecError for an address that other machines reach, where all is in the clear."""
-    if is_loopback(listen.rpartition(":")[0]):
-        return
-    also = ", tokens included, which whoever reads them can use" if tokens else ", and use the models"
-    raise SpecError(
-        f"{what}: {listen} is open to other machines in the clear: whoever is on the way can read and change what "
-        f"crosses{also}. Give a certificate and a key ([tls], or --cert and --key; `make certs` makes some for "
-        "trying), listen on 127.0.0.1 behind a tunnel, or say --insecure if everybody on that network is trusted"
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _tls(table: Table, folder: Path) -> Tls:

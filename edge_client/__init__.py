@@ -36,6 +36,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shared_hooks.version import __version__
+
 if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
     from edge_client.answer import Answer, Failure
@@ -90,6 +92,7 @@ __all__ = [
     "State",
     "Times",
     "Witness",
+    "__version__",
     "hierarchy",
     "layers",
     "plan",
@@ -107,3 +110,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"edge_client.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, and what every module has."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -6,17 +6,19 @@ The first of ``--server`` (or the argument), the variable ISTHMUS_SERVER, and ``
     server = "192.168.1.20:50051"
 
 The file is ./isthmus.toml, or else ``isthmus/config.toml`` in $XDG_CONFIG_HOME (~/.config). It may also hold what
-``--config`` takes, ``[lifecycle]`` and ``[tracing]``, which are read where ``--config`` names it. Loads no torch.
+``--config`` takes, ``[lifecycle]`` and ``[tracing]``, which are read where ``--config`` names it. ``--help`` imports
+this module, and is to be quick: what it does not need is imported where it is used.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shared_hooks.errors import SpecError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VARIABLE: Final = "ISTHMUS_SERVER"
 OWN: Final = "own"
@@ -30,8 +32,7 @@ OTHERS: Final = ("lifecycle", "tracing")
 HOW: Final = f'give --server HOST:PORT, set {VARIABLE}, or write server = "HOST:PORT" under [client] in {FILE_NAME}'
 
 
-@dataclass(frozen=True, slots=True)
-class ServerChoice:
+class ServerChoice(NamedTuple):
     """A server, and who named it."""
 
     address: str | None
@@ -52,7 +53,7 @@ def server_of(given: str | None = None, config: str | Path | None = None, option
         return _checked(given, option)
     if named := os.environ.get(VARIABLE):
         return _checked(named, VARIABLE)
-    path = Path(config) if config is not None else settings_file()
+    path = settings_file() if config is None else config
     if path is not None and (named := _read(path)) is not None:
         return _checked(named, f"{path}")
     return ServerChoice(None, "")
@@ -60,15 +61,19 @@ def server_of(given: str | None = None, config: str | Path | None = None, option
 
 def settings_file() -> Path | None:
     """The first that there is."""
+    from pathlib import Path
+
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     places = (Path(FILE_NAME), Path(home) / "isthmus" / "config.toml")
     return next((place for place in places if place.is_file()), None)
 
 
-def _read(path: Path) -> str | None:
-    from shared_hooks.config import Table  # here and below: --help imports this, and is to be quick
+def _read(path: str | Path) -> str | None:
+    from pathlib import Path
 
-    file = Table.read(path)
+    from shared_hooks.config import Table
+
+    file = Table.read(Path(path))
     client = file.table("client")
     for name in OTHERS:
         file.table(name)

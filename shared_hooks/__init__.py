@@ -14,6 +14,7 @@ errors      every error raised on purpose
 sharing     who of many gives way at a bound
 tensors     values and memory
 config      what users write
+command_line  the parser of both commands
 modules     the model as it stands
 codecs      how a tensor's bytes travel
 crossing    what crosses a cut, as both sides see it
@@ -36,10 +37,14 @@ verification, report      every cut against the whole model
 wrapped     `WrappedModel`
 observers   looks at modules on either side
 profiling   layers and cuts measured
+showing     what objects say of themselves: a line, a table, a small picture
+version     of all three packages
 sinks       where numbers of observers and metrics go
 """
 
 from typing import TYPE_CHECKING, Any
+
+from shared_hooks.version import __version__
 
 if TYPE_CHECKING:
     from shared_hooks import errors
@@ -84,6 +89,7 @@ __all__ = [
     "Report",
     "TensorShape",
     "WrappedModel",
+    "__version__",
     "errors",
 ]
 
@@ -97,3 +103,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"shared_hooks.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, and what every module has."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.starts import InPlaceOfSubprocess
+
 torch.set_num_threads(1)
 # No clock decides: a busy machine runs examples slowly, and draws them slowly. Nor does luck: `make fuzz` looks on.
 settings.register_profile(
@@ -47,3 +49,11 @@ def _switches() -> tuple[object, ...]:
         torch.get_default_dtype(),
         torch.is_autocast_enabled("cpu"),
     )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def servers_of_commands_are_forked() -> Iterator[None]:
+    """Those that plan, sweep and others start themselves: an interpreter for each would cost minutes in all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge_client.process.local_server.subprocess", InPlaceOfSubprocess)
+        yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from cloud_server.access.identities import NAME
 from cloud_server.access.tokens import hash_of, new_token
+from cloud_server.arguments import token as token_parser
 
 DAY = 86400.0
 OK, FAILED, USAGE = 0, 1, 2
@@ -19,15 +19,7 @@ OK, FAILED, USAGE = 0, 1, 2
 
 def main(argv: Sequence[str]) -> int:
     """Prints what belongs into the file of identities; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="cloud-server token",
-        description="Makes a token for an identity. It goes into a file of its own, which only you can read, for the "
-        "edge (edge-client --token-file); its entry for the server's file of identities goes to standard output: "
-        "cloud-server token edge-1 >> identities.toml",
-    )
-    parser.add_argument("identity", metavar="NAME", help="whom it proves, such as edge-1")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="for the token (default: NAME.token); not overwritten")
-    parser.add_argument("--days", type=float, metavar="N", help="until it expires (default: never)")
+    parser = token_parser()
     options = parser.parse_args(argv)
     if not NAME.fullmatch(options.identity):
         parser.error(f"an identity's name has 1 to 128 letters, digits and ._:/@+*-, found {options.identity!r}")

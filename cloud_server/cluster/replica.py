@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+from cloud_server.addresses import is_loopback
 from cloud_server.cluster import metrics, private_tls
 from cloud_server.cluster.passport import Passports
-from cloud_server.config import ServerConfig, is_loopback
+from cloud_server.config import ServerConfig
 from cloud_server.core import Core
 from cloud_server.models import Engine
 from cloud_server.telemetry import counted, traced

@@ -13,7 +13,8 @@ from typing import Final
 import torch
 
 from cloud_server.access.identities import read_identities
-from cloud_server.config import ModelEntry, ServerConfig, is_loopback
+from cloud_server.addresses import is_loopback
+from cloud_server.config import ModelEntry, ServerConfig
 from cloud_server.models import ServedModel
 from cloud_server.options import composed
 from protos import PROTOCOL_VERSION

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel
 from shared_hooks.errors import InputMismatch, ModelFailed, UnknownModel, near
 from shared_hooks.tensors import dtype_named
+from shared_hooks.version import __version__
 
 NAME = "isthmus"
 PLATFORM = "pytorch"
@@ -61,11 +60,7 @@ class Inference:
 
     def server(self) -> dict[str, Any]:
         """What the server is; for everybody who is let in."""
-        try:
-            found = installed("isthmus")
-        except PackageNotFoundError:
-            found = "unknown"
-        return {"name": NAME, "version": found, "extensions": list(EXTENSIONS)}
+        return {"name": NAME, "version": __version__, "extensions": list(EXTENSIONS)}
 
     def index(self, caller: Caller) -> list[dict[str, str]]:
         """The models that ``caller`` may use."""

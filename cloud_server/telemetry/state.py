@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from prometheus_client import Metric
@@ -13,6 +12,7 @@ from prometheus_client.registry import Collector
 from cloud_server.core import Core
 from cloud_server.requests import State
 from protos import PROTOCOL_VERSION
+from shared_hooks.version import __version__
 
 LIVE = (State.RECEIVING, State.QUEUED, State.RUNNING)
 TOTALS = {
@@ -57,12 +57,5 @@ class ServerState(Collector):
         for one in core.identities:
             models.add_metric([one.model_id, one.weights_hash], 1)
         yield models
-        about = {"version": _version(), "torch": torch.__version__, "protocol": str(PROTOCOL_VERSION)}
+        about = {"version": __version__, "torch": torch.__version__, "protocol": str(PROTOCOL_VERSION)}
         yield InfoMetricFamily("isthmus_server", "Versions.", value=about)
-
-
-def _version() -> str:
-    try:
-        return version("isthmus")
-    except PackageNotFoundError:  # run from a copy of the source
-        return "unknown"

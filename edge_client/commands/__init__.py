@@ -9,6 +9,8 @@ server      --server, and what stands for it
 loading     model, inputs and cut from them
 feed        what run is fed with
 outcome     what became of one input
+pace        how long requests took, and how many a second
+kept        outputs that are saved
 constraints limits, from them
 auto        run with --split auto
 run_journal run with --journal

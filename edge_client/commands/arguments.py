@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from edge_client.commands.credentials import add_credentials
 from edge_client.commands.server import add_server
+from shared_hooks.command_line import Parser, add_common
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction[Parser]
+
+CODECS = ("raw", "lz4")
+"""As `shared_hooks.codecs` has them, which loads torch."""
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """The arguments of every command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="edge-client", description="The edge side of Isthmus: run a model up to a cut, the rest on a server."
     )
+    add_common(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    model = argparse.ArgumentParser(add_help=False)
+    model = Parser(add_help=False)
     model.add_argument(
         "--model",
         default="digits",
@@ -38,9 +43,9 @@ def make_parser() -> argparse.ArgumentParser:
     model.add_argument("--json", metavar="FILE|-", help='write results as JSON; "-" for standard output')
     model.add_argument("--no-progress", action="store_true", help="no progress on standard error")
     model.add_argument("--debug", action="store_true", help="show tracebacks")
-    planned = argparse.ArgumentParser(add_help=False)
+    planned = Parser(add_help=False)
     planned.add_argument(
-        "--input", action="append", metavar="PATH", help="plan on this input instead of the spec's example"
+        "--input", action="extend", nargs="+", metavar="PATH", help="plan on this input instead of the spec's example"
     )
 
     layers = commands.add_parser("layers", parents=[model, planned], help="a model's layers and where it can be cut")
@@ -64,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
+def _add_run(commands: Commands, model: Parser) -> None:
     run = commands.add_parser("run", parents=[model], help="send inputs through a cut")
     watch = commands.add_parser("watch", parents=[model], help="send inputs, and show live what observers see")
     for command in (run, watch):
@@ -74,7 +79,7 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     run.add_argument("--heat-maps", metavar="DIR", help="with --observe attention: pictures of it, as PNG files")
     add_server(watch)
     watch.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input|...", help="same as run, without auto")
-    watch.add_argument("--input", action="append", required=True, metavar="PATH", help="same as run")
+    watch.add_argument("--input", action="extend", nargs="+", required=True, metavar="PATH", help="same as run")
     watch.add_argument("--repeat", type=_count, default=1, metavar="N", help="repeat all inputs N times (default: 1)")
     add_server(run)
     run.add_argument(
@@ -86,10 +91,11 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--input",
-        action="append",
+        action="extend",
+        nargs="+",
         required=True,
         metavar="PATH",
-        help="an image, .npy, .safetensors, a folder, a glob, a video; may be repeated. Or one camera: a device as "
+        help="an image, .npy, .safetensors, a folder, a glob, a video; or several. Or one camera: a device as "
         "/dev/video0, an address as rtsp://...",
     )
     run.add_argument("--frames", type=_count, metavar="N", help="of a video or a camera: end after N frames")
@@ -106,7 +112,17 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     run.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
-    run.add_argument("--in-flight", type=_count, default=4, metavar="N", help="requests under way (default: 4)")
+    run.add_argument(
+        "--in-flight", type=_count, default=1, metavar="N", help="requests under way, for throughput (default: 1)"
+    )
+    run.add_argument(
+        "--warmup", type=_number, default=0, metavar="N", help="requests of the first input before all, not counted"
+    )
+    run.add_argument(
+        "--save",
+        metavar="DIR",
+        help="keep outputs: JSON, large tensors as safetensors, drawn where the spec says how",
+    )
     _add_codec(run)
     run.add_argument(
         "--witness",
@@ -127,7 +143,7 @@ def _add_run(commands: Commands, model: argparse.ArgumentParser) -> None:
     _add_auto(run)
 
 
-def _add_profile(commands: Commands, parents: list[argparse.ArgumentParser]) -> None:
+def _add_profile(commands: Commands, parents: list[Parser]) -> None:
     profile = commands.add_parser("profile", parents=parents, help="measure layers and cuts, on both sides")
     add_server(profile, "also measure the server's side")
     add_credentials(profile)
@@ -141,10 +157,9 @@ def _add_profile(commands: Commands, parents: list[argparse.ArgumentParser]) -> 
 def _add_codec(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--codec",
-        type=_codec,
+        choices=CODECS,
         default="raw",
-        metavar="NAME",
-        help='for the frontier: "raw" sends it as it is, "lz4" smaller; any other name lists them all (default: raw)',
+        help='for the frontier: "raw" sends it as it is, "lz4" smaller (default: raw)',
     )
 
 
@@ -173,11 +188,13 @@ class _OldWord(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def _add_lifecycle(commands: Commands, model: argparse.ArgumentParser) -> None:
+def _add_lifecycle(commands: Commands, model: Parser) -> None:
     hooks = commands.add_parser("hooks", parents=[model], help="the life cycle's hooks, in order, and their cost")
     _add_config(hooks)
     hooks.add_argument("--stages", action="store_true", help="list the stages and exit")
-    hooks.add_argument("--input", action="append", metavar="PATH", help="run these first, and show what hooks cost")
+    hooks.add_argument(
+        "--input", action="extend", nargs="+", metavar="PATH", help="run these first, and show what hooks cost"
+    )
     add_credentials(hooks)
     add_server(hooks)
     hooks.add_argument("--split", metavar="LAYER_ID|NAME|...", help="(default: edge-only, without a server)")
@@ -191,11 +208,13 @@ def _add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument("--log-format", choices=("console", "json"), default="console", help="of these lines")
 
 
-def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:
+def _add_plan(commands: Commands, model: Parser) -> None:
     plan = commands.add_parser("plan", parents=[model], help="predict every cut, and which is best")
     add_server(plan, "without one, as with own")
     add_credentials(plan)
-    plan.add_argument("--input", action="append", metavar="FILE", help="count its preparation; it may cross as it is")
+    plan.add_argument(
+        "--input", action="extend", nargs="+", metavar="FILE", help="count its preparation; it may cross as it is"
+    )
     plan.add_argument("--edge-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
     plan.add_argument("--cloud-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
     plan.add_argument("--uplink", metavar="RATE", help="such as 5mbit: do not probe the link; needs --rtt")
@@ -219,16 +238,17 @@ def _add_plan(commands: Commands, model: argparse.ArgumentParser) -> None:
     plan.add_argument("--list-partitioners", action="store_true", help="list them and exit")
 
 
-def _add_sweep(commands: Commands, model: argparse.ArgumentParser) -> None:
+def _add_sweep(commands: Commands, model: Parser) -> None:
     sweep = commands.add_parser("sweep", parents=[model], help="run inputs through every cut: tables and a report")
     sweep.add_argument("--out", required=True, metavar="DIR", help="folder for the results; run again to resume")
     add_server(sweep, "without one, as with own")
     add_credentials(sweep)
     sweep.add_argument(
         "--input",
-        action="append",
+        action="extend",
+        nargs="+",
         metavar="PATH",
-        help="an image, .npy, .safetensors, a folder or a glob; may be repeated (default: the model's own)",
+        help="an image, .npy, .safetensors, a folder or a glob; or several (default: the model's own)",
     )
     cuts = sweep.add_mutually_exclusive_group()
     cuts.add_argument("--cuts", metavar="NAME,NAME", help="these cuts (default: all that are allowed)")
@@ -266,7 +286,7 @@ def _add_sweep(commands: Commands, model: argparse.ArgumentParser) -> None:
     compare.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
-def _add_prune(commands: Commands, model: argparse.ArgumentParser) -> None:
+def _add_prune(commands: Commands, model: Parser) -> None:
     prune = commands.add_parser("prune", parents=[model], help="which channels of a layer are worth sending")
     prune.add_argument("--data", required=True, metavar="FOLDER", help="test data: input files, or a folder per class")
     prune.add_argument("--calibration", metavar="FOLDER", help="to choose by (default: every other file of --data)")
@@ -283,7 +303,7 @@ def _add_prune(commands: Commands, model: argparse.ArgumentParser) -> None:
     prune.add_argument("--no-serve", dest="serve", action="store_false", help="do not measure bytes and times")
 
 
-def _add_hierarchy(commands: Commands, parents: list[argparse.ArgumentParser]) -> None:
+def _add_hierarchy(commands: Commands, parents: list[Parser]) -> None:
     tree = commands.add_parser("hierarchy", parents=parents, help="the module tree, what ran, and ONNX files")
     tree.add_argument("--graphml", metavar="FILE", help="modules, calls and operations as a graph")
     tree.add_argument("--onnx", metavar="FILE", help="export, every node tagged; FILE.json lists the tags")
@@ -316,6 +336,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _number(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return int(text)
+
+
 def _pixels(text: str) -> tuple[int, int]:
     width, cross, height = text.lower().partition("x")
     if not (cross and width.isdecimal() and height.isdecimal() and int(width) and int(height)):
@@ -325,14 +351,6 @@ def _pixels(text: str) -> tuple[int, int]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
-
-
-def _codec(text: str) -> str:
-    from shared_hooks.codecs import CODECS  # loads torch, which every command does that has a frontier, but no --help
-
-    if text not in CODECS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(CODECS)}")
-    return text
 
 
 def _share(text: str) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from edge_client.credentials import TOKEN, Credentials
+if TYPE_CHECKING:
+    from edge_client.credentials import Credentials
 
 
 def add_credentials(command: argparse.ArgumentParser) -> None:
@@ -15,12 +17,14 @@ def add_credentials(command: argparse.ArgumentParser) -> None:
     group.add_argument("--cert", metavar="FILE", help="this side's certificate, for a server that wants one")
     group.add_argument("--key", metavar="FILE", help="its private key")
     group.add_argument("--server-name", metavar="NAME", help="in the server's certificate (default: --server's host)")
-    group.add_argument("--token-file", metavar="FILE", help=f"holds the token (default: the variable {TOKEN})")
+    group.add_argument("--token-file", metavar="FILE", help="holds the token (default: the variable ISTHMUS_TOKEN)")
     group.add_argument("--insecure", action="store_true", help="let the token travel to other machines in the clear")
 
 
 def credentials_of(options: argparse.Namespace) -> Credentials:
     """What they say. Raises SpecError for what does not go together."""
+    from edge_client.credentials import Credentials  # it is more than --help needs
+
     return Credentials(
         tls=options.tls,
         ca=options.ca,

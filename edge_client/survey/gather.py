@@ -32,6 +32,7 @@ from shared_hooks.profiling import machine, profile_file
 from shared_hooks.profiling.profile import FileInput, ModelIdentity, Profile
 from shared_hooks.profiling.profiler import ProfileOptions, identity, profile_edge
 from shared_hooks.profiling.quartiles import Quartiles
+from shared_hooks.showing import short
 
 Say = Callable[[str], None]
 PROBED_SIZES: Final = 6
@@ -45,6 +46,7 @@ SAID_SECONDS: Final = 15.0
 FILE_READINGS: Final = 5
 
 
+@short
 @dataclass(frozen=True)
 class Wanted:
     """Where to take it from; None = measured now (``server``: one of our own on loopback, which allows `observers`)."""
@@ -67,6 +69,7 @@ class Wanted:
     observers: Sequence[str] = ()
 
 
+@short
 @dataclass(frozen=True)
 class Gathered:
     """All that `predict` takes. ``server`` is where it runs while the context lasts (None: none was needed)."""

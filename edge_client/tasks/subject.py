@@ -96,7 +96,14 @@ def address_of(server: str | None) -> str | None:
 
     Raises SpecError for what is no address.
     """
-    return server_of(server, option="server").address
+    try:
+        return server_of(server, option="server").address
+    except SpecError as error:
+        if server is None:
+            raise
+        raise SpecError(
+            f'{error}; the server comes first, then the model (None, "own" or "none" without one)'
+        ) from None
 
 
 def subject_of(

@@ -46,8 +46,10 @@ class Tabular(ABC):
 
     def to_pandas(self) -> pandas.DataFrame:
         """`rows` as a pandas data frame; pyarrow is not needed. Raises SpecError where pandas is not installed."""
-        frame: pandas.DataFrame = _library("pandas", "pandas").DataFrame(self.rows())
-        return frame
+        rows = self.rows()
+        frame: pandas.DataFrame = _library("pandas", "pandas").DataFrame(rows)
+        whole = [name for name in frame if _whole([row[name] for row in rows])]
+        return frame.astype(dict.fromkeys(whole, "Int64"))  # else a missing one would make numbers of all of them
 
     def __str__(self) -> str:
         return self.text()
@@ -66,6 +68,12 @@ class Tabular(ABC):
         more = f"<p>{len(rows) - SHOWN} more rows: to_polars(), to_pandas()</p>" if len(rows) > SHOWN else ""
         title = f"<p><b>{escape(printable(self.title()))}</b></p>"
         return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def _whole(values: list[Any]) -> bool:
+    """Numbers of things, some of them unknown."""
+    known = [value for value in values if value is not None]
+    return 0 < len(known) < len(values) and all(type(value) is int for value in known)
 
 
 def _cell(column: str, value: Any) -> str:

@@ -11,11 +11,12 @@ import os
 import platform
 import re
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
+
+from shared_hooks.version import __version__
 
 _SERIALS = ("etc/machine-id", "proc/device-tree/serial-number")
 
@@ -56,7 +57,7 @@ def describe(device: torch.device | str, root: Path = Path("/")) -> dict[str, An
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "isthmus": _version(),
+        "isthmus": __version__,
     }
 
 
@@ -134,13 +135,6 @@ def _os(root: Path) -> str | None:
 def _gpu(index: int) -> dict[str, Any]:
     about = torch.cuda.get_device_properties(index)
     return {"name": about.name, "memory_bytes": about.total_memory, "capability": f"{about.major}.{about.minor}"}
-
-
-def _version() -> str | None:
-    try:
-        return metadata.version("isthmus")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _text(path: Path) -> str | None:

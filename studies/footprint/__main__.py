@@ -12,16 +12,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from studies.footprint import heads, imports, installed
+from studies.footprint import heads, imports, installed, starts
 
 MIB = 2**20
 SERVER = "cloud-server"
-PARTS = ("imports", "installed", "heads")
+PARTS = ("imports", "starts", "installed", "heads")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m studies.footprint", description=__doc__)
-    parser.add_argument("parts", nargs="*", default=PARTS, metavar="imports|installed|heads", help="(default: all)")
+    parser.add_argument(
+        "parts", nargs="*", default=PARTS, metavar="imports|starts|installed|heads", help="(default: all)"
+    )
     parser.add_argument(
         "--python", default=sys.executable, help="of imports: another one, such as 'chroot DIR env ... python3'"
     )
@@ -35,6 +37,8 @@ def main() -> int:
     told: dict[str, Any] = {}
     if "imports" in options.parts:
         told["imports"] = _imports(shlex.split(options.python), options.tries, SERVER if options.edge else "")
+    if "starts" in options.parts:
+        told["starts"] = _starts(options.tries)
     if "installed" in options.parts:
         told["installed"] = _installed()
     if "heads" in options.parts:
@@ -53,12 +57,12 @@ def _imports(python: list[str], tries: int, without: str) -> dict[str, Any]:
     print(
         f"{'import':<16}"
         + "".join(f" {name:>8}" for name in ("seconds", "x torch", "cpu s", "x torch", "MiB", "x torch"))
-        + "  modules"
+        + "   beyond torch  modules"
     )
     for row in rows:
         figures = [(row.seconds, alone.seconds, 3), (row.cpu, alone.cpu, 3), (row.mib, alone.mib, 1)]
         text = " ".join(f"{value:8.{places}f} {value / of:8.2f}" for value, of, places in figures)
-        print(f"{row.name:<16} {text}  {row.modules}")
+        print(f"{row.name:<16} {text}  {row.seconds - alone.seconds:11.3f} s  {row.modules}")
     files = {}
     for name in names[2:]:
         found = imports.by_file(python, name, max(1, tries - 2))
@@ -66,6 +70,14 @@ def _imports(python: list[str], tries: int, without: str) -> dict[str, Any]:
         print(f"\n{name}, once torch is there: {found.total() / 1000:.0f} ms in {len(found)} files; the dearest, in ms")
         print(", ".join(f"{module} {own / 1000:.1f}" for module, own in found.most_common(12)))
     return {"rows": [asdict(row) for row in rows], "files_us": files}
+
+
+def _starts(tries: int) -> list[dict[str, Any]]:
+    rows = starts.measured(tries)
+    print(f"\n{'command':<32} {'seconds':>8} {'cpu s':>8}   at most {starts.WANTED_SECONDS} s are wanted")
+    for row in rows:
+        print(f"{row.command:<32} {row.seconds:8.3f} {row.cpu:8.3f}{'' if row.seconds <= 0.1 else '   above'}")
+    return [asdict(row) for row in rows]
 
 
 def _installed() -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ from protos.chunks import cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, Parcel, WrappedModel
 from tests.cloud_server.fakes import Client
+from tests.starts import Started
 from tests.waiting import PATIENCE
 
 STARTUP = 120.0  # seconds; importing torch on a busy machine takes most of them
@@ -94,11 +93,9 @@ class Process:
     """A ``cloud-server`` process; ``port`` is where it listens. ``held``: see `HELD`."""
 
     def __init__(self, *arguments: str, cwd: Path | None = None, held: Path | None = None) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "cloud_server", "--listen", "127.0.0.1:0", "--threads", "1", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        self.process = Started(
+            "cloud_server",
+            ["--listen", "127.0.0.1:0", "--threads", "1", *arguments],
             cwd=cwd,
             env=os.environ if held is None else {**os.environ, HELD: str(held)},
         )

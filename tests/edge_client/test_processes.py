@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from shared_hooks.errors import Disagreement, ModelFailed, ServerUnavailable, To
 from shared_hooks.models import load_spec
 from tests.edge_client.small_models import Moody
 from tests.ports import free_port
+from tests.starts import Started
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -34,13 +33,11 @@ class CloudProcess:
     """``python -m cloud_server`` with one thread, as the tests themselves have."""
 
     def __init__(self, *words: str, port: int = 0) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "cloud_server", "--listen", f"127.0.0.1:{port}", "--threads", "1", *words],
+        self._process = Started(
+            "cloud_server",
+            ["--listen", f"127.0.0.1:{port}", "--threads", "1", *words],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

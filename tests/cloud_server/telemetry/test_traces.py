@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
@@ -34,6 +32,7 @@ from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.models import load_spec
 from tests.cloud_server.fakes import CoreClient, FakeEngine, cancel, header, make_crossing
 from tests.cloud_server.real import Process
+from tests.starts import Started
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
@@ -201,17 +200,11 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def run_edge(words: Sequence[str], **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "edge_client", "run", "--no-progress", "--threads", "1", *words],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    run = ["run", "--no-progress", "--threads", "1", *words]
+    done = Started("edge_client", run, cwd=ROOT, env={**os.environ, **environment})
+    out, err = done.communicate(timeout=300)
+    assert done.returncode == 0, out + err
+    return out + err
 
 
 def test_two_processes_and_a_collector(tmp_path: Path) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from tests.edge_client import fake_server as fake
 from tests.edge_client.commands.test_commands import Captured, complaint
 from tests.edge_client.fake_server import FakeServer
 from tests.edge_client.sources.streams import cut_in_half, make_video, streaming
+from tests.starts import Started
 
 ROOT = Path(__file__).parents[3]
 HERE = ["run", "--split", "edge-only", "--threads", "1", "--no-progress"]
@@ -117,14 +115,7 @@ def test_other_commands_say_that_they_take_files(word: str, clip: Path, capsys: 
 
 def test_ctrl_c_tells_what_was_answered(tmp_path: Path) -> None:
     with streaming(frames=2000, seconds=0.01) as address:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "edge_client", *HERE, "--input", address, "--json", str(tmp_path / "j.json")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        process = Started("edge_client", [*HERE, "--input", address, "--json", str(tmp_path / "j.json")], cwd=ROOT)
         assert process.stdout is not None
         for _ in range(3):
             process.stdout.readline()

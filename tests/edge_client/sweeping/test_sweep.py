@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from edge_client.model_choice import ModelChoice
 from edge_client.process.local_server import local_server
 from edge_client.sweeping import extras
 from tests.ports import free_port
+from tests.starts import Started
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
@@ -217,15 +215,8 @@ def test_a_missing_extra_is_one_line(tmp_path: Path, capsys: Captured, monkeypat
 # -- interruptions ---------------------------------------------------------------------------------------------------
 
 
-def spawn(argv: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "edge_client", *argv],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def spawn(argv: list[str]) -> Started:
+    return Started("edge_client", argv, cwd=ROOT)
 
 
 def inputs_in(out: Path) -> list[str]:
@@ -235,7 +226,7 @@ def inputs_in(out: Path) -> list[str]:
     return [line for line in lines if line.startswith('{"index"') and line.endswith("\n")]
 
 
-def begun(out: Path, process: subprocess.Popen[str]) -> bool:
+def begun(out: Path, process: Started) -> bool:
     """Whether an input is in the journal; a process that ended by then has failed."""
     assert process.poll() is None, "it ended before the first input was done"
     return bool(inputs_in(out))

@@ -1,0 +1,92 @@
+"""The command lines of ``cloud-server``. They load no torch: ``--help`` and an answer to a slip are to be quick."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cloud_server.addresses import DEFAULT_LISTEN, with_host
+from shared_hooks.command_line import Parser, add_common
+
+
+def parser() -> Parser:
+    """Of ``cloud-server`` itself."""
+    made = Parser(
+        prog="cloud-server",
+        description="Serves the tails of models to edge clients; by default of the shipped model `digits`.",
+        epilog="Exit status: 0 drained, 1 failed, 2 wrong command line or file, 3 ended before all was answered, "
+        "130 Ctrl-C during start-up. `cloud-server token NAME` makes a token for a client; `cloud-server doctor` says "
+        "what is wrong.",
+    )
+    made.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="what to serve, and limits")
+    for name, metavar, text in (
+        ("--model", "[NAME=]SPEC", "serve a built-in model, a spec file or module:callable; may be repeated"),
+        ("--weights", "[NAME=]FILE", "safetensors file of a --model; NAME is needed if there are several"),
+        ("--selection", "[NAME=]FILE", "from edge-client prune: a mask at a cut, or a smaller model, of a --model"),
+        ("--example", "[NAME=]INPUT", "input of a module:callable: 1,3,224,224[:dtype], a .npy file, module:callable"),
+    ):
+        made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+    made.add_argument("--depth", type=int, metavar="N", help="how many levels of modules to descend in each --model")
+    made.add_argument("--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one")
+    made.add_argument("--reuse-port", action="store_true", help="another server may listen there: for rolling updates")
+    made.add_argument("--device", metavar="auto|cpu|cuda[:N]", help="default auto")
+    made.add_argument("--threads", type=int, metavar="N", help="threads within one operation on the CPU")
+    made.add_argument("--workers", type=int, metavar="N", help="tails computed at the same time; default 1")
+    where = made.add_mutually_exclusive_group()
+    text = "each worker is a process of its own, replaced when it ends; default with several workers"
+    where.add_argument("--worker-processes", action="store_true", default=None, dest="worker_processes", help=text)
+    text = "workers are threads of this process; default with one"
+    where.add_argument("--in-process", action="store_false", default=None, dest="worker_processes", help=text)
+    text = "on this machine as one process (default), or scaled out by Ray Serve: docs/ray.md"
+    made.add_argument("--on", choices=("machine", "ray"), default="machine", help=text)
+    text = "with --on ray: so many of each model, or as many as the work wants; default 1"
+    made.add_argument("--replicas", metavar="N|MIN-MAX", help=text)
+    _add_access(made)
+    text = "time to finish after SIGTERM; default 30"
+    made.add_argument("--drain-seconds", type=float, metavar="S", help=text)
+    text = "Prometheus metrics on this port, of loopback without HOST; default none"
+    made.add_argument("--metrics", type=with_host, metavar="[HOST:]PORT", help=text)
+    text = "Open Inference Protocol (KServe v2) by HTTP on this port, of loopback without HOST; default by gRPC alone"
+    made.add_argument("--rest-port", type=with_host, dest="rest", metavar="[HOST:]PORT", help=text)
+    made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage by stage, and exit")
+    made.add_argument("--log-format", default="console", choices=("console", "json"), help="default console")
+    made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
+    add_common(made)
+    return made
+
+
+def doctor() -> Parser:
+    """Of ``cloud-server doctor``, which takes the same."""
+    made = parser()
+    made.prog = "cloud-server doctor"
+    made.description = "Looks at a configuration and this machine as a server would find them, and says what to mend."
+    made.epilog = "Exit status: 0 nothing is wrong, 1 something is, 2 wrong command line."
+    made.set_defaults(log_level="error")  # what it finds it prints itself
+    made.add_argument("--json", action="store_true", help="the findings as JSON")
+    return made
+
+
+def token() -> Parser:
+    """Of ``cloud-server token``."""
+    made = Parser(
+        prog="cloud-server token",
+        description="Makes a token for an identity. It goes into a file of its own, which only you can read, for the "
+        "edge (edge-client --token-file); its entry for the server's file of identities goes to standard output: "
+        "cloud-server token edge-1 >> identities.toml",
+    )
+    made.add_argument("identity", metavar="NAME", help="whom it proves, such as edge-1")
+    made.add_argument("--out", type=Path, metavar="FILE", help="for the token (default: NAME.token); not overwritten")
+    made.add_argument("--days", type=float, metavar="N", help="until it expires (default: never)")
+    return made
+
+
+def _add_access(made: argparse.ArgumentParser) -> None:
+    access = made.add_argument_group("who may", "docs/access.md; a token: cloud-server token NAME")
+    access.add_argument(
+        "--cert", type=Path, metavar="FILE", help="the server's certificate, PEM: clients connect by TLS"
+    )
+    access.add_argument("--key", type=Path, metavar="FILE", help="its private key")
+    access.add_argument("--client-ca", type=Path, metavar="FILE", help="let in only who has a certificate signed by it")
+    access.add_argument("--identities", type=Path, metavar="FILE", help="let in only who is in it, and as it says")
+    access.add_argument("--insecure", action="store_true", help="let other machines connect in the clear")
+    access.add_argument("--reflection", action="store_true", help="describe the services to who asks (grpcurl)")

@@ -1,0 +1,113 @@
+"""The parser of both commands: a wrong word is one line that says what there is; ``--version``; a shell's completion.
+
+Loads no torch, whatever is wrong: an answer to a slip must not take seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+from shared_hooks.errors import near
+
+SHELLS = ("bash", "zsh", "tcsh")
+USAGE = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """An `argparse.ArgumentParser` whose errors are one line each, with near names; for sub-commands, too."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As the original, and a word that is left over is an error at once: here its command is known."""
+        self._check_options(sys.argv[1:] if args is None else args)  # before one that is missing is asked for
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(self._left_over(left[0]))
+        return found, left
+
+    def error(self, message: str) -> NoReturn:
+        """Status 2, and one line on standard error."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and message.endswith(f"required: {action.metavar}"):
+                message = f"say what to do: {', '.join(action.choices)}"
+        print(f"{self.prog}: error: {' '.join(message.split())} ({self.prog} --help)", file=sys.stderr)
+        self.exit(USAGE)
+
+    def _left_over(self, word: str) -> str:
+        if word.startswith("-"):
+            option = word.partition("=")[0]
+            return f"there is no option {option}.{near(option, self._option_string_actions)}"
+        if "--model" in self._option_string_actions:
+            return f'"{word}" is one word too many; a model is named by --model {word}'
+        return f'"{word}" is one word too many'
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(one) for one in action.choices]
+            listed = f"{', '.join(known)}.{near(str(value), known)}"
+            raise argparse.ArgumentError(action, f'"{value}" is not one of {listed}')
+
+    def _check_options(self, words: Sequence[str]) -> None:
+        commands = any(isinstance(action, argparse._SubParsersAction) for action in self._actions)
+        for word in words:
+            if word == "--" or (commands and not word.startswith("-")):
+                return
+            option = word.partition("=")[0]
+            if word.startswith("--") and not any(one.startswith(option) for one in self._option_string_actions):
+                self.error(self._left_over(word))
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """``--version`` and ``--print-completion``."""
+    parser.add_argument("--version", action=_Version, help="show the version and exit")
+    parser.add_argument(
+        "--print-completion",
+        action=_Completion,
+        choices=SHELLS,
+        help="print what completes words in this shell, and exit (extra completion)",
+    )
+
+
+class _Version(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **how)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            own = version("isthmus")
+        except PackageNotFoundError:  # a copy of the source
+            own = "of unknown version"
+        print(f"{parser.prog} {own} (Python {sys.version.split()[0]})")
+        parser.exit()
+
+
+class _Completion(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, **how)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, shell: Any, option: str | None = None) -> None:
+        try:
+            import shtab
+        except ImportError:
+            parser.error(f'{option}: shtab is missing: pip install "isthmus[completion]"')
+        for one in _all(parser):
+            shown = str(one.metavar)
+            if one.choices is None and ("FILE" in shown or "PATH" in shown or "SPEC" in shown):
+                one.complete = shtab.FILE  # type: ignore[attr-defined]
+            elif one.choices is None and ("DIR" in shown or "FOLDER" in shown):
+                one.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        print(shtab.complete(parser, shell))
+        parser.exit()
+
+
+def _all(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The arguments of a parser, and of its sub-commands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _all(inner)
