@@ -7,7 +7,9 @@ prune      which channels are worth sending
 hierarchy  the module tree, what ran of it, ONNX files
 layers     a model's layers, and where it can be cut
 verify     every cut against the whole model
-plan_text, profile_text, tree_text   what of these is printed
+planned, swept, pruned   what a plan, a sweep, a pruning returns
+onnx_files               the files that hierarchy writes
+profile_text, tree_text  a profile, a module tree as text
 subject    what people have - a name, a file, a module, arrays - as a model with inputs
 tabular    what all results can: rows, polars, pandas, a table in a notebook
 
