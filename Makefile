@@ -16,6 +16,7 @@
 #   WHEEL_FLAGS=    for the wheel, e.g. "--python python3.10 --python python3.13"
 #   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"
 #   COMPOSE_FLAGS=  for the containers, e.g. "--base my/python:3.12 --torch 2.13.0+cpu --profile demo"
+#   PAGES=          for docs-update, e.g. "README.md docs/witness.md"; default: all
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
 
 VENV := .venv
@@ -44,7 +45,7 @@ MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak ray cameras matrix footprint doors wheel experiments library protos clean
+.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak ray cameras matrix footprint doors wheel experiments library protos docs docs-update clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -67,6 +68,8 @@ help:
 	@echo "make library the models of transformers, timm and torchvision cut at a sample of their layers; hours"
 	@echo "make compose the containers of deploy/docker-compose.yml, built, run, looked into and taken down (a Docker engine)"
 	@echo "make manifests  the files for Kubernetes, systemd and Compose, by kubectl, systemd-analyze and Compose"
+	@echo "make docs    the site of the documentation: build/site/index.html"
+	@echo "make docs-update  what pages show of commands' outputs, as it comes out now"
 	@echo "make protos  regenerate the code of the wire"
 	@echo "make clean   remove .venv and caches"
 
@@ -138,6 +141,12 @@ manifests: $(DEV)
 
 protos: $(DEV)
 	$(PY) -m protos.generate
+
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+docs-update: $(DEV)
+	$(PY) -m tests.docs.update $(PAGES)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

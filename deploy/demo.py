@@ -25,7 +25,8 @@ from typing import Any
 from edge_client.process.orphans import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
-IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
+IMAGES = Path("shared_hooks", "models", "digits", "images")
+"""In `ROOT`, where both processes run."""
 SPLIT = "stage2.0.conv2"
 """Inside a residual block: the branch and the block's input, which the shortcut still needs, both cross."""
 LEAST_ACCURACY = 0.95
@@ -66,8 +67,9 @@ def _demo(split: str, both: Sequence[str], folder: Path) -> None:
         results = folder / "results.json"
         # One request at a time, so that the table shows one request and not a queue.
         command = ["edge_client", "run", "--server", address, "--model", "digits", "--split", split]
-        command += ["--input", str(IMAGES), "--in-flight", "1", "--layers", "--json", str(results), *both]
+        command += ["--input", str(IMAGES), "--in-flight", "1", "--layers", *both]
         _say(f"edge client:  {shlex.join(['edge-client', *command[1:]])}\n")
+        command += ["--json", str(results)]  # for us
         with _process(command) as client:
             try:
                 status = client.wait(RUN_SECONDS)
@@ -137,7 +139,7 @@ def _address(server: subprocess.Popen[bytes], folder: Path) -> str:
 
 def _check(results: Any) -> None:
     """Every image answered, and as accurately as this model answers."""
-    expected = len(list(IMAGES.glob("*.png")))
+    expected = len(list((ROOT / IMAGES).glob("*.png")))
     answered = [entry for entry in results["inputs"] if entry.get("error") is None]
     if len(answered) != expected:
         raise DemoFailed(f"{len(answered)} of {expected} images were answered")

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shared_hooks.showing import short
 
+
+@short
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call of the model: its positional and keyword arguments."""

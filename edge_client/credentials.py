@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from shared_hooks.showing import short
+
 if TYPE_CHECKING:
     from shared_hooks.errors import SpecError
 
@@ -17,6 +19,7 @@ TOKEN: Final = "ISTHMUS_TOKEN"
 """The environment variable that holds a token where nothing else does."""
 
 
+@short
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """Files are PEM, and read again for every connection. Raises SpecError for what does not go together.

@@ -12,10 +12,12 @@ from torch import nn
 
 from shared_hooks.errors import SpecError
 from shared_hooks.models import ModelSpec, load_spec, pick_device, set_threads
+from shared_hooks.showing import short
 
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
+@short
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
     """Both sides must choose alike, or the handshake ends with Disagreement.

@@ -37,6 +37,7 @@ verification, report      every cut against the whole model
 wrapped     `WrappedModel`
 observers   looks at modules on either side
 profiling   layers and cuts measured
+showing     what objects say of themselves: a line, a table, a small picture
 version     of all three packages
 sinks       where numbers of observers and metrics go
 """

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shared_hooks.showing import short
+
 WIDTH = 80
 _STEPS = 24
 _ROWS = 12
@@ -47,6 +49,7 @@ class Told:
     value: str = ""
 
 
+@short
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """A cut on inputs of one form: what is sent, what is said, and what the tail does up to the cut.

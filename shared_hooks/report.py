@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shared_hooks.planning import LayerInfo
+from shared_hooks.showing import html_table, panel, size, strip, told
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,36 @@ class Report:
     refused: tuple[LayerInfo, ...]
     differing: tuple[LayerInfo, ...]
     input_exact: bool
+
+    def __repr__(self) -> str:
+        differing = f"{len(self.differing)} differ: " + " ".join(one.name for one in self.differing[:8])
+        return told(
+            self,
+            "ok" if self.ok else "NOT ok",
+            f"{len(self.exact)} cuts exact",
+            f"{len(self.refused)} refused",
+            differing if self.differing else "",
+            "" if self.input_exact else "the cut before the first layer differs",
+        )
+
+    def _repr_html_(self) -> str:
+        said = {
+            **{one.layer_id: (one, "exact") for one in self.exact},
+            **{one.layer_id: (one, f"refused: {one.reason}") for one in self.refused},
+            **{one.layer_id: (one, "DIFFERS from the whole model") for one in self.differing},
+        }
+        rows = [
+            (str(number), one.name, one.layer_type, size(one.frontier_bytes), found)
+            for number, (one, found) in sorted(said.items())
+        ]
+        parts = (("exact", self.exact), ("refused", self.refused), ("DIFFERING", self.differing))
+        counts = [(name, float(len(layers))) for name, layers in parts]
+        title = f"{'ok' if self.ok else 'NOT ok'}: every cut against the whole model, bit for bit"
+        return panel(
+            title if self.input_exact else f"{title}; the cut before the first layer differs",
+            strip(counts, f"{len(rows)} cuts", [str(len(layers)) for _, layers in parts]),
+            html_table(("id", "name", "type", "crosses", "found"), rows, (0, 3)),
+        )
 
     @property
     def ok(self) -> bool:

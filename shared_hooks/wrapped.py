@@ -22,8 +22,9 @@ from shared_hooks.metrics import ForwardMetrics, LayerMetrics, Measurement, gpu_
 from shared_hooks.metrics.sampler import sampler
 from shared_hooks.modules import agreement, attach, fast_path_off, hierarchy, tables
 from shared_hooks.modules.manifest import Fact, manifest
-from shared_hooks.planning import Cut, Cutting, LayerInfo, Loads, Plan, Planner
+from shared_hooks.planning import Cut, Cutting, Layers, Loads, Plan, Planner
 from shared_hooks.purity import Turns
+from shared_hooks.showing import told
 from shared_hooks.state import PythonState
 from shared_hooks.tensors import classes_of, flatten, tensors_in
 
@@ -80,6 +81,11 @@ class WrappedModel:
         for module in self._modules:
             attach.attach(module)
 
+    def __repr__(self) -> str:
+        modules, made = len(self._modules), self._planner.made
+        plans = f"{made} plan{'' if made == 1 else 's'} made"
+        return told(self, type(self.model).__name__, f"{modules} modules", plans, "" if self._attached else "detached")
+
     def __enter__(self) -> WrappedModel:
         return self
 
@@ -123,7 +129,7 @@ class WrappedModel:
         self._planner.refuse(layer, reason)
 
     @property
-    def layers(self) -> tuple[LayerInfo, ...]:
+    def layers(self) -> Layers:
         """The layers of the latest plan, in execution order."""
         return self._planner.latest.layers
 

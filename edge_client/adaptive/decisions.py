@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from edge_client.adaptive.controller import Choice
+from edge_client.screen.text import number
 
 log = logging.getLogger("edge_client.adaptive")
 
@@ -70,4 +71,4 @@ class Decisions:
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else str(value)

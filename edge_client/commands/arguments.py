@@ -116,7 +116,17 @@ def _add_run(commands: Commands, model: Parser) -> None:
     )
     run.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     run.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
-    run.add_argument("--in-flight", type=_count, default=4, metavar="N", help="requests under way (default: 4)")
+    run.add_argument(
+        "--in-flight", type=_count, default=1, metavar="N", help="requests under way, for throughput (default: 1)"
+    )
+    run.add_argument(
+        "--warmup", type=_number, default=0, metavar="N", help="requests of the first input before all, not counted"
+    )
+    run.add_argument(
+        "--save",
+        metavar="DIR",
+        help="keep outputs: JSON, large tensors as safetensors, drawn where the spec says how",
+    )
     _add_codec(run)
     run.add_argument(
         "--witness",
@@ -374,6 +384,12 @@ def _add_auto(run: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return int(text)
 
 

@@ -76,6 +76,7 @@ def _work(options: argparse.Namespace, server: str | None, items: Sequence[Input
         )
         try:
             looking.begin(client)
+            looking.count(client)
             client.prepare()
             if options.split == AUTO:
                 with auto.auto_client(auto.choosing_of(options).through(server), client, items) as chooser:

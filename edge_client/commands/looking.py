@@ -39,17 +39,20 @@ class Looking:
         return self._listen is not None or bool(self._opened)
 
     def begin(self, client: EdgeClient) -> None:
-        """From now on."""
-        if self._opened:
-            from edge_client.live import ToSinks
-
-            self._to_sinks = ToSinks(*self._opened)
-            client.lifecycle.register(self._to_sinks)
+        """The page, from now on."""
         if self._listen is not None:
             from edge_client.live import Dashboard
 
             self._page = Dashboard(client, self._listen)
             print(f"edge-client: dashboard at {self._page.url}", file=sys.stderr, flush=True)
+
+    def count(self, client: EdgeClient) -> None:
+        """The sinks, from now on: what was before warmed up."""
+        if self._opened:
+            from edge_client.live import ToSinks
+
+            self._to_sinks = ToSinks(*self._opened)
+            client.lifecycle.register(self._to_sinks)
 
     def follow(self, chooser: AutoClient) -> None:
         """What decides where requests run."""

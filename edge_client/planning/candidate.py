@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from shared_hooks.metrics import Reading
+from shared_hooks.showing import short
 
 STAGES: Final = ("prepare", "edge", "encode", "network", "queue", "tail", "finish")
 """Where a request's time goes, as a plan predicts it and a sweep measures it. prepare: reading and preprocessing the
@@ -14,6 +15,7 @@ input; edge: the head (or the whole model); encode: frontier to bytes; network: 
 queue: waiting for a worker; tail: the server's decode, inject, compute and encode; finish: the answer to tensors."""
 
 
+@short
 @dataclass(frozen=True)
 class Candidate:
     """A prediction. Times in ns, sizes in bytes, energy in joules."""

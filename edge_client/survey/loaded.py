@@ -9,8 +9,10 @@ from typing import Any
 from edge_client.model_choice import ModelChoice
 from shared_hooks import WrappedModel
 from shared_hooks.models import ModelSpec
+from shared_hooks.showing import short
 
 
+@short
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A wrapped model that is planned on one input."""

@@ -8,6 +8,7 @@ from typing import Final
 from edge_client.credentials import Credentials
 from edge_client.transport import wire
 from shared_hooks.errors import SpecError
+from shared_hooks.showing import short
 
 LONGEST_SECONDS: Final = 1_000_000.0  # in milliseconds it fits 32 bits, which is what gRPC has
 
@@ -42,6 +43,7 @@ class KeepAlive:
         ]
 
 
+@short
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     """Limits in seconds and bytes."""

@@ -30,6 +30,7 @@ from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.forward import context, run_plain
 from shared_hooks.models.example import to_device
 from shared_hooks.profiling.kind import kind, unlike
+from shared_hooks.showing import short
 from shared_hooks.tensors import ClassFinder, copied, dtype_named, flatten, unflatten
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ RUNS_KEPT: Final = 1024
 UNKNOWN: Final = Comparison(False, math.inf, None, "nothing")
 
 
+@short
 @dataclass(frozen=True, slots=True)
 class Witness:
     """What became of the comparison of one answer with the whole model's."""

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shared_hooks.forward.context import signature_digest
+from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, View, dtype_name
 
 FORMAT = 2
@@ -135,6 +136,7 @@ class Layout:
     stride: tuple[int, ...]
 
 
+@short
 @dataclass(frozen=True, eq=False)
 class Crossing:
     """One cut on one signature and path. ``layer_id`` is -1 and ``layer_name`` "input" for the cut before any layer.

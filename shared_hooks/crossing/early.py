@@ -13,6 +13,7 @@ from shared_hooks.crossing.description import Crossing
 from shared_hooks.crossing.format import MAX_CROSSING_BYTES, decode
 from shared_hooks.crossing.parcel import ALIGN, Parcel
 from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, form_of
 
 MAGIC = b"ISTHMUS2"
@@ -20,6 +21,7 @@ DEFAULT_MAX_BYTES = 1 << 30
 _PREFIX = len(MAGIC) + 4 + 4 + 8 + 8
 
 
+@short
 @dataclass(frozen=True, eq=False)
 class EarlyOutput:
     """The result of a head. ``pieces``: one tensor per piece of each slot of ``crossing``, in order.

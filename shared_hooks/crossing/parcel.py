@@ -19,6 +19,7 @@ import xxhash
 
 from shared_hooks.codecs import CODECS, RAW, Codec
 from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.showing import short
 from shared_hooks.tensors import PLAIN, ClassFinder, View, dtype_name, dtype_named, flatten, no_class, unflatten
 
 ALIGN = 64
@@ -48,6 +49,7 @@ class Section:
         return -(-self.nbytes // ALIGN) * ALIGN
 
 
+@short
 @dataclass(frozen=True)
 class Parcel:
     """A header and the buffers that make up the payload, in order. ``keep`` owns the memory behind the buffers."""

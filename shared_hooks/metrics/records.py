@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from shared_hooks.metrics.reading import Reading
+from shared_hooks.showing import brief, duration, short, size, told
 from shared_hooks.tensors import tensors_in
 
 
+@short
 @dataclass(frozen=True, slots=True)
 class TensorShape:
     """Of one tensor: ``dtype`` as torch prints it, without "torch."."""
@@ -64,6 +66,11 @@ class LayerMetrics:
     gpu_utilisation: Reading = NOT_SAMPLED
     memory_utilisation: Reading = NOT_SAMPLED
 
+    def __repr__(self) -> str:
+        outputs = brief([str(one) for one in self.outputs[:1]]) if self.outputs else ""
+        name = f"{self.layer_id} {self.name}"
+        return told(self, name, self.layer_type, duration(self.inference_ns), size(self.output_bytes), outputs)
+
     @property
     def inference_time(self) -> float:
         """Seconds."""
@@ -82,6 +89,7 @@ class LayerMetrics:
         }
 
 
+@short
 @dataclass(frozen=True)
 class ForwardMetrics:
     """A forward as a whole: what its layers add up to, and what lies outside them. ``layers + outside == total``.

@@ -2,6 +2,7 @@
 
 planner     plans made and kept, by signature and path
 needed      which parameters a head reads
+layers      what each layer is, as a table
 plan        layers, cuts, a digest to agree on
 liveness    trace -> frontier of every cut
 cutting     frontier -> description, and captures for the head
@@ -13,7 +14,8 @@ May import recording, forward, state, crossing, lifecycle, modules, tensors, err
 
 from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
 from shared_hooks.planning.following import Follower
-from shared_hooks.planning.plan import INPUT, Cut, LayerInfo, Plan
+from shared_hooks.planning.layers import LayerInfo, Layers
+from shared_hooks.planning.plan import INPUT, Cut, Plan
 from shared_hooks.planning.planner import Loads, Planner
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Cutting",
     "Follower",
     "LayerInfo",
+    "Layers",
     "Loads",
     "Plan",
     "Planner",

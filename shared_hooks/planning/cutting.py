@@ -25,9 +25,11 @@ from shared_hooks.errors import CutRefused
 from shared_hooks.forward import Kind
 from shared_hooks.planning.liveness import Frontier
 from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value
+from shared_hooks.showing import short
 from shared_hooks.tensors import LiveSet, Structure, View, form_of
 
 
+@short
 @dataclass(frozen=True)
 class Capture:
     """Where the head finds a tensor on the storage of one slot: an input, a module's result, an operation's, or that of
@@ -44,6 +46,7 @@ class Capture:
     copy: bool
 
 
+@short
 @dataclass(frozen=True)
 class Cutting:
     """What crosses, and captures (one a slot) and banked operations for the head.

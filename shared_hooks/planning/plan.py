@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,55 +12,14 @@ from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near
 from shared_hooks.planning.cutting import Cutting, crossing_of, cut_after
 from shared_hooks.planning.following import footprint, form_of_result
+from shared_hooks.planning.layers import LayerInfo, Layers
 from shared_hooks.planning.liveness import Frontier, Liveness, frontier_bytes
-from shared_hooks.recording import ModuleCall, Trace, collector
+from shared_hooks.recording import Trace, collector
+from shared_hooks.showing import told
 from shared_hooks.tensors import LiveSet
 
 INPUT = "input"
 Cut = int | str
-
-
-@dataclass(frozen=True)
-class LayerInfo:
-    """One layer call. Sizes in bytes, raw; ``frontier_bytes`` crosses when the model is cut after it.
-
-    A plan's own are made without what takes long (what crosses, whether a cut is possible and why not): that is worked
-    out when somebody looks.
-    """
-
-    layer_id: int
-    name: str
-    layer_type: str
-    output_bytes: int
-    frontier_bytes: int
-    can_split: bool
-    # no default on the class, which would be found before `__getattr__` is asked
-    reason: str = field(default_factory=str)
-
-    @classmethod
-    def on_demand(
-        cls, number: int, call: ModuleCall, crossing: Callable[[int], int], refusal: Callable[[int], str]
-    ) -> LayerInfo:
-        """The layer of a call; ``crossing`` and ``refusal`` tell the bytes and the reason (or none) of a cut."""
-        made = object.__new__(cls)
-        known = {"layer_id": number, "name": call.name, "layer_type": call.module_type}
-        vars(made).update(known, output_bytes=call.output_bytes, _later=(crossing, refusal))
-        return made
-
-    def __getattr__(self, name: str) -> Any:
-        later = vars(self).get("_later")
-        if later is None or name not in ("frontier_bytes", "can_split", "reason"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        crossing, refusal = later
-        if name == "frontier_bytes":
-            vars(self)[name] = crossing(self.layer_id)
-        else:
-            reason = refusal(self.layer_id)
-            vars(self).update(reason=reason, can_split=not reason)
-        return vars(self)[name]
-
-    def __reduce__(self) -> Any:
-        return type(self), tuple(getattr(self, one.name) for one in fields(self))
 
 
 class Known:
@@ -71,7 +29,7 @@ class Known:
 
     def __init__(self) -> None:
         self.cuttings: dict[tuple[int, bool], tuple[Cutting, Crossing] | CutRefused] = {}
-        self.layers: tuple[LayerInfo, ...] | None = None
+        self.layers: Layers | None = None
 
 
 @dataclass(eq=False)
@@ -91,6 +49,17 @@ class Plan:
     def __post_init__(self) -> None:
         with collector.put_off():
             self._work_out()
+
+    def __repr__(self) -> str:
+        others = f"{len(self.siblings)} paths known" if len(self.siblings) > 1 else ""
+        return told(self, f"{len(self.paths)} layers", *self._ends(), others, f"digest {self.digest[:12]}")
+
+    def _ends(self) -> list[str]:
+        calls = self.trace.layers
+        return [f"{calls[0].name} to {calls[-1].name}"] if calls else []
+
+    def _repr_html_(self) -> str:
+        return self.layers._repr_html_()
 
     def _work_out(self) -> None:
         self._known = Known()
@@ -253,12 +222,12 @@ class Plan:
     # -- layers -------------------------------------------------------------------------------------------------
 
     @property
-    def layers(self) -> tuple[LayerInfo, ...]:
+    def layers(self) -> Layers:
         """Every layer call in execution order. Making the list takes no time; see `LayerInfo`."""
         known = self._known
         layers = known.layers
         if layers is None:
-            layers = known.layers = tuple(
+            layers = known.layers = Layers(
                 LayerInfo.on_demand(number, call, self.frontier_bytes, self._refused_because)
                 for number, call in enumerate(self.trace.layers)
             )

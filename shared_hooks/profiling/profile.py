@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from shared_hooks.metrics import Reading, TensorShape
 from shared_hooks.profiling.quartiles import Quartiles
+from shared_hooks.showing import Bar, bars, duration, html_table, panel, short, size, told
 
 Side = Literal["edge", "cloud"]
 INPUT_CUT = -1
@@ -29,6 +30,7 @@ class ModelIdentity:
     depth: int | None = None
 
 
+@short
 @dataclass(frozen=True)
 class LayerProfile:
     """One layer call in whole forwards."""
@@ -51,6 +53,7 @@ class LayerProfile:
     """What its time may depend on, for models fitted on profiles: input_elements, output_elements, parameters, macs."""
 
 
+@short
 @dataclass(frozen=True)
 class CutProfile:
     """One cut as this side sees it. The edge's stages: ``head``, ``encode``. The cloud's: ``decode``, ``inject``,
@@ -112,6 +115,26 @@ class Profile:
     """A whole forward as a request runs it: without layer metrics unless ``settings`` say so. None: as `whole_ns`."""
     finish_ns: Quartiles | None = None
     """The edge's: an answer's bytes to tensors."""
+
+    def __repr__(self) -> str:
+        whole = f"whole forward {duration(self.whole_ns.middle)}"
+        where = f"on {self.machine.get('name')}"
+        counts = f"{len(self.layers)} layers", f"{len(self.cuts)} cuts"
+        return told(self, self.side, self.model.model_id, where, *counts, whole, f"weights {size(self.weights_bytes)}")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (str(one.layer_id), one.name, one.layer_type, duration(one.inference_ns.middle), size(one.output_bytes))
+            for one in self.layers
+        ]
+        drawn = [
+            Bar(one.inference_ns.middle, f"{one.layer_id} {one.name}: {duration(one.inference_ns.middle)}")
+            for one in self.layers
+        ]
+        title = f"{self.model.model_id} on the {self.side}, {self.machine.get('name')}"
+        title += f": a whole forward takes {duration(self.whole_ns.middle)}"
+        label = f"time of each layer, at most {duration(max((bar.value for bar in drawn), default=0.0))}"
+        return panel(title, bars(drawn, label), html_table(("id", "name", "type", "time", "output"), rows, (0, 3, 4)))
 
     @property
     def alone_ns(self) -> Quartiles:

@@ -16,11 +16,13 @@ import torch
 
 from shared_hooks.crossing import CALL, PathDigest
 from shared_hooks.forward import LAYOUT, NOTHING, Kind
+from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, View
 
 NEVER = 1 << 62
 
 
+@short
 @dataclass(eq=False, slots=True)
 class Storage:
     """One allocation, numbered in order of appearance.
@@ -50,6 +52,7 @@ class Storage:
         return self.dtype.itemsize
 
 
+@short
 @dataclass(eq=False, slots=True)
 class Value:
     """One tensor object: a view of a storage. ``made`` is the seq at which it appeared.
@@ -80,6 +83,7 @@ class Value:
 Span = tuple[Storage, View]
 
 
+@short
 @dataclass(eq=False, slots=True)
 class Event:
     """Data read, overwritten unread, or written by one operation of the dispatcher; ``handed``: all it was given."""
@@ -91,6 +95,7 @@ class Event:
     handed: list[Storage] = field(default_factory=list)
 
 
+@short
 @dataclass(eq=False, slots=True)
 class Op:
     """One call of a torch function made from Python while no other was running.
@@ -137,6 +142,7 @@ class Op:
         return self.args_tainted or self.draws
 
 
+@short
 @dataclass(eq=False, slots=True)
 class ModuleCall:
     """One call of a hooked module. ``items``: the operations and calls inside, in order."""
@@ -172,6 +178,7 @@ class Refusal:
     reason: str
 
 
+@short
 @dataclass(eq=False)
 class Trace:
     """The record of one forward.

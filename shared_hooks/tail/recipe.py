@@ -14,6 +14,7 @@ import torch
 
 from shared_hooks.crossing import Crossing, Fill, TensorForm
 from shared_hooks.modules import ROOT
+from shared_hooks.showing import short
 from shared_hooks.state import PythonState, Settings
 from shared_hooks.tensors import Structure, View, dtype_name
 
@@ -140,6 +141,7 @@ def label(step: Step | Nothing) -> str:
 _VERBS = {Enter: "enter", Skip: "skip", Answer: "answer", ReadValue: "read", Run: "run", End: "end"}
 
 
+@short
 @dataclass(eq=False)
 class Recipe:
     """How to resume after one cut. ``counts``: how often each module was called before it.

@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.docs.commands import PROMPT
 from tests.docs.pages import LANGUAGES, ROOT, anchors, blocks, links, pages, slug
 
 
@@ -29,6 +30,7 @@ def _leads(page: Path, target: str) -> bool:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_says_what_it_is(page: Path) -> None:
     wrong = [block.where for block in blocks(page) if block.language not in LANGUAGES]
+    wrong += [block.where for block in blocks(page) if block.language == "text" and PROMPT.match(block.text)]
     assert not wrong, f"a fence with one of {', '.join(sorted(LANGUAGES))} is expected: {', '.join(wrong)}"
 
 

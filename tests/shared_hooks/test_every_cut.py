@@ -10,6 +10,7 @@ import pytest
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, IsthmusError
 from tests.shared_hooks.cutting import case_of, cuts_of, head, planned, some_cuts_of, tail, whole
+from tests.shared_hooks.shown import check
 from tests.zoo import CASES, Case
 from tests.zoo.compare import differences
 
@@ -51,6 +52,8 @@ def test_every_cut_is_exact(case: Case) -> None:
             if case.loud and isinstance(error, IsthmusError):
                 continue
             failures.append(f"cut {cut}: {type(error).__name__}: {error}")
+        else:
+            check(early, cloud.recipes.recipe(early, cloud.device), *cloud.get_layer_metrics()[-1:])
     assert not failures, "\n".join(failures)
 
 
@@ -65,6 +68,8 @@ def test_few_cuts_are_refused_and_each_says_why(case: Case) -> None:
             wrapped.forward(*args, end=layer.layer_id, **kwargs)
     reasons = "\n".join(f"{layer.name}: {layer.reason}" for layer in refused)
     assert len(refused) <= case.max_refused * len(wrapped.layers), reasons
+    with case.setting():
+        check(wrapped, wrapped.layers, wrapped.plan(*args, **kwargs))  # nothing of it is shown at length
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.listed], ids=lambda case: case.name)
