@@ -14,6 +14,7 @@ from edge_client.commands.feed import Named
 from edge_client.commands.layer_table import layer_table
 from edge_client.commands.outcome import Outcome
 from edge_client.commands.output import table
+from edge_client.commands.pace import Pace
 from edge_client.modes import EDGE_ONLY
 from edge_client.screen.observation_table import tables
 from edge_client.screen.text import milliseconds, one_line, printable, size
@@ -40,6 +41,10 @@ class Totals:
     bytes_down: int = 0
     measured_ns: int = 0
     times: Times = field(default_factory=Times)
+    paced: int = 0
+    """Answered, and not the first, which is told apart (`Pace`)."""
+    paced_ns: int = 0
+    paced_times: Times = field(default_factory=Times)
     cuts: dict[str, int] = field(default_factory=dict)
     """Where inputs were cut, in words, and how many."""
     layers: dict[tuple[int | None, str], None] = field(default_factory=dict)
@@ -51,7 +56,7 @@ class Totals:
         """Outcomes with an answer."""
         return self.count - self.failed
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome, pace: Pace) -> None:
         """One more."""
         self.count += 1
         answer = outcome.answer
@@ -67,6 +72,10 @@ class Totals:
         self.bytes_down += answer.bytes_down
         self.measured_ns += outcome.measured_ns
         self.times = Times.total((self.times, outcome.times))
+        if pace.add(outcome.measured_ns):
+            self.paced += 1
+            self.paced_ns += outcome.measured_ns
+            self.paced_times = Times.total((self.paced_times, outcome.times))
         self.cuts[outcome.cut] = self.cuts.get(outcome.cut, 0) + 1
         self.layers[answer.layer_id, answer.split] = None
         self.transforms.update(dict.fromkeys(answer.transforms))
@@ -84,12 +93,14 @@ class Report:
         device: str,
         witness: float = 0.0,
         tally: Tally | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._about = {"model": model, "server": server, "split": split, "codec": codec, "device": device}
         self._tally = tally
         self._outcomes: deque[Outcome] = deque(maxlen=None if tally is None else KEPT)
         self._differing: list[Outcome] = []  # no longer kept, and not the whole model's
         self._totals = Totals()
+        self._pace = pace or Pace()
         self._began = time.perf_counter()
         self._seconds = 0.0
         self._witness = witness
@@ -108,13 +119,14 @@ class Report:
     def start(self) -> None:
         """Begin to count the time anew: what was before was preparation."""
         self._began = time.perf_counter()
+        self._pace.start()
 
     def add(self, outcome: Outcome) -> None:
         """The next input's outcome, in the order of the inputs."""
         if len(self._outcomes) == self._outcomes.maxlen and (old := self._outcomes[0]).answer is not None:
             self._differing += [old] * witnesses.differing([old.answer])
         self._outcomes.append(outcome)
-        self._totals.add(outcome)
+        self._totals.add(outcome, self._pace)
 
     def line(self, outcome: Outcome, width: int) -> str:
         """An added outcome's lines, with its cut where that is not the first input's, and what a witness found."""
@@ -162,6 +174,7 @@ class Report:
             "wall_seconds": self._seconds,
             "measured_ns": totals.measured_ns,
             "times_ns": totals.times.as_dict(),
+            "pace": self._pace.as_dict(),
             "witness": witnesses.as_dict(self._witnessed, self._witness, self.refused) if self._witness else None,
         }
 
@@ -217,6 +230,7 @@ class Report:
             f"{totals.answered} of {totals.count} inputs answered in {self._seconds:.2f} s"
             f"{f', {totals.failed} failed' if totals.failed else ''}{', then interrupted' if self.interrupted else ''}"
         ]
+        lines += self._pace.lines()
         if self._tally is not None:
             lines.append(printable(self._tally.summary()))
         if self._before:
@@ -243,7 +257,11 @@ class Report:
         return "\n".join(lines)
 
     def _times_table(self) -> str:
-        count, total = self._totals.answered, self._totals.times
+        """Of all but the first, where there are more."""
+        totals = self._totals
+        count, total, measured = totals.paced, totals.paced_times, totals.paced_ns
+        if not count:
+            count, total, measured = totals.answered, totals.times, totals.measured_ns
         end_to_end = total.end_to_end
 
         def row(label: str, ns: int) -> list[str]:
@@ -251,5 +269,5 @@ class Report:
             return [label, milliseconds(ns / count), milliseconds(ns), share]
 
         rows = [row(label, ns) for label, ns in total.rows()]
-        rows += [row("sum of the rows", end_to_end), row("measured end to end", self._totals.measured_ns)]
+        rows += [row("sum of the rows", end_to_end), row("measured end to end", measured)]
         return table(["where the time went", "mean ms", "total ms", "share"], rows, right=(1, 2, 3))

@@ -16,9 +16,12 @@ from edge_client.commands import exits, witnesses
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.feed import Feed, Named, feed_of
 from edge_client.commands.hooks import as_dicts, configured
-from edge_client.commands.loading import choice_of, cut_for
+from edge_client.commands.kept import Kept
+from edge_client.commands.loading import choice_of, cut_for, first_readable
+from edge_client.commands.looking import Looking
 from edge_client.commands.outcome import Outcome
 from edge_client.commands.output import check_json_target, write_json
+from edge_client.commands.pace import Pace
 from edge_client.commands.report import Report
 from edge_client.commands.run_journal import RunJournal
 from edge_client.commands.server import needed, running
@@ -55,20 +58,27 @@ def main(options: argparse.Namespace) -> int:
 
         chooses = auto.choosing_of(options)
         auto.log_moves(options.debug)
-    with closing(feed_of(options)) as feed, running(server, choice_of(options), options.observers) as address:
-        return _run(options, address, feed, chooses)
+    with (
+        closing(feed_of(options)) as feed,
+        running(server, choice_of(options), options.observers) as address,
+        closing(Looking(options.sinks, options.dashboard)) as looking,
+    ):
+        return _run(options, address, feed, chooses, looking)
 
 
-def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: Choosing | None) -> int:
+def _run(
+    options: argparse.Namespace, server: str | None, feed: Feed, chooses: Choosing | None, looking: Looking
+) -> int:
     choice = choice_of(options)
     spec = choice.spec()
     lifecycle = configured(options.config, options.log_level, options.log_format)
     maps = None if options.heat_maps is None else _heat_maps(options.heat_maps, options.observers)
+    kept = None if options.save is None else Kept(options.save, spec)
     client = EdgeClient(
         server,
         choice.with_spec(spec),
         codec=options.codec,
-        metrics=bool(options.layers or options.json),
+        metrics=bool(options.layers or options.json or looking.wanted),
         deadline=options.deadline,
         observers=options.observers,
         witness=options.witness,
@@ -85,6 +95,7 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
     before: list[dict[str, Any]] = []
     stopped = False
     try:
+        looking.begin(client)
         client.prepare()
         client.split = "input" if chooses else cut_for(client, options.split, feed.samples)
         if client.loaded is not None:
@@ -95,7 +106,7 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
             feed.items, before = journal.left(feed.items)
         tally = feed.tally if feed.items is None else None
         about = (spec.model_id, server, options.split, options.codec, str(client.device), options.witness)
-        report = Report(*about, tally)
+        report = Report(*about, tally, Pace(options.in_flight, options.warmup))
         if before:
             report.resume(before)
             print(f"edge-client: {len(before)} inputs are in {options.journal} already", file=sys.stderr)
@@ -109,13 +120,19 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
                 try:
                     with auto.auto_client(chooses, client, feed.samples) as chooser:
                         chosen.append(chooser)
+                        looking.follow(chooser)
+                        _warm_up(chooser, spec, feed, options.warmup)
+                        looking.count(client)
                         report.start()
-                        _send(chooser, spec, feed, report, maps, journal, show=not options.no_progress)
+                        _send(chooser, spec, feed, report, maps, kept, journal, show=not options.no_progress)
                 finally:  # once nobody decides any more
                     decisions = chosen[0].decisions.all if chosen else []
             else:
                 client.open()
-                _send(client, spec, feed, report, maps, journal, show=not options.no_progress)
+                _warm_up(client, spec, feed, options.warmup)
+                looking.count(client)
+                report.start()
+                _send(client, spec, feed, report, maps, kept, journal, show=not options.no_progress)
         except JournalFull as error:
             stopped = True
             print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
@@ -155,9 +172,18 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
     if options.json:
         known = report.as_dict() if decisions is None else {**report.as_dict(), "decisions": decisions}
         write_json({**known, "lifecycle": as_dicts(lifecycle), "exit_status": status}, options.json, options.stdout)
-    if maps is not None:
-        print(printable(maps.summary()), flush=True)
+    for written in (maps, kept):
+        if written is not None:
+            print(printable(written.summary()), flush=True)
     return status
+
+
+def _warm_up(client: EdgeClient | AutoClient, spec: ModelSpec, feed: Feed, count: int) -> None:
+    """``count`` requests that nobody counts; what fails in them is told when its turn comes."""
+    if count:
+        first = first_readable(spec, feed.samples)
+        for _ in client.infer_many([first] * count, prepare=spec.preprocess, failures="return"):
+            pass
 
 
 def _send(
@@ -166,6 +192,7 @@ def _send(
     feed: Feed,
     report: Report,
     maps: HeatMaps | None,
+    kept: Kept | None,
     journal: RunJournal | None,
     *,
     show: bool,
@@ -178,6 +205,8 @@ def _send(
         for number, answer in enumerate(answers, 1):
             item = feed.next_done()
             outcome = _outcome(spec, item, answer)
+            if kept is not None and isinstance(answer, Answer):
+                kept.write(number, item, answer.output, outcome.predictions)
             if journal is not None:
                 assert isinstance(item, InputItem)
                 try:

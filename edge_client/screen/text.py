@@ -21,6 +21,17 @@ def milliseconds(ns: float) -> str:
     return f"{ns / 1e6:.3f}"
 
 
+def number(value: float) -> str:
+    """Four digits without an exponent; 0 for what only rounding has left."""
+    if not math.isfinite(value):
+        return "none" if math.isnan(value) else "without limit"
+    if abs(value) < 1e-6:
+        return "0"
+    places = max(0, 3 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def size(nbytes: int | None) -> str:
     """Bytes with a unit; "-" for None."""
     if nbytes is None:

@@ -8,6 +8,7 @@ images       image file -> tensor
 uploads      input files that a client sends as bytes
 tokenizers   the tokenizer that a spec names
 predictions  output -> `Prediction`
+drawing      boxes, masks and classes on the picture that a model saw
 weights      safetensors -> model, strictly
 mapped       ... parameters that stay in their files until they are needed
 unfilled     ... and a model built without memory for them

@@ -80,13 +80,17 @@ class ImagePreprocess:
 
     def __call__(self, path: Path) -> torch.Tensor:
         """Raises InputMismatch for a file that is not an image or has no 8-bit channels."""
+        return self._tensor(self._read(path, path))
+
+    def seen(self, path: Path) -> Image.Image:
+        """The picture that the model sees: turned, resized, cropped. Raises InputMismatch."""
         return self._read(path, path)
 
     def of_bytes(self, data: bytes, name: str, max_pixels: int) -> torch.Tensor:
         """The same of an image file's bytes from elsewhere. Raises TooLarge before it decodes more than so much, or
         scales to more.
         """
-        return self._read(io.BytesIO(data), name, uploads.IMAGE_FORMATS, max_pixels)
+        return self._tensor(self._read(io.BytesIO(data), name, uploads.IMAGE_FORMATS, max_pixels))
 
     def of_pixels(self, pixels: Pixels) -> torch.Tensor:
         """The same of a frame that is in memory already."""
@@ -113,7 +117,7 @@ class ImagePreprocess:
         path: Path | str,
         formats: tuple[str, ...] | None = None,
         max_pixels: int | None = None,
-    ) -> torch.Tensor:
+    ) -> Image.Image:
         from PIL import Image, ImageOps, UnidentifiedImageError
 
         try:
@@ -126,7 +130,7 @@ class ImagePreprocess:
                     raise InputMismatch(
                         f"{path} has pixels of more than 8 bits (mode {file.mode}); convert it, or give it as .npy"
                     )
-                image = self._resize(ImageOps.exif_transpose(file).convert(self.mode))
+                return self._resize(ImageOps.exif_transpose(file).convert(self.mode))
         except FileNotFoundError:
             raise InputMismatch(f"no such input: {path}") from None
         except UnidentifiedImageError as error:  # whose own text names an object in memory where the file is bytes
@@ -139,7 +143,6 @@ class ImagePreprocess:
             Image.DecompressionBombWarning,
         ) as error:
             raise InputMismatch(f"{path} cannot be read as an image: {error}") from error
-        return self._tensor(image)
 
     def _tensor(self, image: Image.Image) -> torch.Tensor:
         pixels = np.array(image, dtype=np.float32).reshape(image.height, image.width, _CHANNELS[self.mode])

@@ -30,6 +30,7 @@ from shared_hooks.showing import short
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from shared_hooks.models.drawing import Drawing
     from shared_hooks.models.mapped import MappedWeights
     from shared_hooks.selection.file import Selection
 
@@ -65,6 +66,7 @@ class ModelSpec:
     _keywords: frozenset[str] = frozenset()
     _preprocess: ImagePreprocess | str | None = None
     _postprocess: TopK | str = field(default_factory=lambda: TopK(strict=False))
+    _drawing: Drawing | None = None
 
     def load_model(self, device: torch.device | str = "cpu") -> nn.Module:
         """A new model with its weights, in eval mode, on ``device``.
@@ -226,6 +228,22 @@ class ModelSpec:
         keyword = self._images("").keyword
         return ((), {keyword: image}) if keyword else ((image,), {})
 
+    @property
+    def draws(self) -> bool:
+        """Whether [draw] says where in an output is what can be drawn."""
+        return self._drawing is not None
+
+    def draw(self, item: InputItem | Path | str, output: object) -> Image:
+        """What [draw] finds in ``output`` on the picture that the model saw (without [preprocess]: on the file itself).
+
+        Raises SpecError without [draw], InputMismatch where the file is no image or the output holds no such thing.
+        """
+        if self._drawing is None:
+            raise SpecError(f"{self.origin}: the spec has no [draw], which says where boxes, masks or classes are")
+        images = self._preprocess if isinstance(self._preprocess, ImagePreprocess) else ImagePreprocess()
+        picture = images.seen(item.path if isinstance(item, InputItem) else Path(item))
+        return self._drawing(output, picture, self.labels)
+
     def load_tokenizer(self) -> Any:
         """What the spec names to make text of token ids; None where it names nothing. Raises SpecError."""
         if self.tokenizer is None:
@@ -338,6 +356,7 @@ def spec_from_table(
         _keywords=keywords,
         _preprocess=preprocess,
         _postprocess=TopK(strict=False) if postprocess is None else postprocess,
+        _drawing=_drawing(table),
     )
     table.done()
     return spec
@@ -358,6 +377,15 @@ def _weights(table: Table, folder: Path) -> tuple[Path, ...]:
         if not file.endswith(".safetensors"):
             table.fail("weights", f'{expected}, found "{file}" (other formats can run code when loaded)')
     return tuple(folder / file for file in files)
+
+
+def _drawing(table: Table) -> Drawing | None:
+    options = table.table("draw")
+    if options is None:
+        return None
+    from shared_hooks.models.drawing import Drawing  # few models have it
+
+    return Drawing.from_table(options)
 
 
 def _target(table: Table, key: str, otherwise: str) -> str | None:
