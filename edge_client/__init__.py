@@ -23,6 +23,7 @@ witness     answers also computed whole here
 survey      gathers what a plan needs: link, server's profile, our own
 planning    which cut is best, from numbers alone
 adaptive    `AutoClient`: the cut chosen anew for every request
+live        a page in the browser, and sinks, while requests run
 sweeping    every cut measured: tables and a report
 pruning     channel selection, tested
 tasks       what the commands do, as functions: plan, profile, sweep, prune, hierarchy, layers, verify
