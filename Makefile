@@ -143,7 +143,7 @@ protos: $(DEV)
 	$(PY) -m protos.generate
 
 docs: $(DEV)
-	$(PY) -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 docs-update: $(DEV)
 	$(PY) -m tests.docs.update $(PAGES)

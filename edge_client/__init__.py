@@ -3,6 +3,8 @@
 client      `EdgeClient`: infer, infer_many
 answer      `Answer`, `Failure`
 call        what a model is called with
+given       one input, from a file or from memory
+units       sizes, rates and durations as people write them
 modes       ways to run without a cut
 sources     where inputs come from: files, videos, cameras
 tracing     a trace for every request, for OpenTelemetry
@@ -21,8 +23,10 @@ witness     answers also computed whole here
 survey      gathers what a plan needs: link, server's profile, our own
 planning    which cut is best, from numbers alone
 adaptive    `AutoClient`: the cut chosen anew for every request
+live        a page in the browser, and sinks, while requests run
 sweeping    every cut measured: tables and a report
 pruning     channel selection, tested
+tasks       what the commands do, as functions: plan, profile, sweep, prune, hierarchy, layers, verify
 process     a server that the client starts on loopback
 screen      text, progress, tables
 doctor      the way to a server, and whether both sides agree
@@ -42,6 +46,13 @@ if TYPE_CHECKING:
     from edge_client.client import CONNECTION_ERRORS, EdgeClient
     from edge_client.credentials import Credentials
     from edge_client.model_choice import ModelChoice
+    from edge_client.tasks.hierarchy import hierarchy
+    from edge_client.tasks.layers import layers
+    from edge_client.tasks.plan import plan
+    from edge_client.tasks.profile import profile
+    from edge_client.tasks.prune import prune
+    from edge_client.tasks.sweep import sweep
+    from edge_client.tasks.verify import verify
     from edge_client.transport import ConnectionOptions, KeepAlive, State, Times
     from edge_client.witness import Witness
 
@@ -59,6 +70,13 @@ _HOME = {
     "State": "transport.state",
     "Times": "transport.times",
     "Witness": "witness",
+    "hierarchy": "tasks.hierarchy",
+    "layers": "tasks.layers",
+    "plan": "tasks.plan",
+    "profile": "tasks.profile",
+    "prune": "tasks.prune",
+    "sweep": "tasks.sweep",
+    "verify": "tasks.verify",
 }
 
 __all__ = [
@@ -76,6 +94,13 @@ __all__ = [
     "Times",
     "Witness",
     "__version__",
+    "hierarchy",
+    "layers",
+    "plan",
+    "profile",
+    "prune",
+    "sweep",
+    "verify",
 ]
 
 

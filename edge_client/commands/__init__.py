@@ -12,10 +12,10 @@ outcome     what became of one input
 pace        how long requests took, and how many a second
 kept        outputs that are saved
 constraints limits, from them
-units       sizes, rates and durations
 auto        run with --split auto
 run_journal run with --journal
 witnesses   run with --witness
-report, layer_table, hierarchy_tree, heat_maps, output   what is printed and written
+looking     run with --dashboard and --sink
+report, layer_table, heat_maps, output   what is printed and written
 exits       exit statuses
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from edge_client.commands import units
+from edge_client import units
 from edge_client.planning.objective import Constraints
 
 

@@ -5,6 +5,7 @@ predict      profiles, link, load -> candidates
 objective    what "best" means
 explain      a decision as text
 link         what a link carries
+speed        how fast a link is, with its spread
 calibration  predictions corrected by measurements
 partitioners other ways to choose
 

@@ -22,19 +22,21 @@ STEPS: Final = 40
 
 @dataclass(frozen=True)
 class BreakEven:
-    """``now`` and ``at`` in ``unit``; ``at`` None = the runner-up wins at no value, ``WIDEST`` times less or more."""
+    """``now`` and ``at`` in ``unit``; ``now`` None = cannot be told, ``at`` None = the runner-up wins at no value,
+    ``WIDEST`` times less or more. ``more``: whether ``at`` is more than it is now.
+    """
 
     what: str
     unit: str
-    now: float
+    now: float | None
     at: float | None
+    more: bool = False
 
     def __str__(self) -> str:
+        now = "which cannot be told now" if self.now is None else f"now {_number(self.now)} {self.unit}"
         if self.at is None:
-            now = f"{_number(self.now)} {self.unit}" if math.isfinite(self.now) else "faster than can be measured"
-            return f"{self.what}: at no value (now {now})"
-        relation = "above" if self.at > self.now else "below"
-        return f"{self.what}: {relation} {_number(self.at)} {self.unit} (now {_number(self.now)})"
+            return f"{self.what}: at no value ({now})"
+        return f"{self.what}: {'above' if self.more else 'below'} {_number(self.at)} {self.unit} ({now})"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -65,9 +67,9 @@ def break_evens(decision: Decision, objective: Objective, link: Link, repredict:
         return []
     # A round trip near nothing is searched from a microsecond on.
     rtt = max(link.rtt_ns, 1e3)
-    up = link.up.bytes_per_second * 8 / 1e6
+    goodput, told = link.up.bytes_per_second * 8 / 1e6, link.speed_up.value
     found = [
-        ("uplink goodput", "Mbit/s", up, lambda f: lead(uplink(link, f), 1, 1)),
+        ("uplink goodput", "Mbit/s", goodput, lambda f: lead(uplink(link, f), 1, 1)),
         ("round trip", "ms", rtt / 1e6, lambda f: lead(round_trip(link, f * rtt), 1, 1)),
         ("server speed", "x", 1.0, lambda f: lead(link, 1, 1 / f)),
         ("edge speed", "x", 1.0, lambda f: lead(link, 1 / f, 1)),
@@ -75,7 +77,9 @@ def break_evens(decision: Decision, objective: Objective, link: Link, repredict:
     result = []
     for what, unit, now, difference in found:
         factor = crossing(difference) if math.isfinite(now) else None
-        result.append(BreakEven(what, unit, now, None if factor is None else factor * now))
+        at = None if factor is None else factor * now
+        known = now if what != "uplink goodput" else None if told is None else told * 8 / 1e6
+        result.append(BreakEven(what, unit, known, at, factor is not None and factor > 1))
     return result
 
 

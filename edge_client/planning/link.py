@@ -5,11 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from edge_client.planning.speed import Speed, half_of
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Nanoseconds by bytes: straight lines between measured points, beyond the last one its last slope.
+    """Nanoseconds by bytes: straight lines between measured points, beyond the last by `bytes_per_second`.
 
     ``points`` are (bytes, ns), bytes rising from 0. Times never fall with more bytes.
     """
@@ -36,19 +39,30 @@ class Curve:
     def ns(self, nbytes: float) -> float:
         """Nanoseconds that ``nbytes`` take."""
         points = self.points
-        if len(points) == 1:
-            return points[0][1]
-        at = min(max(1, bisect_left([size for size, _ in points], nbytes)), len(points) - 1)
+        last, ns = points[-1]
+        if nbytes >= last:
+            return ns + (nbytes - last) * self._slope
+        at = max(1, bisect_left([size for size, _ in points], nbytes))
         (size0, ns0), (size1, ns1) = points[at - 1], points[at]
         return ns0 + (ns1 - ns0) * (nbytes - size0) / (size1 - size0)
 
     @property
-    def bytes_per_second(self) -> float:
-        """Goodput between the two largest points; infinite when more bytes cost nothing measurable."""
+    def _slope(self) -> float:
+        """Nanoseconds a byte, between the largest size and the largest that is at most half of it: between two sizes
+        that hardly differ there is only noise.
+        """
         if len(self.points) < 2:
-            return float("inf")
-        (size0, ns0), (size1, ns1) = self.points[-2:]
-        return (size1 - size0) / (ns1 - ns0) * 1e9 if ns1 > ns0 else float("inf")
+            return 0.0
+        last, ns = self.points[-1]
+        half = half_of([size for size, _ in self.points], last)
+        return (ns - dict(self.points)[half]) / (last - half)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Goodput of the largest sizes; infinite when more bytes cost nothing measurable. What may be said of it to
+        people, with its spread, is `Link.speed_up`.
+        """
+        return 1e9 / self._slope if self._slope > 0 else float("inf")
 
 
 @dataclass(frozen=True)
@@ -61,11 +75,35 @@ class Link:
     down: Curve
     source: str = "measured"
     """"measured", or the numbers that were given: for the reader of a plan."""
+    measured_up: Speed | None = None
+    """From single rounds; None for a link that was given."""
+    measured_down: Speed | None = None
+
+    @property
+    def speed_up(self) -> Speed:
+        """How fast it is, with its spread; or that it cannot be told."""
+        return self.measured_up or Speed.exactly(self.up.bytes_per_second)
+
+    @property
+    def speed_down(self) -> Speed:
+        """As `speed_up`."""
+        return self.measured_down or Speed.exactly(self.down.bytes_per_second)
 
     @property
     def rtt_ns(self) -> float:
         """A request and an answer of no bytes."""
         return self.up.ns(0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; a speed that cannot be told is null, with the reason."""
+        return {
+            "rtt_ns": self.rtt_ns,
+            **self.speed_up.as_dict("up_"),
+            **self.speed_down.as_dict("down_"),
+            "up_points": [list(point) for point in self.up.points],
+            "down_points": [list(point) for point in self.down.points],
+            "source": self.source,
+        }
 
     def network_ns(self, bytes_up: float, bytes_down: float) -> float:
         """Nanoseconds on the network for a request and its answer."""

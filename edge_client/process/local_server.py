@@ -64,7 +64,10 @@ def local_server(
 
 def _words_of(choice: ModelChoice) -> list[str]:
     if not isinstance(choice.model, str):
-        raise SpecError(f"a local server takes a model by its name or file, not {type(choice.model).__name__}")
+        raise SpecError(
+            "a server that is started here takes a model by its name or file, not "
+            f"{type(choice.model).__name__}: start cloud-server with a spec that makes it, and give its HOST:PORT"
+        )
     words = ["--model", choice.model, "--device", choice.device]
     for file in choice.weights:
         words += ["--weights", file]

@@ -1,36 +1,39 @@
-"""The files that channels are chosen by and judged on, in batches, and what a model says to them."""
+"""The inputs that channels are chosen by and judged on, in batches, and what a model says to them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from torch import nn
 
+from edge_client.given import Given, labelled, named
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import InputItem, ModelSpec, find_inputs
 from shared_hooks.models.example import to_device
 from shared_hooks.selection.capture import Sample, run
 from shared_hooks.selection.places import Box, matched
 
+Data = str | Path | Iterable[Any]
+"""A folder or a glob of files; or pairs of an input in memory and its label."""
 
-def find(folder: str, option: str) -> list[InputItem]:
+
+def find(folder: str, option: str) -> list[Given]:
     """The input files of a folder (or glob); with none in it, of its sub-folders, each named as its class."""
     root = Path(folder)
     try:
-        return find_inputs(folder)
+        return named(find_inputs(folder))
     except InputMismatch as error:
         classes = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
         found = [dataclasses.replace(item, truth=path.name) for path in classes for item in _inside(path)]
         if not found:
             raise SpecError(f"{option}: {error}") from error
-        return found
+        return named(found)
 
 
 def _inside(path: Path) -> list[InputItem]:
@@ -40,37 +43,36 @@ def _inside(path: Path) -> list[InputItem]:
         return []
 
 
-def separate(data: str, calibration: str | None) -> tuple[list[InputItem], list[InputItem]]:
-    """(to choose by, to judge on). No file is in both, whatever it is called. Raises SpecError.
+def separate(data: Data, calibration: Data | None) -> tuple[list[Given], list[Given]]:
+    """(to choose by, to judge on). No input is in both, whatever it is called. Raises SpecError, InputMismatch.
 
-    Without ``calibration`` every other file of each class is to choose by, so that either half has all classes.
+    Without ``calibration`` every other one of each class is to choose by, so that either half has all classes.
     """
-    judged = find(data, "--data")
+    judged = _all(data, "--data")
     if calibration is None:
         if len(judged) < 4:
             raise SpecError(f"--data: {len(judged)} files are too few to calibrate and test on; give --calibration")
-        by_truth = sorted(judged, key=lambda item: item.truth or "")
-        first = {item.path for item in by_truth[0::2]}
-        return [item for item in judged if item.path in first], [item for item in judged if item.path not in first]
-    chosen = find(calibration, "--calibration")
-    known = {_digest(item): item for item in chosen}
-    for item in judged:
-        if (twin := known.get(_digest(item))) is not None:
-            raise SpecError(f"{item.path} is also in --calibration ({twin.path}): choose and test on different files")
+        order = sorted(range(len(judged)), key=lambda at: judged[at].truth or "")
+        first = set(order[0::2])
+        return [judged[at] for at in sorted(first)], [one for at, one in enumerate(judged) if at not in first]
+    chosen = _all(calibration, "--calibration")
+    known = {one.digest(): one for one in chosen}
+    for one in judged:
+        if (twin := known.get(one.digest())) is not None:
+            raise SpecError(
+                f"{one.origin} is also in --calibration ({twin.origin}): choose and test on different files"
+            )
     return chosen, judged
 
 
-def _digest(item: InputItem) -> str:
-    try:
-        return xxhash.xxh3_128_hexdigest(item.path.read_bytes())
-    except OSError as error:
-        raise SpecError(f"{item.path} cannot be read: {error.strerror}") from error
+def _all(data: Data, option: str) -> list[Given]:
+    return find(str(data), option) if isinstance(data, (str, Path)) else labelled(data, option)
 
 
 def samples(
-    spec: ModelSpec, items: Sequence[InputItem], device: torch.device, batch: int, boxes: Mapping[str, list[Box]] | None
+    spec: ModelSpec, items: Sequence[Given], device: torch.device, batch: int, boxes: Mapping[str, list[Box]] | None
 ) -> list[Sample]:
-    """The files as calls of the model. Up to ``batch`` go into one where every tensor is a batch of one of one shape.
+    """The inputs as calls of the model. Up to ``batch`` go into one where every tensor is a batch of one of one shape.
 
     With ``boxes`` (by file name; a file without any is looked at nowhere) one at a time.
     """
@@ -83,10 +85,10 @@ def samples(
             waiting.clear()
 
     for item in items:
-        args, kwargs = spec.preprocess(item)
+        args, kwargs = item.read(spec)
         sample = Sample(to_device(args, device), to_device(kwargs, device), (item.truth,))
         if boxes is not None:
-            made.append(dataclasses.replace(sample, boxes=boxes.get(item.name, []), name=item.name))
+            made.append(dataclasses.replace(sample, boxes=boxes.get(item.file_name, []), name=item.file_name))
             continue
         if waiting and (len(waiting) == batch or _shapes(sample) != _shapes(waiting[0])):
             flush()

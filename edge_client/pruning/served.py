@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from edge_client.client import EdgeClient
+from edge_client.given import Given
 from edge_client.model_choice import ModelChoice
 from edge_client.process.local_server import local_server
-from shared_hooks.models import InputItem, ModelSpec
+from shared_hooks.models import ModelSpec
 from shared_hooks.models.example import to_device
 from shared_hooks.selection.capture import Sample, run
 
@@ -68,7 +69,7 @@ class Served:
         }
 
 
-def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[InputItem], choice: ModelChoice) -> list[Served]:
+def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[Given], choice: ModelChoice) -> list[Served]:
     """One round after the other, each way once a round, so that a machine that warms up favours none.
 
     ``spec`` is that of ``choice``, which names the model by words.
@@ -99,7 +100,7 @@ def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[InputItem], choi
         answers: list[list[Any]] = [[] for _ in ways]
         exact, right = [0] * len(ways), [0] * len(ways)
         for number, item in enumerate([*items[:WARMUP], *items]):
-            args, kwargs = spec.preprocess(item)
+            args, kwargs = item.read(spec)
             for index, client in enumerate(clients):
                 answer = client.infer(*args, **kwargs)
                 if number < min(WARMUP, len(items)):

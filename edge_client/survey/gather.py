@@ -268,8 +268,8 @@ def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:
     return FileInput(path, Path(path).suffix.lower(), nbytes, Quartiles.of(took))
 
 
-def _served(server: str, model_id: str, credentials: Credentials | None) -> Any:
-    """What the server says of this model (`split_pb2.ModelInfo`); None where it says nothing."""
+def models_of(server: str, credentials: Credentials | None = None) -> list[Any]:
+    """What the server says of its models (`split_pb2.ModelInfo`); nothing where it says nothing."""
     import grpc
 
     with dial(server, credentials=credentials) as channel:
@@ -279,10 +279,14 @@ def _served(server: str, model_id: str, credentials: Credentials | None) -> Any:
             response_deserializer=split_pb2.ListModelsReply.FromString,
         )
         try:
-            models = ask(split_pb2.ListModelsRequest(), timeout=SAID_SECONDS, wait_for_ready=True).models
+            return list(ask(split_pb2.ListModelsRequest(), timeout=SAID_SECONDS, wait_for_ready=True).models)
         except grpc.RpcError:
-            return None
-    return next((one for one in models if one.model_id == model_id), None)
+            return []
+
+
+def _served(server: str, model_id: str, credentials: Credentials | None) -> Any:
+    """What the server says of this model; None where it says nothing."""
+    return next((one for one in models_of(server, credentials) if one.model_id == model_id), None)
 
 
 def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served: Any) -> list[str]:

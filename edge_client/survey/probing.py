@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import grpc
@@ -14,10 +14,11 @@ from edge_client.dial import check_address, dial
 from edge_client.handshake import why_not
 from edge_client.load import Load
 from edge_client.planning.link import Curve, Link
+from edge_client.planning.speed import Speed, speed_of
 from edge_client.survey.prober import LinkProber, Round
 from edge_client.transport import KeepAlive, check_seconds, verdict
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import BadFrame, ServerUnavailable
+from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable
 from shared_hooks.profiling.quartiles import Quartiles
 
 SIZES: Final = (0, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
@@ -26,6 +27,11 @@ WARMUP: Final = 5
 REPETITIONS: Final = 15
 PROFILE_SECONDS: Final = 600.0
 LEAST: Final = 3
+FEW: Final = 7
+"""Rounds of each size that is sent only to tell how fast a link is."""
+WIDE: Final = 1.5
+"""The speed's interval is to be no wider than that, from end to end."""
+MOST_PROBED: Final = 1 << 20
 BUSY_SECONDS: Final = 0.003
 SOON_SECONDS: Final = 1.0
 """After which it is asked why there is no connection yet."""
@@ -42,7 +48,8 @@ def probe(
     credentials: Credentials | None = None,
 ) -> tuple[Link, Load]:
     """Rounds of all sizes in turns on one stream, about ``seconds`` in all: the middle of each, `LEAST` rounds of it
-    unless the link is too slow for that.
+    unless the link is too slow for that. Where these do not tell how fast the link is and there is time left, larger
+    rounds follow, up to `MOST_PROBED` bytes, for that alone.
 
     A size that would take more than the time is left out: `Curve` goes on in a straight line. Before each round this
     thread computes for `BUSY_SECONDS`, as a request's does: clocks, caches and a CPU quota are as computing leaves them
@@ -50,7 +57,7 @@ def probe(
     an answer for ``patience`` seconds, and Disagreement for a server too old to be probed.
     """
     check_seconds("seconds", seconds)
-    up = [(nbytes, 0) for nbytes in sorted({0, *sizes})]
+    up = [(nbytes, 0) for nbytes in sorted({0, max(sizes, default=0) // 2, *sizes})]
     down = [(0, nbytes) for nbytes in sorted({0, *answer_sizes})]
     total = LEAST * (len(up) + len(down) - 1)
     found: dict[tuple[int, int], list[Round]] = {}
@@ -82,12 +89,36 @@ def probe(
                 break
             for kind in list(found):
                 last = measure(kind)
+        asked = {kind: list(rounds) for kind, rounds in found.items()}
+        # A fast link is told by larger rounds only. Requests send no such: they are no part of the curve.
+        size = max(nbytes for nbytes, _ in found)
+        while _speed(found, 0).ratio > WIDE and 0 < size < MOST_PROBED:
+            left = seconds - (time.monotonic() - began)
+            if 6 * FEW * (_middle(found[size, 0]) / 1e9 + BUSY_SECONDS) > left:
+                break
+            size = min(4 * size, MOST_PROBED)
+            try:
+                for _ in range(FEW):
+                    for nbytes in (size // 2, size):
+                        measure((nbytes, 0))
+            except IsthmusError:  # the server takes no such, or no more
+                break
         if on_progress:
             on_progress(total, total, "done")
-    nothing = _middle(found[0, 0])
-    ups = [(nbytes, _middle(rounds)) for (nbytes, answer), rounds in found.items() if not answer]
-    downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in found.items() if answer]
-    return Link(Curve(tuple(ups)), Curve(((0, 0.0), *downs))), last.load
+    nothing = _middle(asked[0, 0])
+    ups = sorted((nbytes, _middle(rounds)) for (nbytes, answer), rounds in asked.items() if not answer)
+    downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in asked.items() if answer]
+    link = Link(
+        Curve(tuple(ups)), Curve(((0, 0.0), *downs)), measured_up=_speed(found, 0), measured_down=_speed(found, 1)
+    )
+    return link, last.load
+
+
+def _speed(found: Mapping[tuple[int, int], Sequence[Round]], way: int) -> Speed:
+    """Of rounds by (bytes up, bytes down), those that have bytes one way only."""
+    return speed_of(
+        {kind[way]: [float(one.network_ns) for one in rounds] for kind, rounds in found.items() if not kind[1 - way]}
+    )
 
 
 def round_trip(server: str, patience: float = 15.0, credentials: Credentials | None = None) -> float:

@@ -8,8 +8,8 @@ from typing import Any
 
 from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
+from edge_client.given import Given
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
-from edge_client.sweeping.inputs import SweepInput
 from edge_client.sweeping.local import LocalAnswer, split_here
 from edge_client.sweeping.records import Records
 from edge_client.sweeping.ways import Way
@@ -48,14 +48,14 @@ class Meter:
         self._spec = spec
         self._codec = codec
 
-    def reference(self, sweep_input: SweepInput) -> Reference:
+    def reference(self, sweep_input: Given) -> Reference:
         """Raises what reading the input or the model raises."""
         args, kwargs = self._placed(sweep_input)
         output = run_plain(self._client.wrapped.model, args, kwargs)
         structure, tensors = flatten(output)
         return Reference(structure, [tensor.cpu() for tensor in tensors], labels_of(self._spec.postprocess(output)))
 
-    def request(self, way: Way, sweep_input: SweepInput) -> Answer | LocalAnswer:
+    def request(self, way: Way, sweep_input: Given) -> Answer | LocalAnswer:
         """Raises what went wrong, errors of the connection among it."""
         if way.mode == "local" and way.name != EDGE_ONLY:
             called = now_ns()
@@ -73,7 +73,7 @@ class Meter:
             raise answer.error
         return answer
 
-    def observe(self, way: Way, sweep_input: SweepInput, observers: Sequence[str]) -> Answer:
+    def observe(self, way: Way, sweep_input: Given, observers: Sequence[str]) -> Answer:
         """One request with observers on both sides. Raises as `request`, and ObserverRefused."""
         before, self._client.observers = self._client.observers, tuple(observers)
         self._client.wrapped.metrics_enabled = False
@@ -88,7 +88,7 @@ class Meter:
         self,
         records: Records,
         way: Way,
-        sweep_input: SweepInput,
+        sweep_input: Given,
         reference: Reference,
         repetition: int,
         sequence: int,
@@ -104,14 +104,14 @@ class Meter:
             "exact": reference.equals(answer.output),
             "top1": None if labels is None else ";".join(labels),
             "top1_agrees": None if labels is None or reference.labels is None else labels == reference.labels,
-            "truth": sweep_input.truth,
+            "truth": sweep_input.shown_truth,
         }
         records.add(way, repetition, sequence, answer, known)
 
-    def _read(self, sweep_input: SweepInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _read(self, sweep_input: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return sweep_input.read(self._spec)
 
-    def _placed(self, sweep_input: SweepInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _placed(self, sweep_input: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = sweep_input.read(self._spec)
         return to_device(args, self._client.device), to_device(kwargs, self._client.device)
 

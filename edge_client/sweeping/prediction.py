@@ -31,15 +31,6 @@ def predicted(gathered: Gathered, objective: Objective) -> dict[str, Any]:
         "idle_power": gathered.edge.idle_power.as_dict(),
         "why_not": why_not,
         "machines": {"edge": dict(gathered.edge.machine), "cloud": dict(gathered.cloud.machine)},
-        "link": {
-            "rtt_ns": gathered.link.rtt_ns,
-            "up_bytes_per_second": _finite(gathered.link.up.bytes_per_second),
-            "down_bytes_per_second": _finite(gathered.link.down.bytes_per_second),
-            "source": gathered.link.source,
-        },
+        "link": gathered.link.as_dict(),
         "warnings": list(gathered.warnings),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if value < float("inf") else None

@@ -9,9 +9,9 @@ from typing import Any
 
 from edge_client.answer import Answer
 from edge_client.client import CONNECTION_ERRORS
+from edge_client.given import Given
 from edge_client.modes import CLOUD_FILE
 from edge_client.screen.text import one_line
-from edge_client.sweeping.inputs import SweepInput
 from edge_client.sweeping.journal import Journal
 from edge_client.sweeping.meter import Meter, Reference
 from edge_client.sweeping.observed import Observed, kept, way_of
@@ -27,7 +27,7 @@ class SweepRun:
     """
 
     meter: Meter
-    inputs: Sequence[SweepInput]
+    inputs: Sequence[Given]
     ways: Sequence[Way]
     repetitions: int
     warmup: int
@@ -103,7 +103,9 @@ class SweepRun:
                     raise
                 except Exception as error:  # this request's own; the others go on
                     text = one_line(f"{type(error).__name__}: {error}")
-                    records.fail(way, repetition, self._sequence, text, {"layers": layers, "truth": sweep_input.truth})
+                    records.fail(
+                        way, repetition, self._sequence, text, {"layers": layers, "truth": sweep_input.shown_truth}
+                    )
                 self.on_step(f"{sweep_input.name}: {way}")
             if self.seconds is not None and self.clock() - began >= self.seconds:
                 self.over = True
@@ -120,7 +122,7 @@ class SweepRun:
             entry["observed"] = self._observed(sweep_input)
         return entry
 
-    def _observed(self, sweep_input: SweepInput) -> Observed:
+    def _observed(self, sweep_input: Given) -> Observed:
         way = way_of(self.ways)
         try:
             seen: Answer | Exception = self.meter.observe(way, sweep_input, self.observers)

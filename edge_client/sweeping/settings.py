@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from edge_client.credentials import Credentials
+from edge_client.given import Given
 from edge_client.survey.loaded import Loaded
-from edge_client.sweeping.inputs import SweepInput
 from edge_client.sweeping.ways import Way
 from shared_hooks.profiling.machine import describe
 
@@ -42,15 +42,13 @@ class SweepOptions:
     profile_seconds: float = 20.0
     calibrate: bool = False
     progress: bool = True
-    debug: bool = False
-    """Errors are raised, and not printed in a line."""
 
     def credentials_for(self, server: str) -> Credentials:
         """Those that were given, unless ``server`` is our own."""
         return self.credentials if server == self.server else Credentials()
 
 
-def settings_of(options: SweepOptions, loaded: Loaded, inputs: Sequence[SweepInput], ways: Sequence[Way]) -> Settings:
+def settings_of(options: SweepOptions, loaded: Loaded, inputs: Sequence[Given], ways: Sequence[Way]) -> Settings:
     """Hashes weights and inputs."""
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_client.__main__ import main
-from edge_client.commands.profile import as_text
+from edge_client.tasks.profile_text import as_text
 from shared_hooks import WrappedModel
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.models import load_spec
@@ -43,7 +43,7 @@ def cloud() -> Profile:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, cloud: Profile) -> str:
-    monkeypatch.setattr("edge_client.commands.profile.fetch_profile", lambda *args, **kwargs: to_json(cloud))
+    monkeypatch.setattr("edge_client.tasks.profile.fetch_profile", lambda *args, **kwargs: to_json(cloud))
     return "127.0.0.1:50051"
 
 
@@ -90,7 +90,7 @@ def test_without_a_server_the_edges_profile_is_not_lost(
     def fetch(*args: Any, **kwargs: Any) -> object:
         raise ServerUnavailable("no server at 127.0.0.1:1 for 15 s")
 
-    monkeypatch.setattr("edge_client.commands.profile.fetch_profile", fetch)
+    monkeypatch.setattr("edge_client.tasks.profile.fetch_profile", fetch)
     path = tmp_path / "edge.json"
     assert main([*QUICK, "--server", "127.0.0.1:1", "--json", str(path)]) == 3
     assert read(path).side == "edge"
@@ -102,7 +102,7 @@ def test_a_server_with_other_weights_is_named(
 ) -> None:
     other = to_json(cloud)
     other["model"]["weights_hash"] = "dd" * 16
-    monkeypatch.setattr("edge_client.commands.profile.fetch_profile", lambda *args, **kwargs: other)
+    monkeypatch.setattr("edge_client.tasks.profile.fetch_profile", lambda *args, **kwargs: other)
     assert main([*QUICK, "--server", "127.0.0.1:50051"]) == 3
     assert "another weights" in capsys.readouterr().err
 

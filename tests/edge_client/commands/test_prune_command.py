@@ -169,7 +169,7 @@ def test_no_file_is_judged_that_was_chosen_by(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="too few"):
         data.separate(str(tmp_path / "a"), None)
     chosen, judged = data.separate(str(tmp_path / "b"), None)
-    assert len(chosen) == len(judged) == 2 and not {one.path for one in chosen} & {one.path for one in judged}
+    assert len(chosen) == len(judged) == 2 and not {one.origin for one in chosen} & {one.origin for one in judged}
 
 
 def test_either_half_of_the_data_has_all_classes(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_structure_that_cannot_be_cut_is_refused_before_anything_is_judged(
 ) -> None:
     for index in range(4):
         np.save(tmp_path / f"{index}.npy", image(index).numpy())
-    monkeypatch.setattr("edge_client.commands.prune.try_all", lambda *args: pytest.fail("it was tried"))
+    monkeypatch.setattr("edge_client.tasks.prune.try_all", lambda *args: pytest.fail("it was tried"))
     words = ["--data", str(tmp_path), "--model", f"{NETWORKS}:{model}", "--split", layer, "--structural"]
     assert main(["prune", *words, "--no-serve", "--no-progress", "--threads", "1"]) == 2
     assert why in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_client.commands import units
+from edge_client import units
 from shared_hooks.errors import SpecError
 
 

@@ -1,0 +1,169 @@
+"""`layers`: a model's layers in the order in which they run, and where it can be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge_client.screen.table import table
+from edge_client.screen.text import printable, size
+from edge_client.survey.loading import cut_of
+from edge_client.tasks.subject import Model, subject_of
+from edge_client.tasks.tabular import Row, Tabular
+from shared_hooks.explanation import Explanation
+from shared_hooks.metrics import TensorShape
+from shared_hooks.planning import LayerInfo
+from shared_hooks.profiling.inspection import Inspection, inspect
+from shared_hooks.tensors import copied
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer call. Sizes in bytes; ``parameters`` of its module, in elements; ``macs``: multiply-accumulates, None
+    where torch cannot count them. ``reason``: why the model cannot be cut after it.
+    """
+
+    layer_id: int
+    name: str
+    layer_type: str
+    outputs: tuple[TensorShape, ...]
+    parameters: int | None
+    macs: int | None
+    output_bytes: int
+    frontier_bytes: int
+    can_split: bool
+    reason: str
+
+    @property
+    def shape(self) -> str:
+        """Of its outputs, such as "1x16x32x32"."""
+        return ", ".join("x".join(map(str, one.shape)) or "scalar" for one in self.outputs) or "-"
+
+
+@dataclass(frozen=True, repr=False)
+class Layers(Tabular):
+    """`edge_client.layers` returns it: a sequence of layers, in the order in which they run. A row is a layer.
+
+    ``parameters``: of the whole model, each once, in elements.
+    """
+
+    model: str
+    plan_digest: str
+    layers: Sequence[Layer]
+    parameters: int
+
+    shown = {  # noqa: RUF012
+        "layer_id": "id",
+        "name": "name",
+        "layer_type": "type",
+        "shape": "output",
+        "parameters": "parameters",
+        "macs": "MACs",
+        "frontier_bytes": "bytes that cross",
+        "can_split": "can be cut",
+        "reason": "",
+    }
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, which: int | str) -> Layer:
+        """By number or by name. Raises IndexError, KeyError."""
+        if isinstance(which, str):
+            return {layer.name: layer for layer in self.layers}[which]
+        return self.layers[which]
+
+    @property
+    def cuts(self) -> list[Layer]:
+        """Those after which the model can be cut."""
+        return [layer for layer in self.layers if layer.can_split]
+
+    @property
+    def macs(self) -> int:
+        """Of all layers together, as far as they are known."""
+        return sum(layer.macs or 0 for layer in self.layers)
+
+    def title(self) -> str:
+        return (
+            f"{self.model}: {len(self.layers)} layers, {len(self.cuts)} cuts, {self.parameters:,} parameters, "
+            f"{self.macs:,} MACs"
+        )
+
+    def rows(self) -> list[Row]:
+        return [
+            {
+                "layer_id": one.layer_id,
+                "name": one.name,
+                "layer_type": one.layer_type,
+                "shape": one.shape,
+                "dtype": ", ".join(shape.dtype for shape in one.outputs) or None,
+                "parameters": one.parameters,
+                "macs": one.macs,
+                "output_bytes": one.output_bytes,
+                "frontier_bytes": one.frontier_bytes,
+                "can_split": one.can_split,
+                "reason": one.reason or None,
+            }
+            for one in self.layers
+        ]
+
+    def text(self) -> str:
+        rows = [
+            [
+                str(one.layer_id),
+                printable(one.name),
+                printable(one.layer_type),
+                one.shape,
+                "-" if one.parameters is None else f"{one.parameters:,}",
+                "-" if one.macs is None else f"{one.macs:,}",
+                size(one.frontier_bytes),
+                "yes" if one.can_split else "no",
+            ]
+            for one in self.layers
+        ]
+        headers = ["id", "name", "type", "output", "parameters", "MACs", "crosses", "cut"]
+        return f"{table(headers, rows, right=(0, 4, 5, 6))}\n\n{self.title()}"
+
+
+def layers(model: Model, inputs: Any = None) -> Layers:
+    """Plan ``model`` on its example, or the first of ``inputs``, and say what runs (`plan` says what both may be).
+
+        edge_client.layers(module, image)["layer3.0.conv1"].frontier_bytes
+
+    Raises SpecError, UnknownModel, InputMismatch, and what planning raises.
+    """
+    loaded = subject_of(model, inputs).load()
+    with loaded.wrapped as wrapped:
+        plan = wrapped.plan(*loaded.args, **loaded.kwargs)
+        try:
+            seen = inspect(wrapped.model, wrapped.modules, *copied(loaded.args, dict(loaded.kwargs)))
+        except Exception:  # a model that cannot be looked into is listed without its shapes
+            seen = None
+        known = [_layer(info, seen, len(plan.layers)) for info in plan.layers]
+        parameters = sum(one.numel() for one in wrapped.model.parameters())
+    return Layers(loaded.spec.model_id, loaded.plan_digest, known, parameters)
+
+
+def explain(model: Model, cut: str | int, inputs: Any = None) -> Explanation:
+    """What crosses at one cut and why, and what the tail does with it; print it. Raises UnknownLayer, CutRefused."""
+    loaded = subject_of(model, inputs).load()
+    with loaded.wrapped as wrapped:
+        return wrapped.explain(cut_of(str(cut), wrapped, "cut"), *loaded.args, **loaded.kwargs)
+
+
+def _layer(info: LayerInfo, seen: Inspection | None, count: int) -> Layer:
+    found = seen.layers[info.layer_id] if seen is not None and len(seen.layers) == count else None
+    macs = found.features.get("macs") if found else None
+    return Layer(
+        layer_id=info.layer_id,
+        name=info.name,
+        layer_type=info.layer_type,
+        outputs=found.outputs if found else (),
+        parameters=int(found.features["parameters"]) if found else None,
+        macs=None if macs is None else int(macs),
+        output_bytes=info.output_bytes,
+        frontier_bytes=info.frontier_bytes,
+        can_split=info.can_split,
+        reason=info.reason,
+    )

@@ -1,0 +1,199 @@
+"""`profile`: where a model's time, memory and energy go, layer by layer and cut by cut, here and on a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from edge_client.client import CONNECTION_ERRORS
+from edge_client.credentials import Credentials
+from edge_client.process.local_server import local_server
+from edge_client.screen.progress import progress as bar
+from edge_client.settings import HOW, OWN
+from edge_client.survey.gather import Say
+from edge_client.survey.probing import fetch_profile
+from edge_client.tasks.profile_text import as_text
+from edge_client.tasks.subject import Model, Subject, address_of, subject_of
+from edge_client.tasks.tabular import Row, Tabular
+from shared_hooks.errors import SpecError
+from shared_hooks.profiling.profile import LayerProfile, Profile
+from shared_hooks.profiling.profile_file import check, from_json, to_json
+from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
+
+FILES_PER_KIND: Final = 3
+"""Input files measured of every suffix."""
+
+
+@dataclass(frozen=True, repr=False)
+class Profiled(Tabular):
+    """`edge_client.profile` returns it. A row is a layer on one side; times are medians in ns.
+
+    ``edge`` and ``cloud``: the profiles (docs/profiles.md), None for a side that was not asked for, or that failed:
+    then ``failure`` says why. ``warnings``: what makes them less sure.
+    """
+
+    edge: Profile | None
+    cloud: Profile | None
+    warnings: Sequence[str] = ()
+    failure: Exception | None = None
+
+    shown = {  # noqa: RUF012
+        "side": "side",
+        "layer_id": "id",
+        "name": "name",
+        "layer_type": "type",
+        "inference_ns": "ms",
+        "share": "share",
+        "memory_peak_bytes": "peak",
+        "frontier_bytes": "crosses",
+        "energy_j": "J",
+    }
+
+    @property
+    def profiles(self) -> list[Profile]:
+        """Of the sides that were measured."""
+        return [one for one in (self.edge, self.cloud) if one is not None]
+
+    def title(self) -> str:
+        sides = ", ".join(f"{one.whole_ns.median / 1e6:.3f} ms on the {one.side}" for one in self.profiles)
+        return f"{self.profiles[0].model.model_id}: a whole forward takes {sides}" if sides else "no profile"
+
+    def rows(self) -> list[Row]:
+        return [_row(profile, layer) for profile in self.profiles for layer in profile.layers]
+
+    def slowest(self, side: Literal["edge", "cloud"] = "edge", count: int = 5) -> list[LayerProfile]:
+        """The layers of one side that take longest, the longest first. SpecError for a side without a profile."""
+        profile = self.edge if side == "edge" else self.cloud
+        if profile is None:
+            raise SpecError(f"the {side}'s side was not measured")
+        return sorted(profile.layers, key=lambda layer: -layer.inference_ns.median)[:count]
+
+    def text(self, width: int | None = None) -> str:
+        """As the command prints it; no wider than ``width``, where that can be done by leaving columns out."""
+        return "\n\n".join(as_text(profile, width) for profile in self.profiles)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the file has it: one profile, or both by their side."""
+        found: dict[str, Any] = {one.side: to_json(one) for one in self.profiles}
+        return found if len(found) != 1 else to_json(self.profiles[0])
+
+
+def profile(
+    server: str | None,
+    model: Model,
+    inputs: Any = None,
+    *,
+    side: Literal["edge", "cloud", "both"] | None = None,
+    warmup: int = 3,
+    repetitions: int = 20,
+    seconds: float = 20.0,
+    codec: str = "raw",
+    credentials: Credentials | None = None,
+    failures: Literal["raise", "return"] = "raise",
+    progress: bool = True,
+    say: Say = lambda text: None,
+) -> Profiled:
+    """Measure every layer and every cut of ``model`` on this machine and, with a server, there (docs/profiles.md).
+
+        found = edge_client.profile("none", module, image)
+        found.slowest()           # layers, the longest first
+        found.to_pandas()         # one row a layer and side
+
+    ``server``: HOST:PORT; "own": one that is started on this machine; "none": this side alone; None: the default
+    (ISTHMUS_SERVER, settings), else none. ``model`` and ``inputs``: as for `plan`; of files, the first three of each
+    suffix are read and timed, too. ``side``: both with a server, else the edge's. ``warmup``, ``repetitions`` and
+    ``seconds`` bound the work of each side. ``failures="return"``: a server that cannot be asked leaves
+    `Profiled.cloud` empty, and the edge's profile is returned.
+
+    Raises as `plan` does.
+    """
+    address = None if side == "edge" else address_of(server)
+    which = side or ("both" if address else "edge")
+    if which != "edge" and not address:
+        raise SpecError(f"--side {which}: the cloud's side is measured by a server: {HOW}")
+    how = ProfileOptions(warmup, repetitions, seconds, codec)
+    subject = subject_of(model, inputs, address, credentials)
+    edge = _edge(subject, how, progress) if which != "cloud" else None
+    if which == "edge":
+        return Profiled(edge, None)
+    assert address is not None
+    warnings: list[str] = []
+    try:
+        if address == OWN:
+            say("starting a server on this machine")
+            with local_server(subject.choice) as own:
+                cloud = _cloud(own, subject, how, None, progress)
+        else:
+            cloud = _cloud(address, subject, how, credentials, progress)
+        if edge is not None:
+            warnings = list(check(cloud, edge.model))
+    except CONNECTION_ERRORS as error:
+        if failures == "raise" or edge is None:
+            raise
+        return Profiled(edge, None, (), error)
+    for warning in warnings:
+        say(f"warning: {warning}")
+    return Profiled(edge, cloud, warnings)
+
+
+def _edge(subject: Subject, how: ProfileOptions, show: bool) -> Profile:
+    loaded = subject.load()
+    with loaded.wrapped as wrapped, bar("profiling", how.repetitions + how.warmup + 2, show) as advance:
+        return profile_edge(
+            wrapped,
+            loaded.spec.model_id,
+            loaded.args,
+            loaded.kwargs,
+            how,
+            files=_some([one.item.path for one in subject.inputs if one.item is not None]),
+            prepare=loaded.spec.preprocess,
+            on_progress=lambda done, total, what: advance(what),
+        )
+
+
+def _cloud(server: str, subject: Subject, how: ProfileOptions, credentials: Credentials | None, show: bool) -> Profile:
+    model_id = subject.spec.model_id
+    with bar("server's profile", None, show) as advance:
+        data = fetch_profile(
+            server,
+            model_id,
+            how.warmup,
+            how.repetitions,
+            how.seconds,
+            lambda done, total, what: advance(what),
+            credentials=credentials,
+        )
+    return from_json(data, "cloud", server)
+
+
+def _some(paths: Sequence[Path]) -> list[Path]:
+    """The first `FILES_PER_KIND` of every suffix."""
+    kept: dict[str, list[Path]] = {}
+    for path in paths:
+        kept.setdefault(path.suffix.lower(), []).append(path)
+    return [path for same in kept.values() for path in same[:FILES_PER_KIND]]
+
+
+def _row(profile: Profile, layer: LayerProfile) -> Row:
+    whole, features = profile.whole_ns.median, layer.features
+    return {
+        "side": profile.side,
+        "layer_id": layer.layer_id,
+        "name": layer.name,
+        "layer_type": layer.layer_type,
+        "inference_ns": layer.inference_ns.median,
+        "inference_q1_ns": layer.inference_ns.q1,
+        "inference_q3_ns": layer.inference_ns.q3,
+        "share": layer.inference_ns.median / whole if whole else None,
+        "cpu_ns": layer.cpu_ns.median if layer.cpu_ns else None,
+        "memory_peak_bytes": layer.memory_peak.value,
+        "energy_j": layer.energy.value,
+        "energy_status": layer.energy.status,
+        "output_bytes": layer.output_bytes,
+        "frontier_bytes": layer.frontier_bytes if layer.can_split else None,
+        "can_split": layer.can_split,
+        "parameters": features.get("parameters"),
+        "macs": features.get("macs"),
+    }

@@ -1,0 +1,201 @@
+"""`prune`: score a layer's channels, judge every choice, write masks and smaller models, measure them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from edge_client.given import Given
+from edge_client.pruning import data as files
+from edge_client.pruning import page
+from edge_client.pruning.data import Data, answers, judge
+from edge_client.pruning.report import Report, Smaller
+from edge_client.pruning.served import Way
+from edge_client.pruning.served import serve as through_a_server
+from edge_client.pruning.trial import Trial, keeps_of, scorings_of, try_all
+from edge_client.screen.progress import progress as bar
+from edge_client.screen.text import printable
+from edge_client.survey.loading import cut_of
+from edge_client.tasks.pruned import Pruned
+from edge_client.tasks.subject import Model, Subject, subject_of
+from shared_hooks.errors import CutRefused, SpecError
+from shared_hooks.models import ModelSpec, pick_device
+from shared_hooks.selection import Sample, write_mask, write_pruned
+from shared_hooks.selection.clusters import needs_scikit
+from shared_hooks.selection.places import read_boxes
+from shared_hooks.selection.prune import pruned, space_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def prune(
+    model: Model,
+    split: str | int,
+    data: Data,
+    *,
+    calibration: Data | None = None,
+    keep: str | Sequence[int] | None = None,
+    scores: str | Sequence[str] | None = None,
+    seeds: int = 5,
+    boxes: str | Path | None = None,
+    predictions: str | Path | None = None,
+    structural: bool = False,
+    out: str | Path | None = None,
+    batch: int = 16,
+    requests: int = 20,
+    serve: bool | None = None,
+    progress: bool = True,
+) -> Pruned:
+    """Which channels of the layer ``split`` are worth sending (docs/pruning.md). Needs the extra "prune".
+
+        found = edge_client.prune("digits", "stage2.0.conv2", "held_out/", calibration="training/", out="chosen")
+        found.to_pandas()     # one row a scoring, seed and number of channels
+        found.chosen          # for every number of channels, the scoring that the calibration data prefer
+
+    ``data``: a folder or a glob of files, a sub-folder a class, on which every choice is judged; or a list of (input,
+    label), inputs as for `plan`. ``calibration``: the same, to choose by; None: every other one of each class.
+    ``keep``: numbers of channels; ``scores``: scorings, ``seeds`` of the random control. ``boxes`` and ``predictions``:
+    JSON files of objects. ``structural``: the channels are also cut out of the model. ``out``: a folder for masks,
+    smaller models and report.html. ``requests`` of each go through a server that is started here, unless ``serve``
+    is False; a module cannot be served so, and is not.
+
+    Raises SpecError (``data`` and ``calibration`` share an input, a wrong number), UnknownLayer, CutRefused,
+    InputMismatch (the output holds no class scores).
+    """
+    scorings = scorings_of(_words(scores))
+    if "clusters" in scorings:
+        needs_scikit()
+    numbers = _words(keep)
+    if predictions and not boxes:
+        raise SpecError("--predictions needs --boxes, the true ones")
+    chosen_by, judged_on = files.separate(data, calibration)
+    truths = read_boxes(str(boxes)) if boxes else None
+    predicted = read_boxes(str(predictions)) if predictions else None
+    places_of = None if truths is None else files.boxes_of(truths, predicted)
+    subject = subject_of(model, judged_on[:1])
+    if subject.spec.selection is not None:
+        raise SpecError("--selection: prune begins with the whole model")
+    device = pick_device(subject.choice.device)
+    layer = _layer(subject, str(split))
+    spec = subject.spec
+    whole = spec.load_model(device)
+    if places_of is not None and not any(one.file_name in places_of for one in chosen_by):
+        named = ", ".join(list(places_of)[:3]) or "no file"
+        raise SpecError(f"--boxes names {named}, but no calibration input such as {chosen_by[0].file_name}")
+    calibrating = files.samples(spec, chosen_by, device, batch, None)
+    if structural:  # refused now, not when all masks have been judged
+        few = min(keeps_of(numbers, space_of(whole, layer, calibrating[0]).channels))
+        pruned(whole, layer, range(few), calibrating[:1])
+    places = None if places_of is None else files.samples(spec, chosen_by, device, 1, places_of)
+    samples = files.samples(spec, judged_on, device, batch, None)
+    folder = _folder(out)
+    if serve and not subject.by_name:
+        raise SpecError("a module of this process cannot be served by another one: give the model by its name or file")
+    with bar("masks", None, progress) as advance:
+        trial = try_all(
+            spec,
+            whole,
+            layer,
+            calibrating,
+            places,
+            samples,
+            scorings,
+            lambda channels: keeps_of(numbers, channels),
+            seeds,
+            lambda done, total: advance(f"of {total}"),
+        )
+    with ExitStack() as stack:
+        into = folder or Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-prune-")))
+        ways, smaller = _write(structural, spec, whole, layer, trial, calibrating, samples, into)
+        go = subject.by_name if serve is None else serve
+        served = through_a_server(spec, ways, _spread(judged_on, requests), subject.choice) if go else []
+    report = Report(
+        model=printable(spec.model_id),
+        layer=layer,
+        trial=trial,
+        calibration_inputs=len(chosen_by),
+        inputs=len(judged_on),
+        random_seeds=seeds,
+        smaller=tuple(smaller),
+        served=tuple(served),
+        files=() if folder is None else tuple(str(way.selection) for way in ways if way.selection is not None),
+    )
+    if folder is not None:
+        (folder / "report.html").write_text(page.render(report), encoding="utf-8")
+    return Pruned(report, folder)
+
+
+def _words(value: str | Sequence[object] | None) -> str | None:
+    return value if value is None or isinstance(value, str) else ",".join(map(str, value))
+
+
+def _layer(subject: Subject, split: str) -> str:
+    """The layer's name. Planned on the first input where the spec has no example."""
+
+    loaded = subject.load()
+    with loaded.wrapped as wrapped:
+        cut = cut_of(split, wrapped)
+        if cut == "input":
+            raise CutRefused("--split input: no layer runs before it")
+        known = [layer.name for layer in wrapped.layers]
+        name = cut if isinstance(cut, str) else known[cut]
+        if name not in known:
+            raise CutRefused(f"--split {split}: the model does not run it")
+        return name
+
+
+def _folder(out: str | Path | None) -> Path | None:
+    if out is None:
+        return None
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"--out: {out} cannot be written: {error.strerror}") from error
+    return Path(out)
+
+
+def _spread(items: Sequence[Given], count: int) -> list[Given]:
+    """``count`` of them, from all parts."""
+    return list(items[:: max(1, len(items) // count)][:count])
+
+
+def _write(
+    structural: bool,
+    spec: ModelSpec,
+    model: nn.Module,
+    layer: str,
+    trial: Trial,
+    calibration: Sequence[Sample],
+    samples: Sequence[Sample],
+    into: Path,
+) -> tuple[list[Way], list[Smaller]]:
+    """Of every number of channels the chosen mask, and with --structural the smaller model: what there is to serve, and
+    how the smaller models are judged.
+    """
+
+    whole = answers(spec, model, samples)
+    ways, smaller = [Way("whole", trial.captured.channels, layer, None)], []
+    for keep in trial.keeps:
+        row = trial.chosen(keep)
+        assert row is not None  # every number that was tried has a row
+        path = into / f"mask-{keep}.safetensors"
+        write_mask(path, model, row.mask, layer)
+        ways.append(Way("mask", keep, row.mask.split, path))
+        if not structural:
+            continue
+        cut_out = pruned(model, layer, row.mask.keep, calibration)
+        path = into / f"pruned-{keep}.safetensors"
+        write_pruned(path, model, cut_out, layer)
+        ways.append(Way("pruned", keep, layer, path))
+        judged = judge(answers(spec, cut_out, samples), whole, samples)
+        lost = trial.whole.value - judged.value
+        smaller.append(Smaller(keep, row.scoring, judged, lost, _parameters(cut_out), _parameters(model)))
+    return ways, smaller
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,95 @@
+"""What every task's result can: its rows as a data frame of polars or pandas, as text, as a table in a notebook."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from edge_client.screen.text import printable
+from shared_hooks.errors import SpecError
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+SHOWN: Final = 30
+"""Rows in a notebook; the data frames have all."""
+
+Row = dict[str, Any]
+
+
+class Tabular(ABC):
+    """A column's name ends in its unit: _ns nanoseconds, _bytes, _j joules. A value that is unknown is null."""
+
+    shown: ClassVar[Mapping[str, str]] = {}
+    """In a notebook: column -> heading; a column in _ns is shown in ms."""
+
+    @abstractmethod
+    def rows(self) -> list[Row]:
+        """One dictionary a row, all with the same keys; values are numbers, flags, text or None."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """As the command prints it."""
+
+    @abstractmethod
+    def title(self) -> str:
+        """In one line: of what it is, and what came out."""
+
+    def to_polars(self) -> polars.DataFrame:
+        """`rows` as a polars data frame. Raises SpecError where polars is not installed."""
+        frame: polars.DataFrame = _library("polars", "isthmus[sweep]").DataFrame(self.rows(), infer_schema_length=None)
+        return frame
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`rows` as a pandas data frame; pyarrow is not needed. Raises SpecError where pandas is not installed."""
+        rows = self.rows()
+        frame: pandas.DataFrame = _library("pandas", "pandas").DataFrame(rows)
+        whole = [name for name in frame if _whole([row[name] for row in rows])]
+        return frame.astype(dict.fromkeys(whole, "Int64"))  # else a missing one would make numbers of all of them
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        title = printable(self.title())
+        return f"<{type(self).__name__}: {title if len(title) <= 400 else f'{title[:399]}…'}>"
+
+    def _repr_html_(self) -> str:
+        rows = self.rows()
+        head = "".join(f"<th>{escape(heading)}</th>" for heading in self.shown.values())
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(_cell(name, row[name]))}</td>' for name in self.shown)}</tr>"
+            for row in rows[:SHOWN]
+        )
+        more = f"<p>{len(rows) - SHOWN} more rows: to_polars(), to_pandas()</p>" if len(rows) > SHOWN else ""
+        title = f"<p><b>{escape(printable(self.title()))}</b></p>"
+        return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def _whole(values: list[Any]) -> bool:
+    """Numbers of things, some of them unknown."""
+    known = [value for value in values if value is not None]
+    return 0 < len(known) < len(values) and all(type(value) is int for value in known)
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if column.endswith("_ns"):
+        return f"{value / 1e6:.3f}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return printable(str(value)) if len(str(value)) <= 80 else f"{printable(str(value)[:79])}…"
+
+
+def _library(name: str, package: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise SpecError(f'{name} missing: pip install "{package}"') from error

@@ -1,0 +1,149 @@
+"""`verify`: every cut of a model against the whole model, in this process or through a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edge_client.client import EdgeClient
+from edge_client.credentials import Credentials
+from edge_client.process.local_server import local_server
+from edge_client.screen.progress import progress as bar
+from edge_client.screen.table import table
+from edge_client.screen.text import printable
+from edge_client.settings import OWN
+from edge_client.survey.verified import CutVerdict, Verified, verified
+from edge_client.tasks.subject import NO_EXAMPLE, Model, Subject, address_of, subject_of
+from edge_client.tasks.tabular import Row, Tabular
+from edge_client.transport import ConnectionOptions
+from shared_hooks.errors import SpecError
+from shared_hooks.planning import LayerInfo
+from shared_hooks.report import Report
+
+Verdict = Literal["exact", "refused", "as near as the machines allow", "differs", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCut:
+    """One cut. ``layer_id`` -1 is the cut before the first layer; ``reason``: why it is refused, differs or failed."""
+
+    layer_id: int
+    name: str
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, repr=False)
+class Checked(Tabular):
+    """`edge_client.verify` returns it. A row is a cut.
+
+    ``ok``: no cut gives another answer than the whole model (through a server: than the machines allow). ``found``:
+    all that is known, a `Report` of this process, or what came `Verified` through a server.
+    """
+
+    model: str
+    server: str | None
+    cuts: Sequence[CheckedCut]
+    found: Report | Verified
+
+    shown = {"layer_id": "id", "name": "cut after", "verdict": "verdict", "reason": "reason"}  # noqa: RUF012
+
+    @property
+    def ok(self) -> bool:
+        return self.found.ok
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def title(self) -> str:
+        counts = {verdict: sum(one.verdict == verdict for one in self.cuts) for verdict in Verdict.__args__}  # type: ignore[attr-defined]
+        parts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        where = f" through {self.server}" if self.server else ""
+        return f"{self.model}{where}: of {len(self.cuts)} cuts {parts}: {'ok' if self.ok else 'NOT OK'}"
+
+    def rows(self) -> list[Row]:
+        return [
+            {"layer_id": one.layer_id, "name": one.name, "verdict": one.verdict, "reason": one.reason or None}
+            for one in self.cuts
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"model": self.model, "server": self.server, **self.found.as_dict()}
+
+    def text(self) -> str:
+        bad = [one for one in self.cuts if one.verdict not in ("exact", "as near as the machines allow")]
+        rows = [[str(one.layer_id), printable(one.name), one.verdict, printable(one.reason)] for one in bad]
+        shown = table(["id", "name", "cut", "reason"], rows, right=(0,)) + "\n\n" if rows else ""
+        return shown + printable(self.title())
+
+
+def verify(
+    server: str | None,
+    model: Model,
+    inputs: Any = None,
+    *,
+    credentials: Credentials | None = None,
+    progress: bool = True,
+) -> Checked:
+    """Cut ``model`` everywhere, and compare every answer with the whole model's, bit for bit.
+
+        assert edge_client.verify("none", module, image).ok      # in this process, through bytes
+        edge_client.verify("cloud:50051", "digits").to_pandas()  # over the real link
+
+    ``server``: HOST:PORT, "own" (one is started on this machine), "none" (in this process), None: the default
+    (ISTHMUS_SERVER, settings), else in this process. ``model`` and ``inputs``: as for `plan`; the first input counts.
+
+    Raises SpecError, UnknownModel, InputMismatch, and through a server what the first request raises.
+    """
+    address = address_of(server)
+    subject = subject_of(model, inputs, address, credentials)
+    if address is None:
+        return _here(subject, progress)
+    if address == OWN:
+        with local_server(subject.choice) as own:
+            return _through(own, subject, None, progress)
+    return _through(address, subject, credentials, progress)
+
+
+def _here(subject: Subject, show: bool) -> Checked:
+    loaded = subject.load()
+    with loaded.wrapped as wrapped, bar("cuts", len(wrapped.layers) + 1, show) as advance:
+        report = wrapped.verify(*loaded.args, on_cut=lambda done, total: advance(""), **loaded.kwargs)
+    first = CheckedCut(-1, "input", "exact" if report.input_exact else "differs", "")
+    found = [first]
+    parts: list[tuple[Sequence[LayerInfo], Verdict]] = [
+        (report.exact, "exact"),
+        (report.refused, "refused"),
+        (report.differing, "differs"),
+    ]
+    for layers, verdict in parts:
+        found += [CheckedCut(one.layer_id, one.name, verdict, one.reason or "") for one in layers]
+    return Checked(loaded.spec.model_id, None, sorted(found, key=lambda one: one.layer_id), report)
+
+
+def _through(server: str, subject: Subject, credentials: Credentials | None, show: bool) -> Checked:
+    call = subject.spec.example()
+    if call is None and not subject.inputs:
+        subject.check_factory()
+        raise SpecError(f"{subject.spec.origin}: {NO_EXAMPLE}")
+    args, kwargs = call if call is not None else subject.inputs[0].read(subject.spec)
+    connection = ConnectionOptions(credentials=credentials or Credentials())
+    client = EdgeClient(server, subject.choice, "input", connection=connection)
+    with client:
+        client.wrapped.plan(*args, **kwargs)
+        with bar("cuts", 1 + len(client.wrapped.layers), show) as advance:
+            found = verified(client, args, kwargs, on_cut=lambda done, total: advance(""))
+    cuts = [CheckedCut(one.layer_id, one.name, _verdict(one, found), one.reason) for one in found.cuts]
+    return Checked(subject.spec.model_id, server, cuts, found)
+
+
+def _verdict(one: CutVerdict, found: Verified) -> Verdict:
+    if one.refused:
+        return "refused"
+    if one.here is None:
+        return "failed"
+    if one.is_exact:
+        return "exact"
+    return "differs" if one in found.wrong else "as near as the machines allow"
