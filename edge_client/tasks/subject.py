@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,17 +128,19 @@ def subject_of(
     if choice.model.training:
         raise SpecError("the module is in training mode: call its eval() first")
     name = choice.model_id or (_served(server, credentials) if server not in (None, OWN) else None)
-    words = inputs_of_text(choice.example) if isinstance(choice.example, str) else choice.example
-    first = words or next((one.call for one in items if one.item is None), None)
-    example = first if first is None or isinstance(first, tuple) else (first.args, dict(first.kwargs))
     spec = ModuleSpec(
         name or type(choice.model).__name__,
         "the given module",
         Path.cwd(),
         f"{type(choice.model).__module__}:{type(choice.model).__qualname__}",
         module=choice.model,
-        _example=None if example is None else lambda: (example[0], dict(example[1])),
     )
+    held = next((one for one in items if one.item is None), None)
+    example = inputs_of_text(choice.example) if isinstance(choice.example, str) else choice.example
+    if example is not None:
+        spec = replace(spec, _example=lambda: (example[0], dict(example[1])))
+    elif held is not None:
+        spec = replace(spec, _example=partial(held.read, spec))
     return Subject(replace(choice, model=spec, weights=(), selection=None, model_id=None, example=None), spec, items)
 
 
