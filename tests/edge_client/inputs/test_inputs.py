@@ -145,9 +145,7 @@ def test_what_is_not_taken_is_told_in_a_line(digits: EdgeClient, kind: str) -> N
 
 def test_one_input_is_not_many_and_pictures_are_no_second_argument(digits: EdgeClient) -> None:
     for one in (b"x", {"x": torch.ones(1)}):
-        with pytest.raises(
-            SpecError, match="infer_many takes several inputs, and this is one"
-        ):
+        with pytest.raises(SpecError, match="infer_many takes several inputs, and this is one"):
             digits.infer_many(one)
     with pytest.raises(InputMismatch, match="argument 1 is of type PngImageFile"):
         digits.infer(picture(), torch.ones(1))
