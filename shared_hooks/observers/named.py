@@ -119,8 +119,9 @@ def _leave_pictures_out(found: dict[str, Any], excess: int) -> None:
         if excess <= 0:
             break
         if record.get("picture"):
-            excess -= len(record["picture"]) + len(record.get("over", ""))
-            record |= {"picture": "", "over": ""}
+            for key in {"picture", "over"} & record.keys():
+                excess -= len(record[key])
+                record[key] = ""
             gone += 1
     found["pictures_left_out"] = found.get("pictures_left_out", 0) + gone
 
