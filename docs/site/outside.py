@@ -87,13 +87,13 @@ def _reference(package: str, about: str) -> Iterator[str]:
 
 def _command_lines() -> Iterator[str]:
     """``--help`` of every command."""
-    from cloud_server import options
+    from cloud_server.arguments import parser as server_parser
     from edge_client.commands.arguments import make_parser
 
     yield "# Command lines\n\nWhat `--help` says."
     parser = make_parser()
     (commands,) = (action for action in parser._actions if action.dest == "command")
     named = commands.choices or {}
-    everything: list[argparse.ArgumentParser] = [options.parser(), parser, *named.values()]  # type: ignore[union-attr]
+    everything: list[argparse.ArgumentParser] = [server_parser(), parser, *named.values()]  # type: ignore[union-attr]
     for one in everything:
         yield f"\n## {one.prog}\n\n```text\n{one.format_help().rstrip()}\n```"
