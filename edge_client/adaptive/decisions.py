@@ -31,7 +31,7 @@ class Decisions:
     def __init__(self, on_decision: Callable[[dict[str, Any]], None] | None = None) -> None:
         self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._began = time.monotonic()
-        self._on_decision = on_decision
+        self._listeners = [] if on_decision is None else [on_decision]
         self._lock = threading.RLock()  # a listener may itself lead to an event
 
     @property
@@ -39,6 +39,16 @@ class Decisions:
         """Those of until now, the oldest first: a list of its own, for other threads go on adding."""
         with self._lock:
             return list(self._kept)
+
+    def listen(self, listener: Callable[[dict[str, Any]], None]) -> None:
+        """``listener`` gets all that come from now on."""
+        with self._lock:
+            self._listeners = [*self._listeners, listener]
+
+    def forget(self, listener: Callable[[dict[str, Any]], None]) -> None:
+        """It gets no more."""
+        with self._lock:
+            self._listeners = [one for one in self._listeners if one != listener]
 
     def choice(self, choice: Choice) -> None:
         """Where the next request runs."""
@@ -56,8 +66,8 @@ class Decisions:
             entry = {"seconds": round(time.monotonic() - self._began, 4), "kind": kind, **finite}
             self._kept.append(entry)
             log.log(level, "%s: %s", kind, ", ".join(f"{name}={_shown(value)}" for name, value in known.items()))
-            if self._on_decision is not None:
-                self._on_decision(entry)
+            for listener in self._listeners:
+                listener(entry)
 
 
 def _shown(value: Any) -> str:

@@ -15,6 +15,7 @@ constraints limits, from them
 auto        run with --split auto
 run_journal run with --journal
 witnesses   run with --witness
+looking     run with --dashboard and --sink
 report, layer_table, heat_maps, output   what is printed and written
 exits       exit statuses
 """

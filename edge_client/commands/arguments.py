@@ -17,6 +17,9 @@ from shared_hooks.command_line import Parser, add_common
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
+PORT = "8050"
+"""Of the dashboard, where none is given."""
+
 CODECS = ("raw", "lz4")
 """As `shared_hooks.codecs` has them, which loads torch."""
 
@@ -60,6 +63,7 @@ def make_parser() -> Parser:
     doctor.add_argument("server", nargs="?", metavar="HOST:PORT", help="(default: as --server of run)")
     add_credentials(doctor)
     _add_run(commands, model)
+    _add_dashboard(commands, model)
     _add_lifecycle(commands, model)
     _add_hierarchy(commands, [model, planned])
     _add_sweep(commands, model)
@@ -140,7 +144,54 @@ def _add_run(commands: Commands, model: Parser) -> None:
         help="answer on the edge what the server does not: gone, other weights, refused",
     )
     run.add_argument("--layers", action="store_true", help="print each layer's time on both sides")
+    run.add_argument(
+        "--dashboard",
+        nargs="?",
+        const=PORT,
+        metavar="[HOST:]PORT",
+        help=f"serve a page that shows this run, live, as long as it goes (alone: {PORT}, of 127.0.0.1)",
+    )
+    _add_sink(run)
     _add_auto(run)
+
+
+def _add_dashboard(commands: Commands, model: Parser) -> None:
+    page = commands.add_parser(
+        "dashboard", parents=[model], help="a page in the browser that shows requests, link, cuts and machines, live"
+    )
+    page.add_argument(
+        "--listen",
+        default=PORT,
+        metavar="[HOST:]PORT",
+        help=f"of the page; 0 = any free one (default: {PORT}, of 127.0.0.1)",
+    )
+    add_server(page)
+    add_credentials(page)
+    page.add_argument("--input", action="append", metavar="PATH", help="same as run; without, the server is watched")
+    page.add_argument("--split", default="auto", metavar="LAYER_ID|NAME|auto|...", help="same as run (default: auto)")
+    page.add_argument(
+        "--every", type=_seconds, default=0.2, metavar="S", help="begin a request every S seconds (default: 0.2)"
+    )
+    page.add_argument("--repeat", type=_count, metavar="N", help="all inputs N times (default: until Ctrl-C)")
+    page.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
+    page.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
+    _add_codec(page)
+    _add_observe(page)
+    _add_sink(page)
+    _add_config(page)
+    _add_auto(page)
+
+
+def _add_sink(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--sink",
+        dest="sinks",
+        action="append",
+        default=[],
+        metavar="KIND:WHERE",
+        help="write times, metrics and what observers see to tensorboard:DIR, wandb:PROJECT (offline), or "
+        "MODULE:NAME[:TEXT] of your own; may be repeated",
+    )
 
 
 def _add_profile(commands: Commands, parents: list[Parser]) -> None:

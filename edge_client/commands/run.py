@@ -18,6 +18,7 @@ from edge_client.commands.feed import Feed, Named, feed_of
 from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.kept import Kept
 from edge_client.commands.loading import choice_of, cut_for, first_readable
+from edge_client.commands.looking import Looking
 from edge_client.commands.outcome import Outcome
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.commands.pace import Pace
@@ -57,13 +58,17 @@ def main(options: argparse.Namespace) -> int:
 
         chooses = auto.choosing_of(options)
         auto.log_moves(options.debug)
-    with closing(feed_of(options)) as feed, running(server, choice_of(options), options.observers) as address:
-        if chooses:
-            chooses = chooses.through(address)
-        return _run(options, address, feed, chooses)
+    with (
+        closing(feed_of(options)) as feed,
+        running(server, choice_of(options), options.observers) as address,
+        closing(Looking(options.sinks, options.dashboard)) as looking,
+    ):
+        return _run(options, address, feed, chooses, looking)
 
 
-def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: Choosing | None) -> int:
+def _run(
+    options: argparse.Namespace, server: str | None, feed: Feed, chooses: Choosing | None, looking: Looking
+) -> int:
     choice = choice_of(options)
     spec = choice.spec()
     lifecycle = configured(options.config, options.log_level, options.log_format)
@@ -73,7 +78,7 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
         server,
         choice.with_spec(spec),
         codec=options.codec,
-        metrics=bool(options.layers or options.json),
+        metrics=bool(options.layers or options.json or looking.wanted),
         deadline=options.deadline,
         observers=options.observers,
         witness=options.witness,
@@ -90,6 +95,7 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
     before: list[dict[str, Any]] = []
     stopped = False
     try:
+        looking.begin(client)
         client.prepare()
         client.split = "input" if chooses else cut_for(client, options.split, feed.samples)
         if client.loaded is not None:
@@ -114,7 +120,9 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
                 try:
                     with auto.auto_client(chooses, client, feed.samples) as chooser:
                         chosen.append(chooser)
+                        looking.follow(chooser)
                         _warm_up(chooser, spec, feed, options.warmup)
+                        looking.count(client)
                         report.start()
                         _send(chooser, spec, feed, report, maps, kept, journal, show=not options.no_progress)
                 finally:  # once nobody decides any more
@@ -122,6 +130,7 @@ def _run(options: argparse.Namespace, server: str | None, feed: Feed, chooses: C
             else:
                 client.open()
                 _warm_up(client, spec, feed, options.warmup)
+                looking.count(client)
                 report.start()
                 _send(client, spec, feed, report, maps, kept, journal, show=not options.no_progress)
         except JournalFull as error:

@@ -32,6 +32,7 @@ NOT_FOR_A_CLIENT = (
     *("shared_hooks.tail", "shared_hooks.explaining", "shared_hooks.verification", "shared_hooks.mapping"),
     *("shared_hooks.selection", "shared_hooks.doctor", "shared_hooks.profiling.profiler"),
     *("edge_client.adaptive", "edge_client.planning", "edge_client.survey.gather", "edge_client.sweeping"),
+    *("edge_client.live", "shared_hooks.sinks", "tensorboard", "wandb"),
     *("edge_client.pruning", "edge_client.doctor", "edge_client.process"),
 )
 NOT_FOR_A_RUN = tuple(name for name in NOT_FOR_A_CLIENT if name != "PIL")  # it reads an image

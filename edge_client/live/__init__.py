@@ -1,0 +1,32 @@
+"""Requests looked at while they run: a page in the browser, and sinks for their numbers.
+
+dashboard    `Dashboard`: the page of one client, served while that works
+board        what the page shows: requests, events, the link, both machines, observers; bounded
+entries      an answer, a decision, a reading, as the page is told of them
+machine      load and energy of this machine
+link         the link and the server's load, where no controller measures them
+application  what a browser may ask for, and from where
+server       a thread that answers it
+to_sinks     `ToSinks`: every answer's numbers to sinks
+values       an answer as a sink's values
+aside        work done beside the requests, in a thread with a bounded queue
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_client.live.dashboard import Dashboard
+    from edge_client.live.to_sinks import ToSinks
+
+__all__ = ["Dashboard", "ToSinks"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when used: sinks need no web server."""
+    from importlib import import_module
+
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"edge_client.live.{'dashboard' if name == 'Dashboard' else 'to_sinks'}"), name)
