@@ -71,7 +71,14 @@ def _words_of(choice: ModelChoice) -> list[str]:
     words = ["--model", choice.model, "--device", choice.device]
     for file in choice.weights:
         words += ["--weights", file]
-    for option, value in (("--selection", choice.selection), ("--depth", choice.depth), ("--threads", choice.threads)):
+    if choice.example is not None and not isinstance(choice.example, str):
+        raise SpecError("a local server takes an example by words, such as 1,3,224,224; this one is tensors")
+    for option, value in (
+        ("--example", choice.example),
+        ("--selection", choice.selection),
+        ("--depth", choice.depth),
+        ("--threads", choice.threads),
+    ):
         if value is not None:
             words += [option, str(value)]
     return words
