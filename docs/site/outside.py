@@ -18,11 +18,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md")
+PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md", "examples/README.md")
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 COMMANDS = "reference/commands.md"
 REFERENCE = {
     "edge_client": "The client's side.",
+    "edge_client.aio": "The client for asyncio.",
     "edge_client.sources": "Where inputs come from.",
     "shared_hooks": "The engine, without any network.",
     "shared_hooks.models": "Specs, weights, inputs.",
