@@ -21,7 +21,7 @@ from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.models import ModelSpec
-from shared_hooks.models.example import to_device
+from shared_hooks.models.example import inputs_of_text, to_device
 
 Model = str | Path | ModelSpec | nn.Module | ModelChoice
 """A name, a TOML file, "module:callable"; a module in eval mode; or a choice, with device, threads and weights."""
@@ -66,12 +66,13 @@ class Subject:
         if not isinstance(self.spec, ModuleSpec):
             resolve(self.spec.factory, self.spec.folder, f"{self.spec.origin}: factory")
 
-    def load(self) -> Loaded:
-        """The model, wrapped and planned: on the spec's example, which is what a server measures, too; without one on
-        the first input that can be. Raises what reading or planning raises, SpecError for nothing to plan on.
+    def load(self, *, on_inputs: bool = False) -> Loaded:
+        """The model, wrapped and planned: on the spec's example, which is what a server measures, too; without one, or
+        with ``on_inputs``, on the first input that can be. Raises what reading or planning raises, SpecError for
+        nothing to plan on.
         """
         device = self.choice.set_up()
-        example = self.spec.example(device)
+        example = None if on_inputs and self.inputs else self.spec.example(device)
         if example is None and not self.inputs:
             self.check_factory()
             raise SpecError(f"{self.spec.origin}: {NO_EXAMPLE}")
@@ -134,7 +135,8 @@ def subject_of(
         f"{type(choice.model).__module__}:{type(choice.model).__qualname__}",
         module=choice.model,
     )
-    held, example = next((one for one in items if one.item is None), None), choice.example
+    held = next((one for one in items if one.item is None), None)
+    example = inputs_of_text(choice.example) if isinstance(choice.example, str) else choice.example
     if example is not None:
         spec = replace(spec, _example=lambda: (example[0], dict(example[1])))
     elif held is not None:
