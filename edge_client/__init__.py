@@ -1,6 +1,7 @@
 """The edge side: run a model up to a cut, stream what crosses it to a cloud server, get the model's own output.
 
 client      `EdgeClient`: infer, infer_many
+inputs      what infer takes, made into a call
 answer      `Answer`, `Failure`
 call        what a model is called with
 given       one input, from a file or from memory
@@ -40,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 from shared_hooks.version import __version__
 
 if TYPE_CHECKING:
-    from edge_client.adaptive import AutoClient
+    from edge_client.adaptive import AutoClient, AutoOptions
     from edge_client.answer import Answer, Failure
     from edge_client.call import Call
     from edge_client.client import CONNECTION_ERRORS, EdgeClient
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Answer": "answer",
     "AutoClient": "adaptive",
+    "AutoOptions": "adaptive",
     "CONNECTION_ERRORS": "client",
     "Call": "call",
     "ConnectionOptions": "transport.options",
@@ -83,6 +85,7 @@ __all__ = [
     "CONNECTION_ERRORS",
     "Answer",
     "AutoClient",
+    "AutoOptions",
     "Call",
     "ConnectionOptions",
     "Credentials",

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
 from edge_client.load import Load
 from edge_client.transport import Times
 from edge_client.witness import Witness
 from shared_hooks import LayerMetrics
 from shared_hooks.metrics import ForwardMetrics
+from shared_hooks.models import Prediction
 from shared_hooks.observers.named import Observations
+from shared_hooks.showing import brief, duration, html_table, panel, short, size, strip, told
+
+_UNKNOWN: Final = object()
+_SHOWN: Final = 10
+"""Predictions in a notebook."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Answer:
     """The model's output for one input, and what it took."""
 
@@ -37,8 +43,66 @@ class Answer:
     transforms: Sequence[str] = ()  # modules whose output is changed: the edge's, then the cloud's
     fallback: str = ""  # why it was answered on the edge, though it was to be split; empty: it was not
     witness: Witness | None = None  # the comparison with the whole model here; None: it was not compared
+    postprocess: Callable[[Any], Any] | None = field(default=None, compare=False)  # makes `result` of `output`
+    _result: Any = field(default=_UNKNOWN, init=False, compare=False)
+
+    @property
+    def result(self) -> Any:
+        """What the model's spec makes of `output`: a list of `Prediction`, best first, or what its own code returns.
+
+        `output` itself where the spec says nothing and there are no class scores in it, and with
+        ``EdgeClient(postprocess=False)``. Worked out when it is first asked for. Raises SpecError, InputMismatch.
+        """
+        if self._result is _UNKNOWN:
+            result = self.output if self.postprocess is None else self.postprocess(self.output)
+            object.__setattr__(self, "_result", result)
+        return self._result
+
+    def __repr__(self) -> str:
+        where = f"split={self.split!r}" + (f" ({self.fallback})" if self.fallback else "")
+        times = self.times
+        took = f"{duration(self.measured_ns)}: edge {duration(times.edge_compute)}"
+        if self.layer_id is not None:
+            took += f" + network {duration(times.network)} + server {duration(times.server)}"
+        sent = f"{size(self.bytes_up)} up, {size(self.bytes_down)} down" if self.layer_id is not None else ""
+        return told(self, f"output={brief(self.output)}", where, took, sent, self._best())
+
+    def _best(self) -> str:
+        found = self._told_result()
+        return f"best {brief(found[0].label)} {found[0].score:.4f}" if found else ""
+
+    def _told_result(self) -> list[Prediction]:
+        """Predictions; none where there are others, or the spec's own code fails."""
+        try:
+            result = self.result
+        except Exception:
+            return []
+        return [one for one in result[:_SHOWN] if isinstance(one, Prediction)] if isinstance(result, list) else []
+
+    def _repr_html_(self) -> str:
+        rows = [(name, float(ns)) for name, ns in self.times.rows() if ns > 0]
+        sent = f", {size(self.bytes_up)} up, {size(self.bytes_down)} down" if self.layer_id is not None else ""
+        found = [(str(one.row), one.label, f"{one.score:.4f}") for one in self._told_result()]
+        return panel(
+            f"answer to request {self.request_id}, split={self.split!r}: {duration(self.measured_ns)}{sent}",
+            strip(rows, f"where {duration(self.times.end_to_end)} went", [duration(ns) for _, ns in rows]),
+            html_table(("row", "label", "score"), found, (0, 2)) if found else "",
+            html_table(("output",), [(brief(self.output, 160),)]),
+        )
+
+    def __reduce__(self) -> Any:
+        # what makes the result may be somebody's code, which does not travel: the result does
+        names = [one.name for one in fields(self) if one.init and one.name != "postprocess"]
+        return _answer_of, ({name: getattr(self, name) for name in names}, self.result)
 
 
+def _answer_of(known: dict[str, Any], result: Any) -> Answer:
+    answer = Answer(**known)
+    object.__setattr__(answer, "_result", result)
+    return answer
+
+
+@short
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Takes the place of an answer: input number ``index`` (from 0) failed with ``error``."""

@@ -7,6 +7,9 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
@@ -16,16 +19,17 @@ from torch import nn
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
 from edge_client.dial import check_address
+from edge_client.inputs import InputReader
+from edge_client.inputs.reader import several
 from edge_client.model_choice import Inputs, ModelChoice
-from edge_client.modes import EDGE_ONLY
+from edge_client.modes import AUTO, CLOUD_FILE, EDGE_ONLY
 from edge_client.request import (
     Cut,
-    Done,
     EdgeModel,
     OldKeywords,
+    Pending,
     Position,
     Requests,
-    Running,
     in_order,
     taken_over,
     work_of,
@@ -37,11 +41,14 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.loading import default
-from shared_hooks.models import ModelSpec
+from shared_hooks.models import InputItem, ModelSpec, Prediction
 from shared_hooks.profiling.kind import kind, unlike
+from shared_hooks.showing import told
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from edge_client.adaptive import AutoClient, AutoOptions
 
 CONNECTION_ERRORS: Final = (
     ServerUnavailable,
@@ -60,7 +67,8 @@ class EdgeClient:
     `server` is ``HOST:PORT``, or None if everything runs here. `model` is a name or spec that `load_spec` takes, or a
     `ModelChoice`, which also takes an ``nn.Module`` and sets the device and the number of threads. `split` is the
     default cut: a layer's id or name, "input" (or "cloud-only") to send the inputs themselves, "cloud-only-file" to
-    send input files as they are, which the server then reads, or "edge-only": the whole model here, without a server.
+    send input files as they are, which the server then reads, "edge-only": the whole model here, without a server, or
+    "auto": chosen anew for every request, by ``auto`` (`AutoOptions`), from measurements that `open` begins with.
     `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
     `deadline`: seconds for a whole request. `connection` has the limits (`ConnectionOptions`): how long to wait for a
     server, how many requests are between head and answer, and so how many frontiers are in memory; and the
@@ -75,6 +83,9 @@ class EdgeClient:
     `fallback="edge"`: what the server does not answer (it is gone, serves something else, refuses us) is answered by
     the whole model here, and the answer says why (`Answer.fallback`). Once nothing was served for
     `connection.patience`, later requests do not wait for it again; the server is called beside them until it is back.
+
+    What `infer` takes and `Answer.result` is follows the model's spec, as in ``edge-client run`` (docs/python.md);
+    ``preprocess``, ``postprocess``, ``labels``, ``call_kwargs`` switch one of its parts off.
 
     `lifecycle` has the hooks of this client's stages (docs/lifecycle.md); None = the default one, which logs.
 
@@ -96,6 +107,11 @@ class EdgeClient:
         fallback: Literal["edge"] | None = None,
         lifecycle: Lifecycle | None = None,
         connection: ConnectionOptions | None = None,
+        auto: AutoOptions | None = None,
+        preprocess: bool = True,
+        postprocess: bool = True,
+        labels: bool = True,
+        call_kwargs: bool = True,
         **old: Unpack[OldKeywords],
     ) -> None:
         check_share(witness)
@@ -108,8 +124,10 @@ class EdgeClient:
         self.choice, self.connection, observers = taken_over(
             old, ModelChoice.of(model), connection or ConnectionOptions(), observers
         )
-        if self.choice.only_head is not None and (witness or fallback or split == EDGE_ONLY):
-            what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{EDGE_ONLY}"'
+        if split == AUTO and server is None:
+            raise SpecError('split="auto" chooses between here and a server: EdgeClient("HOST:PORT", ...)')
+        if self.choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):
+            what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
         self._edge_model = EdgeModel(
             self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=self.lifecycle
@@ -124,7 +142,16 @@ class EdgeClient:
             client_id=self._client_id,
             witness=witness,
             fallback=fallback is not None,
+            postprocess=self._postprocess if postprocess and self.spec is not None else None,
         )
+        self._reader = InputReader(
+            self._edge_model.wrapped.model, self.spec, preprocess=preprocess, call_kwargs=call_kwargs
+        )
+        self._labelled = self.spec if labels or self.spec is None else replace(self.spec, labels=())
+        self.codec = codec
+        self._auto_options = auto
+        self._auto: AutoClient | None = None
+        self._beginning = threading.Lock()
         self._fallback = fallback
         self._opening = threading.RLock()
         self._greeting = False
@@ -142,6 +169,20 @@ class EdgeClient:
         old, self._split = self._split, split
         if split != old:
             self.lifecycle.emit(Stage.ON_SPLIT_CHANGE, old=old, new=split, reason="it was set")
+
+    @property
+    def model_id(self) -> str:
+        """What the server calls the model."""
+        return self._edge_model.model_id
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        """What ``split="auto"`` decided and why, the oldest first (`edge_client.adaptive.decisions`)."""
+        return [] if self._auto is None else self._auto.decisions.all
+
+    def __repr__(self) -> str:
+        split = f"split={self._split!r}"
+        return told(self, f"server={self.server}", f"model={self.model_id}", split, f"{self.state.name.lower()}")
 
     @property
     def device(self) -> torch.device:
@@ -252,24 +293,35 @@ class EdgeClient:
     def open(self, seconds: float | None = None) -> EdgeClient:
         """Plan, hash, connect and wait for the server's Welcome, ``seconds`` (default: `patience`) at most.
 
-        If the default cut is "edge-only" it plans and does not connect. Without a `fallback` it raises
-        ServerUnavailable, Disagreement (naming what differs), UnknownModel, NotAuthenticated (saying why).
+        If the default cut is "edge-only" it plans and does not connect; if it is "auto" it measures, which takes
+        seconds, or leaves that to the first request where the model has no example input. Without a `fallback` it
+        raises ServerUnavailable, Disagreement (naming what differs), UnknownModel, NotAuthenticated (saying why).
         """
         if self.split == EDGE_ONLY:
             self._edge_model.plan_example()
-            return self
+        elif self.split == AUTO:
+            self.prepare()
+            if (example := self._edge_model.example) is not None:
+                self._chooser(example)
+        else:
+            self.connect(seconds)
+        return self
+
+    def connect(self, seconds: float | None = None) -> None:
+        """As `open`, whatever the default cut is."""
         try:
             self._connect().open(self.connection.patience if seconds is None else seconds)
         except CONNECTION_ERRORS:
             if self._fallback is None:
                 raise
-        return self
 
     def close(self) -> None:
         """End the connection and remove the hooks from the model; waiting requests end with Cancelled."""
         first, self._closed = self._ending.acquire(blocking=False), True
         if first:
             self.lifecycle.emit(Stage.BEFORE_SHUTDOWN)
+        if self._auto is not None:
+            self._auto.close()
         if self._connection is not None:
             self._connection.close()
         self.wrapped.detach()
@@ -291,14 +343,62 @@ class EdgeClient:
     def infer(self, *args: Any, split: Cut | None = None, deadline: float | None = None, **kwargs: Any) -> Answer:
         """The model's output for ``(*args, **kwargs)``: head here, tail on the server.
 
+        An input by itself may be a tensor, a numpy array, a PIL image, a camera's frame (uint8, HWC, RGB), the path or
+        the bytes of a file, a dictionary or `BatchEncoding` of keyword arguments, a tuple of positional ones, or a
+        `Call`, which goes to the model as it is. Pictures and files are read as the spec says.
+
         Raises DeadlineExceeded, ServerUnavailable, UnknownLayer, CutRefused, InputMismatch, ModelFailed, ...
-        (shared_hooks.errors). If the model's own arguments are called ``split`` or ``deadline``, use `infer_many`
-        with a `Call`.
+        (shared_hooks.errors). If the model's own arguments are called ``split`` or ``deadline``, give a `Call`.
         """
-        stamps, cut = Stamps(), self._cut(split)
-        call = Call(args, kwargs)
-        work = work_of(args[0] if len(args) == 1 and not kwargs else call, cut) or call
-        return self.requests.finish(self.requests.begin(work, cut, stamps, self.until(deadline)))
+        return self.submit(*args, split=split, deadline=deadline, **kwargs).result()
+
+    def submit(self, *args: Any, split: Cut | None = None, deadline: float | None = None, **kwargs: Any) -> Pending:
+        """`infer` in two steps: runs the head, and returns while the rest is under way."""
+        stamps, cut, until = Stamps(), self._cut(split), self.until(deadline)
+        item = args[0] if len(args) == 1 and not kwargs else None
+        if cut in (AUTO, CLOUD_FILE) and item is not None and self._reader.is_file(item):
+            return self._submit(Path(item) if isinstance(item, str) else item, cut, stamps, until)
+        if cut == CLOUD_FILE:
+            work_of(item if item is not None else args, cut)  # which says what it takes
+        call = self._reader.call(args, kwargs)
+        if not isinstance(item, torch.Tensor):
+            stamps.prepared = now_ns()
+        return self._submit(call, cut, stamps, until)
+
+    def _submit(self, item: Any, cut: Cut, stamps: Stamps, until: float, position: Position | None = None) -> Pending:
+        """``item``: a `Call`; or an input file, where it may be sent as it is."""
+        if cut == AUTO:
+            chooser = self._chooser(item)
+            return Pending(chooser.begin(item, until, position, stamps), chooser.finish, chooser.leave)
+        work = work_of(item, cut) or item
+        running = self.requests.begin(work, cut, stamps, until, position)
+        return Pending(running, self.requests.finish, self.requests.cancel)
+
+    def _chooser(self, item: Any) -> AutoClient:
+        """Who decides where requests run; the first time it is measured on the example, or else on ``item``."""
+        with self._beginning:
+            if self._auto is None:
+                if self._closed:
+                    raise Cancelled("the client is closed")
+                from edge_client.adaptive import AutoOptions
+                from edge_client.adaptive.beginning import begin
+
+                self.prepare()
+                example = self._edge_model.example
+                call = Call(*example) if example is not None else self._reader.read(item)
+                file = item.path if isinstance(item, InputItem) else item if isinstance(item, Path) else None
+                self._auto = begin(self, self._auto_options or AutoOptions(), call, prepare=self._inputs_of, file=file)
+            return self._auto
+
+    def _inputs_of(self, item: Any) -> Inputs:
+        call = self._reader.read(item)
+        return call.args, call.kwargs
+
+    def _postprocess(self, output: Any) -> Any:
+        """`Answer.result`: predictions, or the output where the spec says nothing and there are none."""
+        assert self._labelled is not None
+        found: list[Prediction] = self._labelled.postprocess(output)
+        return found or output
 
     @overload
     def infer_many(
@@ -331,11 +431,12 @@ class EdgeClient:
     ) -> Iterator[Answer | Failure]:
         """Answers in the order of ``inputs``, with up to `max_in_flight` requests under way.
 
-        An input is a `Call`, a tuple of positional arguments, a dictionary of keyword arguments, or the only argument.
+        An input is what `infer` takes; a tuple always is the positional arguments, a dictionary the keyword arguments.
         With ``prepare`` it may be anything, and ``prepare(input)`` gives ``(args, kwargs)`` (its time and errors belong
         to that input). With "cloud-only-file" it is an `InputItem` or a path, and the server prepares it. Heads run
         in the caller's thread, between two answers. A live source (`edge_client.sources`) is asked for a frame when
-        there is a place for it, and answers do not wait for its next one.
+        there is a place for it, and answers do not wait for its next one. In place of ``inputs``, a text or path names
+        a file, a folder, a pattern, a video or a camera.
 
         ``failures="raise"`` ends the iteration with the first failure, at its place in the order; "return" yields a
         `Failure` there and continues. Errors of the connection (`CONNECTION_ERRORS`) always end it. Leaving the
@@ -345,22 +446,29 @@ class EdgeClient:
         cut = self._cut(split)
         self.until(deadline)  # a wrong one is nobody's failure but the caller's
 
-        def start(item: Any, position: Position) -> Running | Done:
-            stamps, until = Stamps(), self.until(deadline)
-            work = work_of(item, cut) or (Call(*prepare(item)) if prepare else Call.of(item))
-            stamps.prepared = now_ns()
-            return self.requests.begin(work, cut, stamps, until, position)
+        named = isinstance(inputs, (str, Path))
+        source = several(inputs)
 
-        return in_order(
-            inputs,
+        def start(item: Any, position: Position) -> Pending:
+            stamps, until = Stamps(), self.until(deadline)
+            if cut == CLOUD_FILE or (cut == AUTO and prepare is None and self._reader.is_file(item)):
+                item = Path(item) if isinstance(item, str) else item
+            else:
+                item = Call(*prepare(item)) if prepare is not None else self._reader.read(item)
+                stamps.prepared = now_ns()
+            return self._submit(item, cut, stamps, until, position)
+
+        answers = in_order(
+            source,
             self.max_in_flight,
             start=start,
-            finish=self.requests.finish,
-            cancel=lambda running: self.requests.cancel(running, "the iteration was left"),
-            fatal=CONNECTION_ERRORS,
+            finish=Pending.result,
+            cancel=lambda pending: pending.cancel("the iteration was left"),
+            fatal=CONNECTION_ERRORS if cut != AUTO else (),
             raise_failures=failures == "raise",
             lifecycle=self.lifecycle,
         )
+        return _closing(source, answers) if named else answers
 
     def _connect(self) -> Connection:
         with self._opening:
@@ -397,3 +505,9 @@ class EdgeClient:
     def until(self, deadline: float | None) -> float:
         """``time.monotonic()`` at which a request of now is given up. Raises SpecError."""
         return time.monotonic() + check_seconds("deadline", self.deadline if deadline is None else deadline)
+
+
+def _closing(source: Any, answers: Iterator[Answer | Failure]) -> Iterator[Answer | Failure]:
+    """With the source closed at the end: nobody else has it."""
+    with closing(source):
+        yield from answers

@@ -8,3 +8,6 @@ EDGE_ONLY: Final = "edge-only"
 CLOUD_ONLY: Final = "cloud-only"
 CLOUD_FILE: Final = "cloud-only-file"
 """Everything on the cloud: the raw input crosses (the cut "input"), or the file it came as."""
+
+AUTO: Final = "auto"
+"""One of these or a cut, chosen anew for every request (`edge_client.adaptive`)."""

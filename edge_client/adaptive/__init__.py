@@ -1,5 +1,7 @@
 """``--split auto``: where to run, chosen anew for every request.
 
+beginning      profiles, link and controller, and the client that uses them
+options        `AutoOptions`: what it goes by
 client         `AutoClient`: asks the controller, runs, reports what that took
 controller     which way to run now: pure, observations and the time are passed in
 link_estimate  the link's speed now, from real transfers
@@ -10,5 +12,6 @@ decisions      what was decided, with its numbers
 """
 
 from edge_client.adaptive.client import AutoClient
+from edge_client.adaptive.options import AutoOptions
 
-__all__ = ["AutoClient"]
+__all__ = ["AutoClient", "AutoOptions"]

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,7 @@ from edge_client.request import NOT_SERVED, Done, Position, Running, in_order
 from edge_client.transport import Exchange, Stamps, State, now_ns
 from shared_hooks.errors import AccessRefused, CutRefused, SpecError
 from shared_hooks.lifecycle import Stage
+from shared_hooks.showing import told
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +105,10 @@ class AutoClient:
         self._known_refused: set[str] = set()  # cuts out of use that the controller knows of
         self.monitor = ServerMonitor(client, controller, self.lock, self.decisions, connect)
 
+    def __repr__(self) -> str:
+        held = self._cut or "nothing yet"
+        return told(self, f"server={self.client.server}", f"model={self.client.model_id}", f"last: {held}")
+
     def __enter__(self) -> AutoClient:
         self.monitor.start()
         return self
@@ -120,7 +126,7 @@ class AutoClient:
     def infer(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Answer:
         """Like `EdgeClient.infer`. If the only argument is an input file (with ``prepare``), the file may be sent."""
         item: Any = args[0] if len(args) == 1 and not kwargs and self._is_file(args[0]) else Call(args, kwargs)
-        return self._finish(self._begin(item, deadline))
+        return self.finish(self.begin(item, self.client.until(deadline)))
 
     def infer_many(
         self,
@@ -135,9 +141,9 @@ class AutoClient:
         return in_order(
             inputs,
             self.client.max_in_flight,
-            start=lambda item, position: self._begin(item, deadline, position),
-            finish=self._finish,
-            cancel=lambda flight: self._leave(flight, "the iteration was left"),
+            start=lambda item, position: self.begin(item, self.client.until(deadline), position),
+            finish=self.finish,
+            cancel=lambda flight: self.leave(flight, "the iteration was left"),
             fatal=(),
             raise_failures=failures == "raise",
             lifecycle=self.client.lifecycle,
@@ -145,8 +151,9 @@ class AutoClient:
 
     # One request
 
-    def _begin(self, item: Any, deadline: float | None, position: Position | None = None) -> Flight:
-        flight = self._send(item, None, Stamps(), self.client.until(deadline), position)
+    def begin(self, item: Any, until: float, position: Position | None = None, stamps: Stamps | None = None) -> Flight:
+        """Chooses, and runs what is to run here. ``until``: as of `EdgeClient.until`; ``stamps``: of a call before."""
+        flight = self._send(item, None, stamps or Stamps(), until, position)
         self._flying.append(flight)
         return flight
 
@@ -219,14 +226,15 @@ class AutoClient:
     def _is_refused(self, name: str) -> bool:
         return ("input" if name in (*WHOLE_THERE, "input") else name) in self.client.refused
 
-    def _finish(self, flight: Flight) -> Answer:
+    def finish(self, flight: Flight) -> Answer:
+        """Waits for the answer, here or from there, and tells the controller."""
         try:
             answer = self._answer(flight)
         except BaseException:
             self._give_up(flight, "the caller was interrupted")
             raise
         finally:
-            self._flying.remove(flight)
+            self._forget(flight)
             self._last_finished = now_ns()
         self._observe(flight, answer)
         return answer
@@ -324,9 +332,14 @@ class AutoClient:
             self.client.requests.cancel(running, "it was answered on this side first")
         return answer
 
-    def _leave(self, flight: Flight, why: str) -> None:
+    def leave(self, flight: Flight, why: str) -> None:
+        """Nobody wants it any more; any thread may say so, also while another waits for it."""
         self._give_up(flight, why)
-        self._flying.remove(flight)
+        self._forget(flight)
+
+    def _forget(self, flight: Flight) -> None:
+        with suppress(ValueError):  # by whoever comes first
+            self._flying.remove(flight)
 
     def _give_up(self, flight: Flight, why: str) -> None:
         """No effect on what is over."""

@@ -78,7 +78,7 @@ def _work(options: argparse.Namespace, server: str | None, items: Sequence[Input
             looking.count(client)
             client.prepare()
             if options.split == AUTO:
-                with auto.auto_client(auto.choosing_of(options).through(server), client, items) as chooser:
+                with auto.auto_client(auto.choosing_of(options), client, items) as chooser:
                     looking.follow(chooser)
                     failed = _send(chooser, spec, items, options)
             else:

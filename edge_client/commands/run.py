@@ -63,8 +63,6 @@ def main(options: argparse.Namespace) -> int:
         running(server, choice_of(options), options.observers) as address,
         closing(Looking(options.sinks, options.dashboard)) as looking,
     ):
-        if chooses:
-            chooses = chooses.through(address)
         return _run(options, address, feed, chooses, looking)
 
 

@@ -3,6 +3,7 @@
 requests   begun, finished, cancelled
 edge_model the model on this side: its heads, or all of it
 only_head  ... with the weights of heads alone in memory
+pending    one under way, for who does not wait at once
 many       many inputs, several under way, answers in order
 old_keywords  of `EdgeClient`, until 0.3
 
@@ -12,6 +13,7 @@ May import answer, witness, transport, call, modes.
 from edge_client.request.edge_model import Cut, EdgeModel
 from edge_client.request.many import Position, in_order
 from edge_client.request.old_keywords import OldKeywords, taken_over
+from edge_client.request.pending import Pending
 from edge_client.request.requests import NOT_SERVED, Done, Requests, Running, work_of
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "Done",
     "EdgeModel",
     "OldKeywords",
+    "Pending",
     "Position",
     "Requests",
     "Running",

@@ -107,7 +107,7 @@ class EdgeModel:
             module, depth=choice.depth, metrics=metrics, lifecycle=self.lifecycle, loads=self.only_head
         )
         self.lifecycle.emit(Stage.AFTER_MODEL_LOAD, model_id=model_id, wrapped=self.wrapped)
-        self._example = example
+        self.example = example
         self.find = classes_of(holder_modules(module))
         self._preprocess_digest: str | None = None
 
@@ -145,11 +145,11 @@ class EdgeModel:
 
     def manifest(self) -> bytes | None:
         """What the greeting's digests are made of; None where that is too much for the wire."""
-        return encode(self.wrapped.manifest(None if self._example is None else self._planned(Call(*self._example))))
+        return encode(self.wrapped.manifest(None if self.example is None else self._planned(Call(*self.example))))
 
     def plan_example(self) -> str:
         """Plan the spec's example; the plan's digest, empty when there is none."""
-        return "" if self._example is None else self.plan(Call(*self._example))
+        return "" if self.example is None else self.plan(Call(*self.example))
 
     def plan(self, call: Call) -> str:
         """Plan this call, or add the path that it takes; the plan's digest."""

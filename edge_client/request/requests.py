@@ -54,7 +54,8 @@ class Running:
     head: Head
     about: About
     kept: Kept | None = None  # for a witness
-    over: bool = False  # hooks have heard how it ended
+    over: bool = False  # hooks have heard how it ended, or will
+    again: Running | None = None  # what was begun in its place
 
     @property
     def settled(self) -> bool:
@@ -83,8 +84,10 @@ class Requests:
         client_id: str = "",
         witness: float = 0.0,
         fallback: bool = False,
+        postprocess: Callable[[Any], Any] | None = None,
     ) -> None:
-        """``fallback``: what the server does not answer is answered here."""
+        """``fallback``: what the server does not answer is answered here. ``postprocess``: output -> result."""
+        self._postprocess = postprocess
         self._edge_model = edge_model
         self._fallback = fallback
         self.witnesses = Witnesses(edge_model.wrapped, witness, edge_model.find)
@@ -199,15 +202,19 @@ class Requests:
                 raise
         self._edge_model.plan(running.work)
         stamps = _anew(running.exchange.stamps)
-        return self._collect(
-            self._begin(running.work, running.cut, stamps, running.exchange.until, running.about, before=running)
-        )
+        until = running.exchange.until
+        running.again = self._begin(running.work, running.cut, stamps, until, running.about, before=running)
+        return self._collect(running.again)
 
     def cancel(self, running: Running | Done, why: str) -> None:
-        """Nobody waits for it any more."""
-        if isinstance(running, Running) and not running.over:
+        """Nobody wants it any more; another thread that waits for it gets Cancelled. No effect on what is answered."""
+        if not isinstance(running, Running):
+            return
+        for one in (running, running.again):
+            if one is not None:
+                one.connection.cancel(one.exchange, Cancelled(why))
+        if not running.over:
             running.over = True
-            running.connection.cancel(running.exchange, Cancelled(why))
             self._over(running.about, running.exchange.error or Cancelled(why))
 
     def _instead(self, work: Call | Path, stamps: Stamps, about: About, why: str) -> Answer:
@@ -234,6 +241,7 @@ class Requests:
         finished = stamps.unpacked or now_ns()
         return Answer(
             output=whole.output,
+            postprocess=self._postprocess,
             request_id=about.id,
             split=EDGE_ONLY,
             layer_id=None,
@@ -284,6 +292,7 @@ class Requests:
         witness, output = self._witness(running, output)
         return Answer(
             output=output,
+            postprocess=self._postprocess,
             request_id=exchange.id,
             split=running.head.split,
             layer_id=running.head.layer_id,
@@ -341,5 +350,5 @@ def work_of(item: object, cut: Cut) -> Path | None:
         return None
     path = getattr(item, "path", item)
     if not isinstance(path, Path):
-        raise SpecError(f'split="{CLOUD_FILE}" takes input files (InputItem, or a Path), not {type(item).__name__}')
+        raise SpecError(f'split="{CLOUD_FILE}" takes input files (a path or an InputItem), not {type(item).__name__}')
     return path

@@ -1,16 +1,31 @@
-"""Progress on standard error: a bar on a terminal, a plain line every few seconds elsewhere."""
+"""Progress: one bar, drawn by rich wherever there is a place for it.
+
+On a terminal on standard error, gone when the work is done; in a notebook in the cell, the same way; elsewhere (a pipe,
+a file, a log) a plain line every few seconds.
+"""
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.screen.text import one_line
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
 PLAIN_EVERY_SECONDS: Final = 5.0
+NOTEBOOK_EVERY_SECONDS: Final = 0.2
+NOTEBOOK_COLUMNS: Final = 90
+BAR: Final = 24
+"""Columns of the bar itself: on 80 the text beside it is read, too."""
+SHELLS: Final = ("ZMQInteractiveShell", "Shell")
+"""IPython's in a notebook, and Colab's."""
 
 Advance = Callable[[str], None]  # one step is done; the text says what comes or came
 
@@ -20,11 +35,21 @@ def progress(what: str, total: int | None, show: bool = True) -> Iterator[Advanc
     """Yields a function to call after each of ``total`` steps (None: unknown); its text may come from a server."""
     if not show:
         yield lambda text: None
+    elif in_notebook():
+        with _cell(what, total) as advance:
+            yield advance
     elif sys.stderr.isatty():
         with _bar(what, total) as advance:
             yield advance
     else:
         yield _plain(what, total)
+
+
+def in_notebook() -> bool:
+    """Whether what is shown goes into a notebook's cell."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ in SHELLS
 
 
 def _plain(what: str, total: int | None) -> Advance:
@@ -47,17 +72,77 @@ def _plain(what: str, total: int | None) -> Advance:
 @contextmanager
 def _bar(what: str, total: int | None) -> Iterator[Advance]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
     # Lines printed meanwhile go above the bar if they go to the terminal, and straight to their file if not.
-    with Progress(
-        *columns[: None if total else 2],
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}", markup=False),  # a file name may hold [brackets]
-        console=Console(stderr=True),
-        redirect_stdout=sys.stdout.isatty(),
-        transient=True,
-    ) as bar:
+    with _made(total, Console(stderr=True), redirect_stdout=sys.stdout.isatty(), transient=True) as bar:
         task = bar.add_task(what, total=total, text="")
         yield lambda text: bar.update(task, advance=1, text=one_line(text))
+
+
+@contextmanager
+def _cell(what: str, total: int | None) -> Iterator[Advance]:
+    """rich's own way into a notebook needs ipywidgets; the cell's output can be replaced without them."""
+    from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
+    from rich.console import Console
+
+    bar = _made(total, Console(file=io.StringIO(), force_jupyter=False), auto_refresh=False)
+    task = bar.add_task(what, total=total, text="")
+    place = display(  # type: ignore[no-untyped-call,unused-ignore]
+        _bundle(_html(bar)), raw=True, display_id=True
+    )
+    last = time.monotonic()
+
+    def advance(text: str) -> None:
+        nonlocal last
+        bar.update(task, advance=1, text=one_line(text))
+        if time.monotonic() - last >= NOTEBOOK_EVERY_SECONDS:
+            last = time.monotonic()
+            place.update(_bundle(_html(bar)), raw=True)
+
+    try:
+        yield advance
+    finally:
+        place.update(_bundle(""), raw=True)
+
+
+def _made(total: int | None, console: Console, **how: Any) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    columns = [
+        SpinnerColumn(),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=BAR),
+        MofNCompleteColumn(),
+    ]
+    return Progress(
+        *columns[: None if total else 2],
+        TimeElapsedColumn(),
+        # A file name may hold [brackets]. What does not fit is cut off here, and nowhere else.
+        TextColumn(
+            "{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        ),
+        console=console,
+        expand=True,
+        **how,
+    )
+
+
+def _bundle(html: str) -> dict[str, str]:
+    """What a notebook shows; no more than that where it is read as text."""
+    return {"text/html": html, "text/plain": ""}
+
+
+def _html(bar: Progress) -> str:
+    from rich.console import Console
+
+    page = Console(
+        file=io.StringIO(),
+        record=True,
+        width=NOTEBOOK_COLUMNS,
+        force_terminal=True,
+        force_jupyter=False,
+        color_system="truecolor",
+    )
+    page.print(bar.get_renderable())
+    return page.export_html(inline_styles=True, code_format='<pre style="margin:0;line-height:1.2">{code}</pre>')

@@ -45,7 +45,7 @@ class Planned(Tabular):
     warnings: Sequence[str]
 
     shown = {  # noqa: RUF012
-        "best": "",
+        "best": "best",
         "name": "cut after",
         "latency_ns": "ms",
         "edge_ns": "edge",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from edge_client.screen.text import printable
+from edge_client.screen.text import printable, size
 from shared_hooks.errors import SpecError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Tabular(ABC):
     """A column's name ends in its unit: _ns nanoseconds, _bytes, _j joules. A value that is unknown is null."""
 
     shown: ClassVar[Mapping[str, str]] = {}
-    """In a notebook: column -> heading; a column in _ns is shown in ms."""
+    """In a notebook: column -> heading. What is in _ns is shown in ms, bytes with a unit."""
 
     @abstractmethod
     def rows(self) -> list[Row]:
@@ -82,7 +82,11 @@ def _cell(column: str, value: Any) -> str:
     if column.endswith("_ns"):
         return f"{value / 1e6:.3f}"
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return "yes" if value else "-"
+    if "bytes" in column:
+        return size(round(value))
+    if isinstance(value, int):
+        return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
     return printable(str(value)) if len(str(value)) <= 80 else f"{printable(str(value)[:79])}…"

@@ -19,6 +19,7 @@ from shared_hooks.models.frames import Pixels
 if TYPE_CHECKING:  # else where an image is read: many an edge has tensors
     from PIL import Image
 
+_IN_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 _FILTERS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")  # of PIL.Image.Resampling, in lower case
 DTYPES = {
@@ -96,6 +97,19 @@ class ImagePreprocess:
         from PIL import Image
 
         return self._tensor(self._resize(Image.fromarray(pixels).convert(self.mode)))
+
+    def of_image(self, image: Image.Image) -> torch.Tensor:
+        """The same of an image that somebody opened. Raises InputMismatch."""
+        from PIL import ImageOps
+
+        if image.mode.startswith(("I", "F")):
+            raise InputMismatch(
+                f"a picture with pixels of more than 8 bits (mode {image.mode}); convert it, or give an array"
+            )
+        try:
+            return self._tensor(self._resize(ImageOps.exif_transpose(image).convert(self.mode)))
+        except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes when somebody looks
+            raise InputMismatch(f"the picture cannot be read: {error}") from error
 
     def _read(
         self,
@@ -189,3 +203,12 @@ def _per_channel(table: Table, key: str, mode: str, default: float) -> tuple[flo
     if len(values) not in (1, count):
         table.fail(key, f"expected 1 or {count} numbers for mode {mode}, found {len(values)}")
     return tuple(values) * (count if len(values) == 1 else 1)
+
+
+def picture_as_png(image: Image.Image) -> bytes:
+    """A picture as a file, lossless where PNG has its mode, else as RGB."""
+    from PIL import ImageOps
+
+    file, turned = io.BytesIO(), ImageOps.exif_transpose(image)
+    (turned if turned.mode in _IN_PNG else turned.convert("RGB")).save(file, "PNG", compress_level=1)
+    return file.getvalue()

@@ -20,7 +20,7 @@ from shared_hooks.errors import InputMismatch, IsthmusError, SpecError, UnknownM
 from shared_hooks.models import uploads
 from shared_hooks.models.example import Example, inputs_of, read_example, to_device
 from shared_hooks.models.frames import Frame
-from shared_hooks.models.images import DTYPES, ImagePreprocess, as_png
+from shared_hooks.models.images import DTYPES, ImagePreprocess, as_png, picture_as_png
 from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_tensors, tensors_of_bytes
 from shared_hooks.models.predictions import Prediction, TopK, read_labels
 from shared_hooks.models.tokenizers import load_tokenizer
@@ -175,6 +175,20 @@ class ModelSpec:
             most = min(max_pixels, max_bytes // uploads.BYTES_PER_PIXEL)
             args, kwargs = self._image(self._images(name).of_bytes(data, name, most))
         return args, {**self.call_kwargs, **kwargs}
+
+    def preprocess_picture(self, image: Image) -> Inputs:
+        """The same of a picture that Pillow has opened (for the spec's own callable, a PNG file). Raises as above."""
+        if isinstance(self._preprocess, str):
+            with uploads.as_path(".png", picture_as_png(image)) as path:
+                args, kwargs = self._read(path)
+        else:
+            args, kwargs = self._image(self._images("the picture").of_image(image))
+        return args, {**self.call_kwargs, **kwargs}
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether it says how an image becomes what the model takes."""
+        return self._preprocess is not None
 
     def preprocess_digest(self) -> str:
         """Of how files are read (hexadecimal): equal where the same file gives the same inputs."""

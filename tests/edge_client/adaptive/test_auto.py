@@ -18,12 +18,12 @@ from torch import Tensor
 from edge_client import Answer, EdgeClient, Failure
 from edge_client.__main__ import main
 from edge_client.adaptive import AutoClient
+from edge_client.adaptive.beginning import _connector
 from edge_client.adaptive.client import Flight
 from edge_client.adaptive.controller import Choice
 from edge_client.adaptive.decisions import Decisions
 from edge_client.adaptive.hedge import Hedge
 from edge_client.call import Call
-from edge_client.commands.auto import _connector
 from edge_client.model_choice import ModelChoice
 from edge_client.planning.candidate import Candidate
 from edge_client.process.local_server import local_server
@@ -250,11 +250,11 @@ def test_what_is_fetched_at_first_is_left_when_it_is_told_to_stop(stage: str, mo
                 one(0, 1, "a step")
 
     profile: Any = SimpleNamespace(answer_bytes=1, model=None)
-    monkeypatch.setattr("edge_client.commands.auto.fetch_profile", lambda *_, **__: {})
+    monkeypatch.setattr("edge_client.adaptive.beginning.fetch_profile", lambda *_, **__: {})
     monkeypatch.setattr(profile_file, "from_json", lambda *_: profile)
     monkeypatch.setattr(profile_file, "check", lambda *_: None)
-    monkeypatch.setattr("edge_client.commands.auto.probe_sizes", lambda *_: (0,))
-    monkeypatch.setattr(f"edge_client.commands.auto.{stage}", going_on)
+    monkeypatch.setattr("edge_client.adaptive.beginning.probe_sizes", lambda *_: (0,))
+    monkeypatch.setattr(f"edge_client.adaptive.beginning.{stage}", going_on)
     loaded: Any = SimpleNamespace(spec=load_spec("digits"))
 
     def check() -> None:

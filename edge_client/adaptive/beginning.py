@@ -1,0 +1,138 @@
+"""How choosing begins: profiles of both sides, the link, a controller; and the `AutoClient` that uses them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from edge_client.adaptive.client import AutoClient
+from edge_client.adaptive.controller import SplitController
+from edge_client.adaptive.monitor import Check, Connect
+from edge_client.adaptive.options import AutoOptions
+from edge_client.call import Call
+from edge_client.client import EdgeClient
+from edge_client.load import Load
+from edge_client.model_choice import Inputs
+from edge_client.planning.link import Link
+from edge_client.planning.predict import predict
+from edge_client.survey.gather import Gathered, Wanted, edge_profile, gather, probe_sizes
+from edge_client.survey.loaded import Loaded
+from edge_client.survey.prober import LinkProber
+from edge_client.survey.probing import fetch_profile, probe
+from shared_hooks.errors import ServerUnavailable
+from shared_hooks.models import ModelSpec
+from shared_hooks.models.example import to_device
+from shared_hooks.profiling import profile_file
+from shared_hooks.profiling.profile import Profile
+
+FIRST_CALL_SECONDS: Final = 5.0
+"""For the server to be there at the start; without it everything runs here until it comes."""
+log = logging.getLogger(__name__)
+
+
+def begin(
+    client: EdgeClient,
+    options: AutoOptions,
+    call: Call,
+    *,
+    prepare: Callable[[Any], Inputs] | None = None,
+    file: Path | None = None,
+) -> AutoClient:
+    """Measures, which takes seconds, and starts; ``client`` is prepared. Whoever closes the client closes this first.
+
+    ``call``: what is planned and measured on; ``file``: an input file, to learn what reading one takes; ``prepare``: as
+    of `AutoClient`. Raises SpecError, Disagreement, UnknownModel; without a server everything runs here until it comes.
+    """
+    loaded = _loaded(client, call)
+    wanted = Wanted(
+        server=client.server,
+        credentials=client.connection.credentials,
+        edge_profile=_text(options.edge_profile),
+        cloud_profile=_text(options.cloud_profile),
+        seconds=options.profile_seconds,
+        codec=client.codec,
+        file=_text(file),
+    )
+    gathered = _gather(loaded, wanted, options, client.connection.patience)
+    is_there = isinstance(gathered, Gathered)
+    if is_there:
+        client.connect()
+    chooser = AutoClient(
+        client,
+        _controller(options, gathered),
+        prepare=prepare,
+        local=_fits(options, gathered.edge if isinstance(gathered, Gathered) else gathered),
+        connect=None if isinstance(gathered, Gathered) else _connector(loaded, wanted, gathered),
+        on_decision=options.on_decision,
+    )
+    chooser.monitor.start()
+    return chooser
+
+
+def _text(path: str | Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _loaded(client: EdgeClient, call: Call) -> Loaded:
+    """The client's own model, planned on ``call``. A module has no spec: one that says its name stands in."""
+    spec = client.spec or ModelSpec(client.model_id, f"the module {client.model_id}", Path(), "")
+    args, kwargs = to_device(call.args, client.device), to_device(dict(call.kwargs), client.device)
+    return Loaded(client.choice, spec, client.wrapped, args, kwargs, client.wrapped.plan(*args, **kwargs).digest)
+
+
+def _gather(loaded: Loaded, wanted: Wanted, options: AutoOptions, patience: float) -> Gathered | Profile:
+    """Everything; only this side's profile where no server answers."""
+    assert wanted.server is not None
+    say = options.say or log.warning
+    try:
+        with LinkProber(wanted.server, credentials=wanted.credentials) as prober:
+            prober.round(0, 0, min(FIRST_CALL_SECONDS, patience))
+        with gather(loaded, wanted, say, options.progress) as gathered:
+            return gathered
+    except ServerUnavailable as error:
+        say(f"no server yet, everything runs here: {error}")
+    return edge_profile(loaded, wanted, say, options.progress)
+
+
+def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
+    """What the watch does when the server is there for the first time."""
+
+    def connect(check: Check) -> tuple[Profile, Link, Load]:
+
+        def on_progress(done: int, total: int, what: str) -> None:
+            check()
+
+        server = wanted.server
+        assert server is not None
+        known = loaded.spec.model_id, wanted.warmup, wanted.repetitions, wanted.seconds
+        how: dict[str, Any] = {"patience": FIRST_CALL_SECONDS, "credentials": wanted.credentials}
+        data = fetch_profile(server, *known, on_progress, **how)
+        cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
+        profile_file.check(cloud, edge.model)
+        sizes, answers = probe_sizes(edge, None), (0, cloud.answer_bytes)
+        link, load = probe(server, sizes, answers, wanted.probe_seconds, on_progress, **how)
+        return cloud, link, load
+
+    return connect
+
+
+def _controller(options: AutoOptions, found: Gathered | Profile) -> SplitController:
+    make = partial(
+        SplitController,
+        objective=options.goal,
+        constraints=options.constraints,
+        partitioner=options.decider,
+        option=options.option,
+    )
+    if not isinstance(found, Gathered):
+        return make(found)
+    return make(found.edge, found.cloud, found.link, found.load, file=found.file, file_crosses=found.file_crosses)
+
+
+def _fits(options: AutoOptions, edge: Profile) -> bool:
+    """Whether the whole model may run here."""
+    alone = predict(edge, None, None)[0]
+    return options.constraints.violated(alone) is None
