@@ -23,7 +23,11 @@ def parser() -> Parser:
         ("--model", "[NAME=]SPEC", "serve a built-in model, a spec file or module:callable; may be repeated"),
         ("--weights", "[NAME=]FILE", "safetensors file of a --model; NAME is needed if there are several"),
         ("--selection", "[NAME=]FILE", "from edge-client prune: a mask at a cut, or a smaller model, of a --model"),
-        ("--example", "[NAME=]INPUT", "input of a module:callable: 1,3,224,224[:dtype], a .npy file, module:callable"),
+        (
+            "--example",
+            "[NAME=]INPUT",
+            "the input both sides plan on, if not the spec's: 1,3,224,224[:dtype], a file, module:callable",
+        ),
     ):
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
     made.add_argument("--depth", type=int, metavar="N", help="how many levels of modules to descend in each --model")

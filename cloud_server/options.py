@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from cloud_server.access import Tls
 from cloud_server.arguments import parser as parser
 from cloud_server.config import ModelEntry, ServerConfig, read_config
-from shared_hooks.config import looks_like_target
 from shared_hooks.errors import SpecError
-from shared_hooks.models import ModelSpec, Table, load_spec, spec_from_table
+from shared_hooks.models import load_spec
 
 
 def configure(options: argparse.Namespace) -> ServerConfig:
@@ -41,10 +39,10 @@ def composed(options: argparse.Namespace) -> ServerConfig:
     ids = [load_spec(reference).model_id for reference in references]
     weights, examples = _by_model("--weights", options.weights, ids), _by_model("--example", options.example, ids)
     selections = _by_model("--selection", options.selection, ids)
-    models = [
-        ModelEntry(_selected(_spec(id, reference, weights, examples), selections.get(id)), options.depth)
-        for id, reference in zip(ids, references, strict=True)
-    ]
+    models = []
+    for id, reference in zip(ids, references, strict=True):
+        of = {"weights": weights.get(id), "selection": selections.get(id), "example": examples.get(id)}
+        models.append(ModelEntry(load_spec(reference, **of), options.depth))
     return dataclasses.replace(config, models=(*config.models, *models))
 
 
@@ -71,27 +69,3 @@ def _by_model(option: str, texts: Sequence[str], ids: Sequence[str]) -> Mapping[
             raise SpecError(f'{option} {text}: no model "{name}" is given by --model; there is: {known}')
         found[name] = value
     return found
-
-
-def _selected(spec: ModelSpec, selection: str | None) -> ModelSpec:
-    return spec if selection is None else dataclasses.replace(spec, selection=Path(selection))
-
-
-def _spec(id: str, reference: str, weights: Mapping[str, str], examples: Mapping[str, str]) -> ModelSpec:
-    if id not in examples:
-        return load_spec(reference, weights=weights.get(id))
-    target = reference.removeprefix(f"{id}=")
-    if not looks_like_target(target):
-        raise SpecError(f"--example {id}={examples[id]}: a spec file has its own example; this is for module:callable")
-    table = Table({"id": id, "factory": target, "example": _example(examples[id])}, f"--model {reference} --example")
-    return spec_from_table(table, Path.cwd(), weights=weights.get(id))
-
-
-def _example(text: str) -> object:
-    """A spec's ``example`` entry: a table for ``1,3,224,224[:dtype]``, else the text itself."""
-    sizes, _, dtype = text.partition(":")
-    parts = sizes.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        return text
-    tensor = {"shape": [int(part) for part in parts], "dtype": dtype or "float32", "low": 0, "high": 2}
-    return {"args": [tensor]}

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 import xxhash
+from torch import nn
 
 from edge_client.call import Call
+from edge_client.inputs import TAKEN, InputReader
+from edge_client.inputs.kinds import is_picture, plain
 from edge_client.screen.text import printable
 from shared_hooks.errors import InputMismatch, SpecError
-from shared_hooks.models import InputItem, ModelSpec, find_inputs
+from shared_hooks.models import Frame, InputItem, ModelSpec, find_inputs
 from shared_hooks.tensors import copied, flatten
 
 NAMELESS: Final = "input"
-TAKEN: Final = (
-    "a file, a folder or a glob; a tensor or an array; a tuple of positional, a dictionary of keyword arguments; "
-    "or a list of any of these"
-)
+_KINDS: Final = (Call, tuple, Mapping, torch.Tensor, np.ndarray, bytes, bytearray, memoryview, Frame)
 
 
 @dataclass(frozen=True)
 class Given:
-    """One input: a file, read anew each time, or a call as it is. ``label``: its truth, where no file says it."""
+    """One input: a file, read anew each time, or ``value``, which is in memory and is read as `EdgeClient.infer` reads
+    it. ``label``: its truth, where no file says it.
+    """
 
     name: str
     item: InputItem | None = None
-    call: Call = field(default_factory=Call)
+    value: Any = None
     label: str | None = None
     made: bool = False
     """From the spec itself, which is compared otherwise."""
@@ -59,20 +61,15 @@ class Given:
         """(args, kwargs) on the CPU, nobody else's. Raises InputMismatch."""
         if self.item is not None:
             return spec.preprocess(self.item)
-        args, kwargs = copied(self.call.args, dict(self.call.kwargs))
-        return args, {**spec.call_kwargs, **kwargs}
+        call = InputReader(nn.Module(), spec).read(self.value)
+        return copied(call.args, dict(call.kwargs))
 
     def digest(self) -> str:
-        """Of the file's bytes, or the call's tensors; empty for a call without any. Raises SpecError."""
+        """Of the file's bytes, or what is in memory; empty for what is `made`. Raises SpecError."""
         if self.made:
             return ""
         if self.item is None:
-            _, tensors = flatten((self.call.args, dict(self.call.kwargs)))
-            hasher = xxhash.xxh3_64()
-            for tensor in tensors:
-                hasher.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-                hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-            return hasher.hexdigest() if tensors else ""
+            return _digest(self.value)
         try:
             return xxhash.xxh3_64_hexdigest(self.item.path.read_bytes())
         except OSError as error:
@@ -80,7 +77,8 @@ class Given:
 
 
 def given(inputs: Any) -> list[Given]:
-    """All of ``inputs``, in order; none for None. A tuple is one call, a list holds several.
+    """All of ``inputs``, in order; none for None. A list holds several, all else is one: a tuple or a dictionary is the
+    arguments of one call.
 
     Raises InputMismatch for a file that is not there, and for a kind of input that is not taken.
     """
@@ -104,29 +102,11 @@ def _one(value: Any) -> list[Given]:
         return named([value])
     if isinstance(value, (str, Path)):
         return named(find_inputs(value))
-    return [Given(NAMELESS, call=call_of(value))]
-
-
-def call_of(value: Any) -> Call:
-    """One input in memory as a call of the model, arrays as tensors. Raises InputMismatch."""
-    if isinstance(value, Call):
-        return value
-    if isinstance(value, tuple):
-        return Call(tuple(map(_tensor, value)))
-    if isinstance(value, Mapping):
-        return Call((), {str(name): _tensor(each) for name, each in value.items()})
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        return Call((_tensor(value),))
-    raise InputMismatch(f"an input is {TAKEN}; not {type(value).__name__}")
-
-
-def _tensor(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    try:
-        return torch.from_numpy(np.array(value, order="C"))  # a copy: from_numpy warns about read-only memory
-    except TypeError as error:
-        raise InputMismatch(f"an array of {value.dtype} is no tensor: {error}") from error
+    if isinstance(value, _KINDS) or is_picture(value):
+        return [Given(NAMELESS, value=value)]
+    raise InputMismatch(
+        f"an input of type {type(value).__name__} is not taken: expected {TAKEN}; a folder, a glob, or a list of inputs"
+    )
 
 
 def named(items: Sequence[InputItem]) -> list[Given]:
@@ -144,5 +124,23 @@ def labelled(pairs: Iterable[Any], what: str) -> list[Given]:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InputMismatch(f"{what} is a folder, or a list of (input, label); entry {at} is no such pair")
         label = pair[1].item() if isinstance(pair[1], (torch.Tensor, np.generic)) else pair[1]
-        found.append(Given(f"input {at}", call=call_of(pair[0]), label=None if label is None else str(label)))
+        (one,) = _one(pair[0])
+        found.append(replace(one, name=f"input {at}", label=None if label is None else str(label)))
     return found
+
+
+def _digest(value: Any) -> str:
+    hasher = xxhash.xxh3_64()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        hasher.update(value)
+    elif is_picture(value):
+        hasher.update(f"{value.mode} {value.size}".encode() + value.tobytes())
+    else:
+        pixels = value.pixels if isinstance(value, Frame) else None
+        call = Call.of(dict(value) if isinstance(value, Mapping) else value if pixels is None else pixels)
+        structure, tensors = flatten(plain((call.args, dict(call.kwargs)), "the input"))
+        hasher.update(repr(structure).encode())
+        for tensor in tensors:
+            hasher.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return hasher.hexdigest()

@@ -30,8 +30,9 @@ class ModelChoice:
     model: str | ModelSpec | nn.Module = "digits"
     model_id: str | None = None
     """In place of the spec's own."""
-    example: Inputs | None = field(default=None, compare=False)
-    """In place of the spec's own."""
+    example: Inputs | str | None = field(default=None, compare=False)
+    """In place of the spec's own: ``(args, kwargs)``, or words such as "1,3,224,224" or "1,16:int64" (`load_spec`),
+    which the server then needs, too."""
     weights: tuple[str, ...] = ()
     """Files in place of those of the spec that `model` names."""
     selection: str | Path | None = None
@@ -55,11 +56,13 @@ class ModelChoice:
             raise SpecError("a module has no spec")
         if isinstance(self.model, ModelSpec):
             return self.model
-        return load_spec(self.model, weights=self.weights or None, selection=self.selection)
+        example = self.example if isinstance(self.example, str) else None
+        return load_spec(self.model, weights=self.weights or None, selection=self.selection, example=example)
 
     def with_spec(self, spec: ModelSpec) -> ModelChoice:
         """The same settings for the model of ``spec``, which names its own weights."""
-        return replace(self, model=spec, weights=(), selection=None)
+        example = None if isinstance(self.example, str) else self.example
+        return replace(self, model=spec, weights=(), selection=None, example=example)
 
     def set_up(self) -> torch.device:
         """Sets torch's threads and returns the device. Raises SpecError for a device that this machine lacks."""

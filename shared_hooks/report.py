@@ -11,12 +11,16 @@ from shared_hooks.showing import html_table, panel, size, strip, told
 
 @dataclass(frozen=True)
 class Report:
-    """Cuts that are exact bit for bit, that the plan refuses (with the reason), and that differ (a defect)."""
+    """Cuts that are exact bit for bit, that the plan refuses (with the reason), and that differ (a defect).
+
+    ``unsendable``: why the model's output can be no answer to a request, whatever the cut; empty where it can.
+    """
 
     exact: tuple[LayerInfo, ...]
     refused: tuple[LayerInfo, ...]
     differing: tuple[LayerInfo, ...]
     input_exact: bool
+    unsendable: str = ""
 
     def __repr__(self) -> str:
         differing = f"{len(self.differing)} differ: " + " ".join(one.name for one in self.differing[:8])
@@ -27,6 +31,7 @@ class Report:
             f"{len(self.refused)} refused",
             differing if self.differing else "",
             "" if self.input_exact else "the cut before the first layer differs",
+            f"the output cannot be sent: {self.unsendable}" if self.unsendable else "",
         )
 
     def _repr_html_(self) -> str:
@@ -42,6 +47,8 @@ class Report:
         parts = (("exact", self.exact), ("refused", self.refused), ("DIFFERING", self.differing))
         counts = [(name, float(len(layers))) for name, layers in parts]
         title = f"{'ok' if self.ok else 'NOT ok'}: every cut against the whole model, bit for bit"
+        if self.unsendable:
+            title = f"{title}; the output cannot be sent: {self.unsendable}"
         return panel(
             title if self.input_exact else f"{title}; the cut before the first layer differs",
             strip(counts, f"{len(rows)} cuts", [str(len(layers)) for _, layers in parts]),
@@ -50,14 +57,15 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no cut gives another answer than the whole model."""
-        return not self.differing and self.input_exact
+        """Whether no cut gives another answer than the whole model, and the answer can be sent."""
+        return not self.differing and self.input_exact and not self.unsendable
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "ok": self.ok,
             "input_exact": self.input_exact,
+            "unsendable": self.unsendable,
             "cuts": len(self.exact) + len(self.refused) + len(self.differing),
             "exact": [info.layer_id for info in self.exact],
             "refused": [asdict(info) for info in self.refused],

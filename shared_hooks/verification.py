@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.crossing import EarlyOutput
+from shared_hooks.crossing import EarlyOutput, Parcel
+from shared_hooks.errors import IsthmusError
 from shared_hooks.forward import run_plain
 from shared_hooks.planning import INPUT, Cut, LayerInfo, Plan
 from shared_hooks.report import Report
@@ -55,7 +56,17 @@ def verify(
         if on_cut is not None:
             on_cut(done + 1, len(plan.layers) + 1)
     fresh()
-    return Report(tuple(found["exact"]), tuple(found["refused"]), tuple(found["differing"]), input_exact)
+    differing = tuple(found["differing"])
+    return Report(tuple(found["exact"]), tuple(found["refused"]), differing, input_exact, _unsendable(whole))
+
+
+def _unsendable(output: Any) -> str:
+    """Why a server could not send this answer; nothing where it could."""
+    try:
+        Parcel.of_value(output)
+    except IsthmusError as error:
+        return str(error)
+    return ""
 
 
 def _is_exact(forward: Forward, cut: Cut, inputs: tuple[tuple[Any, ...], dict[str, Any]], whole: Any) -> bool:

@@ -40,6 +40,12 @@ def make_parser() -> Parser:
     )
     model.add_argument("--weights", metavar="FILE.safetensors", action="append", help="instead of the spec's own")
     model.add_argument("--selection", metavar="FILE", help="from edge-client prune: a mask at a cut or a smaller model")
+    model.add_argument(
+        "--example",
+        metavar="SIZES|FILE",
+        help="the input that both sides plan on, in place of the spec's: 1,3,224,224 or 1,16:int64, a file, "
+        "module:callable; the same on both sides",
+    )
     model.add_argument("--depth", type=_count, metavar="N", help="how many levels of modules to descend (default: all)")
     model.add_argument("--device", default="auto", metavar="auto|cpu|cuda[:n]", help="(default: auto)")
     model.add_argument("--threads", type=_count, metavar="N", help="threads within one operation (default: torch's)")

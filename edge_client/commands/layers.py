@@ -8,10 +8,11 @@ import shutil
 from typing import Any
 
 from edge_client.commands import exits
-from edge_client.commands.loading import choice_of, cut_of, load
-from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.screen.text import printable, size
+from edge_client.commands.loading import choice_of, cut_of, find, load
+from edge_client.commands.output import check_json_target, write_json
+from edge_client.screen.text import printable
 from edge_client.survey.loaded import Loaded
+from edge_client.tasks.layers import layers
 from shared_hooks import LayerInfo
 from shared_hooks.errors import CutRefused
 
@@ -21,67 +22,42 @@ NARROWEST = 40
 def main(options: argparse.Namespace) -> int:
     """Print the table (and JSON); exit status."""
     check_json_target(options.json)
-    loaded = load(choice_of(options), options.input)
     if options.explain is not None:
-        known, text, status = _explain(loaded, options.explain, options.all)
+        known, text, status = _explain(load(choice_of(options), options.input), options.explain, options.all)
         if options.json:
             write_json(known, options.json, options.stdout)
         if options.json != "-":
             print("\n".join(map(printable, text.splitlines())))
         return status
-    with loaded.wrapped as wrapped:
-        layers = list(wrapped.layers)
-    splittable = sum(layer.can_split for layer in layers)
+    found = layers(choice_of(options), find(options.input) if options.input else None)
     if options.json:
         write_json(
             {
-                "model": loaded.spec.model_id,
-                "plan_digest": loaded.plan_digest,
-                "can_split": splittable,
-                "layers": [
-                    {
-                        "layer_id": layer.layer_id,
-                        "name": layer.name,
-                        "layer_type": layer.layer_type,
-                        "output_bytes": layer.output_bytes,
-                        "frontier_bytes": layer.frontier_bytes,
-                        "can_split": layer.can_split,
-                        "reason": layer.reason,
-                    }
-                    for layer in layers
-                ],
+                "model": found.model,
+                "plan_digest": found.plan_digest,
+                "can_split": len(found.cuts),
+                "parameters": found.parameters,
+                "weight_bytes": found.weight_bytes,
+                "macs": found.macs,
+                "layers": found.rows(),
             },
             options.json,
             options.stdout,
         )
     if options.json != "-":
-        rows = [
-            [
-                str(layer.layer_id),
-                layer.name,
-                layer.layer_type,
-                size(layer.output_bytes),
-                size(layer.frontier_bytes),
-                "yes" if layer.can_split else "no",
-                layer.reason or "",
-            ]
-            for layer in layers
-        ]
-        headers = ["id", "name", "type", "output", "frontier", "can split", "reason"]
-        print(table(headers, rows, right=(0, 3, 4)))
-        print(f"\n{loaded.spec.model_id}: {len(layers)} layers, {splittable} cuts")
+        print(found.text())
     return exits.OK
 
 
 def _explain(loaded: Loaded, cut: str, everything: bool) -> tuple[dict[str, Any], str, int]:
     """What is known of ``cut``, for JSON and as text, and the exit status; of a refused one its neighbours."""
     with loaded.wrapped as wrapped:
-        layers = wrapped.layers
+        known_layers = wrapped.layers
         try:
             explanation = wrapped.explain(cut_of(cut, wrapped, "--explain"), *loaded.args, **loaded.kwargs)
         except CutRefused as error:
             reason = str(error).removeprefix(f"--explain {cut}: ")
-            near = _nearest(layers, cut)
+            near = _nearest(known_layers, cut)
             text = f"{loaded.spec.model_id}: {reason}\nnearest cuts: {', '.join(near) or 'none'}"
             return {"model": loaded.spec.model_id, "refused": reason, "nearest": near}, text, exits.SOME_FAILED
     known = {"model": loaded.spec.model_id, "plan_digest": loaded.plan_digest, **dataclasses.asdict(explanation)}

@@ -14,12 +14,13 @@ from edge_client.survey.loading import load as load
 
 
 def choice_of(options: argparse.Namespace) -> ModelChoice:
-    """What --model, --weights, --selection, --depth, --device, --threads and --only-head say."""
+    """What --model, --weights, --selection, --example, --depth, --device, --threads and --only-head say."""
 
     return ModelChoice(
         options.model,
         weights=tuple(options.weights or ()),
         selection=options.selection,
+        example=options.example,
         depth=options.depth,
         device=options.device,
         threads=options.threads,

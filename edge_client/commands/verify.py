@@ -5,62 +5,32 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from edge_client.client import EdgeClient
 from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
-from edge_client.commands.loading import choice_of, example_of, load
+from edge_client.commands.loading import choice_of, find
 from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.commands.server import chosen, running
-from edge_client.screen.progress import progress
+from edge_client.commands.server import chosen
 from edge_client.screen.text import printable
-from edge_client.survey.verified import Verified, verified
-from edge_client.transport import ConnectionOptions
+from edge_client.settings import NONE
+from edge_client.survey.verified import Verified
+from edge_client.tasks.verify import verify
 from edge_client.witness.comparison import Comparison
 
 
 def main(options: argparse.Namespace) -> int:
     """Print the verdict (and JSON); status 1 unless every cut is exact or refused."""
     check_json_target(options.json)
-    if server := chosen(options):
-        with running(server, choice_of(options)) as address:
-            return _through(options, address)
-    loaded = load(choice_of(options), options.input)
-    with loaded.wrapped as wrapped, progress("cuts", len(wrapped.layers) + 1, not options.no_progress) as advance:
-        report = wrapped.verify(*loaded.args, on_cut=lambda done, total: advance(""), **loaded.kwargs)
+    found = verify(
+        chosen(options) or NONE,
+        choice_of(options),
+        find(options.input) if options.input else None,
+        credentials=credentials_of(options),
+        progress=not options.no_progress,
+    )
     if options.json != "-":
-        bad = [(layer, "refused", layer.reason or "") for layer in report.refused]
-        bad += [(layer, "DIFFERS", "the tail's output is not the whole model's") for layer in report.differing]
-        if bad:
-            rows = [[str(layer.layer_id), layer.name, layer.layer_type, what, why] for layer, what, why in bad]
-            print(table(["id", "name", "type", "cut", "reason"], rows, right=(0,)))
-            print()
-        if not report.input_exact:
-            print('the cut at "input" DIFFERS')
-        print(
-            f"{loaded.spec.model_id}: {len(report.exact)} cuts exact, {len(report.refused)} refused, "
-            f"{len(report.differing)} differing: {'ok' if report.ok else 'NOT OK'}"
-        )
+        print("\n".join(_lines(found.found)) if isinstance(found.found, Verified) else found.text())
     if options.json:
-        write_json(
-            {"model": loaded.spec.model_id, "plan_digest": loaded.plan_digest, **report.as_dict()},
-            options.json,
-            options.stdout,
-        )
-    return exits.OK if report.ok else exits.SOME_FAILED
-
-
-def _through(options: argparse.Namespace, server: str | None) -> int:
-    """Every cut over the real link. Status 1 unless every answer is the whole model's, as far as machines allow."""
-    connection = ConnectionOptions(credentials=credentials_of(options))
-    choice = choice_of(options)
-    call = example_of(choice, options.input)
-    client = EdgeClient(server, choice, "input", connection=connection)
-    with client, progress("cuts", 1 + len(client.prepare().wrapped.layers), not options.no_progress) as advance:
-        found = verified(client, *call, on_cut=lambda done, total: advance(""))
-    if options.json != "-":
-        print("\n".join(_lines(found)))
-    if options.json:
-        write_json({"model": choice.spec().model_id, "server": server, **found.as_dict()}, options.json, options.stdout)
+        write_json(found.as_dict(), options.json, options.stdout)
     return exits.OK if found.ok else exits.SOME_FAILED
 
 

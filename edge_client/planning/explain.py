@@ -11,6 +11,7 @@ from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.candidate import STAGES, Candidate
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Decision, Objective
+from edge_client.screen.text import number
 
 Repredict = Callable[[Link, float, float], Sequence[Candidate]]
 """(link, edge factor, server factor) -> candidates; the factors multiply times."""
@@ -33,10 +34,10 @@ class BreakEven:
     more: bool = False
 
     def __str__(self) -> str:
-        now = "which cannot be told now" if self.now is None else f"now {_number(self.now)} {self.unit}"
+        now = "which cannot be told now" if self.now is None else f"now {number(self.now)} {self.unit}"
         if self.at is None:
             return f"{self.what}: at no value ({now})"
-        return f"{self.what}: {'above' if self.more else 'below'} {_number(self.at)} {self.unit} ({now})"
+        return f"{self.what}: {'above' if self.more else 'below'} {number(self.at)} {self.unit} ({now})"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -143,7 +144,3 @@ def explain(
 
 def _ms(ns: float) -> str:
     return f"{ns / 1e6:.3f}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}" if value < 1e4 else f"{value:.0f}"

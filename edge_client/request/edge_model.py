@@ -24,7 +24,7 @@ from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecEr
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.models import InputItem, ModelSpec
-from shared_hooks.models.example import to_device
+from shared_hooks.models.example import inputs_of_text, to_device
 from shared_hooks.models.uploads import check_suffix
 from shared_hooks.modules import holder_modules
 from shared_hooks.modules.manifest import encode
@@ -81,6 +81,8 @@ class EdgeModel:
         self._texts: Texts | None = None
         self.lifecycle = Lifecycle("edge") if lifecycle is None else lifecycle
         model, model_id, example = choice.model, choice.model_id, choice.example
+        if isinstance(example, str):  # of a spec it is in the spec
+            example = inputs_of_text(example) if isinstance(model, nn.Module) else None
         if not isinstance(model, nn.Module):
             self.spec = choice.spec()
             model_id = model_id or self.spec.model_id

@@ -19,8 +19,10 @@ from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLay
 from shared_hooks.models import InputItem, ModelSpec, find_inputs
 from shared_hooks.models.example import to_device
 from shared_hooks.modules import walk
+from shared_hooks.planning import blocks, last_layer
 
 AnItem = TypeVar("AnItem", bound=Item)
+WORDS = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, "auto")
 
 
 def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
@@ -38,7 +40,7 @@ def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inpu
     call = spec.preprocess(find(inputs)[0]) if inputs else spec.example(device)
     if call is None:
         resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # a wrong name is to be reported first
-        raise SpecError(f"{spec.origin}: the spec has no example input to plan on; give one with --input")
+        raise SpecError(f"{spec.origin}: no example input to plan on; give one with --example 1,3,224,224 or --input")
     return to_device(call[0], device), to_device(call[1], device)
 
 
@@ -86,13 +88,14 @@ def cut_for(client: EdgeClient, split: str, items: Sequence[Item]) -> int | str:
             break
         else:
             return split
-    return cut_of(split, client.wrapped)
+    found = cut_of(split, client.wrapped)
+    return split if isinstance(found, str) else found  # a block ends elsewhere on another path
 
 
 def cut_of(text: str, wrapped: WrappedModel, option: str = "--split") -> int | str:
-    """``option`` as the engine takes it: "input", a layer's name, or its id. Raises UnknownLayer, CutRefused.
+    """``option`` as the engine takes it: "input", a name, or a layer's id. Raises UnknownLayer, CutRefused.
 
-    A name stays a name: on another path through the model the layer has another id.
+    A name stays a name: on another path through the model the layer has another id. A block stands for its last layer.
     """
     if text == "input":
         return text
@@ -100,18 +103,19 @@ def cut_of(text: str, wrapped: WrappedModel, option: str = "--split") -> int | s
     by_name = {layer.name: layer for layer in layers}
     by_id = {str(layer.layer_id): layer for layer in layers}
     layer = by_name.get(text) or by_id.get(text)
+    if layer is None and (last := last_layer(text, {layer.name: layer.layer_id for layer in layers})) is not None:
+        layer = layers[last]
+        text = layer.name if layer.can_split else text
     if layer is None:
         if _unused(text, wrapped):
             return text
         if text.lstrip("-").isdigit():
             raise UnknownLayer(f"{option} {text}: layer ids are 0 to {len(layers) - 1}")
-        inside = [name for name in by_name if name.startswith(f"{text}.")]
-        if inside:
-            more = ", ..." if len(inside) > 4 else ""
-            raise UnknownLayer(f"{option} {text}: a block; its layers are {', '.join(inside[:4])}{more}")
-        raise UnknownLayer(f'{option} {text}: no such layer, and not "input".{near(text, by_name)}')
+        known = [*by_name, *blocks(by_name), "input", *(WORDS if option == "--split" else ())]
+        raise UnknownLayer(f'{option} {text}: no such layer or block, and not "input".{near(text, known)}')
     if not layer.can_split:
-        raise CutRefused(f"{option} {text}: the model cannot be cut after layer {layer.layer_id}: {layer.reason}")
+        where = f"layer {layer.layer_id}{'' if text in (layer.name, str(layer.layer_id)) else f' ({layer.name})'}"
+        raise CutRefused(f"{option} {text}: the model cannot be cut after {where}: {layer.reason}")
     return text if text in by_name else layer.layer_id
 
 

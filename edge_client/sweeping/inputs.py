@@ -27,4 +27,4 @@ def inputs_of(spec: ModelSpec, inputs: Any = None) -> list[Given]:
     example = spec.example()
     if example is None:
         raise SpecError(f"{spec.origin}: the spec has no example input; give inputs with --input")
-    return [Given("example", call=Call(*example), made=True)]
+    return [Given("example", value=Call(*example), made=True)]

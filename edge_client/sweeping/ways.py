@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near
-from shared_hooks.planning import LayerInfo
+from shared_hooks.planning import LayerInfo, blocks, last_layer
 
 Mode = Literal["networked", "local"]
 WHOLE: Final = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE)
@@ -47,8 +47,10 @@ def choose(layers: Sequence[LayerInfo], cuts: str | None = None, every: int | No
         if word in ("input", *WHOLE):
             continue  # always tried
         layer = by_name.get(word) or by_id.get(word)
+        if layer is None and (last := last_layer(word, {one.name: at for at, one in enumerate(layers)})) is not None:
+            layer = layers[last]
         if not word or layer is None:
-            raise UnknownLayer(f'--cuts: no layer "{word}".{near(word, by_name)}')
+            raise UnknownLayer(f'--cuts: no layer "{word}".{near(word, [*by_name, *blocks(by_name)])}')
         if not layer.can_split:
             raise CutRefused(f"--cuts: the model cannot be cut after {layer.name}: {layer.reason}")
         chosen[layer.name] = layer.layer_id

@@ -45,13 +45,14 @@ class Layer:
 class Layers(Tabular):
     """`edge_client.layers` returns it: a sequence of layers, in the order in which they run. A row is a layer.
 
-    ``parameters``: of the whole model, each once, in elements.
+    ``parameters``: of the whole model, each once, in elements; ``weight_bytes``: those and the buffers.
     """
 
     model: str
     plan_digest: str
     layers: Sequence[Layer]
     parameters: int
+    weight_bytes: int
 
     shown = {  # noqa: RUF012
         "layer_id": "id",
@@ -81,13 +82,13 @@ class Layers(Tabular):
 
     @property
     def macs(self) -> int:
-        """Of all layers together, as far as they are known."""
+        """Of all layers together, as far as they are known; not of functions that no layer calls."""
         return sum(layer.macs or 0 for layer in self.layers)
 
     def title(self) -> str:
         return (
             f"{self.model}: {len(self.layers)} layers, {len(self.cuts)} cuts, {self.parameters:,} parameters, "
-            f"{self.macs:,} MACs"
+            f"{size(self.weight_bytes)} of weights, {self.macs:,} multiply-accumulates in layers"
         )
 
     def rows(self) -> list[Row]:
@@ -118,7 +119,7 @@ class Layers(Tabular):
                 "-" if one.parameters is None else f"{one.parameters:,}",
                 "-" if one.macs is None else f"{one.macs:,}",
                 size(one.frontier_bytes),
-                "yes" if one.can_split else "no",
+                "yes" if one.can_split else f"no: {printable(one.reason)}",
             ]
             for one in self.layers
         ]
@@ -127,13 +128,13 @@ class Layers(Tabular):
 
 
 def layers(model: Model, inputs: Any = None) -> Layers:
-    """Plan ``model`` on its example, or the first of ``inputs``, and say what runs (`plan` says what both may be).
+    """Plan ``model`` on the first of ``inputs``, or its example, and say what runs (`plan` says what both may be).
 
         edge_client.layers(module, image)["layer3.0.conv1"].frontier_bytes
 
     Raises SpecError, UnknownModel, InputMismatch, and what planning raises.
     """
-    loaded = subject_of(model, inputs).load()
+    loaded = subject_of(model, inputs).load(on_inputs=True)
     with loaded.wrapped as wrapped:
         plan = wrapped.plan(*loaded.args, **loaded.kwargs)
         try:
@@ -142,12 +143,13 @@ def layers(model: Model, inputs: Any = None) -> Layers:
             seen = None
         known = [_layer(info, seen, len(plan.layers)) for info in plan.layers]
         parameters = sum(one.numel() for one in wrapped.model.parameters())
-    return Layers(loaded.spec.model_id, loaded.plan_digest, known, parameters)
+        weights = sum(one.nbytes for one in (*wrapped.model.parameters(), *wrapped.model.buffers()))
+    return Layers(loaded.spec.model_id, loaded.plan_digest, known, parameters, weights)
 
 
 def explain(model: Model, cut: str | int, inputs: Any = None) -> Explanation:
     """What crosses at one cut and why, and what the tail does with it; print it. Raises UnknownLayer, CutRefused."""
-    loaded = subject_of(model, inputs).load()
+    loaded = subject_of(model, inputs).load(on_inputs=True)
     with loaded.wrapped as wrapped:
         return wrapped.explain(cut_of(str(cut), wrapped, "cut"), *loaded.args, **loaded.kwargs)
 

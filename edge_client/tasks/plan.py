@@ -133,12 +133,11 @@ def _decided(
 
 def _check_form(subject: Subject, loaded: Loaded) -> None:
     """An input of another form than the example, on which both sides are measured, is not what would be planned."""
-    call = next((one.call for one in subject.inputs if one.item is None), None)
-    if call is None:
+    held = next((one for one in subject.inputs if one.item is None), None)
+    if held is None:
         return
-    device = loaded.wrapped.device
-    kwargs = {**loaded.spec.call_kwargs, **to_device(dict(call.kwargs), device)}
-    if loaded.wrapped.plan(*to_device(call.args, device), **kwargs).digest != loaded.plan_digest:
+    args, kwargs = to_device(held.read(loaded.spec), loaded.wrapped.device)
+    if loaded.wrapped.plan(*args, **kwargs).digest != loaded.plan_digest:
         raise SpecError(
             "the input has another form (shapes, dtypes, structure) than the example of the model's spec, on which "
             "both sides are measured: give one of the example's form, or none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.models import ModelSpec
-from shared_hooks.models.example import to_device
+from shared_hooks.models.example import inputs_of_text, to_device
 
 Model = str | Path | ModelSpec | nn.Module | ModelChoice
 """A name, a TOML file, "module:callable"; a module in eval mode; or a choice, with device, threads and weights."""
@@ -65,12 +66,13 @@ class Subject:
         if not isinstance(self.spec, ModuleSpec):
             resolve(self.spec.factory, self.spec.folder, f"{self.spec.origin}: factory")
 
-    def load(self) -> Loaded:
-        """The model, wrapped and planned: on the spec's example, which is what a server measures, too; without one on
-        the first input that can be. Raises what reading or planning raises, SpecError for nothing to plan on.
+    def load(self, *, on_inputs: bool = False) -> Loaded:
+        """The model, wrapped and planned: on the spec's example, which is what a server measures, too; without one, or
+        with ``on_inputs``, on the first input that can be. Raises what reading or planning raises, SpecError for
+        nothing to plan on.
         """
         device = self.choice.set_up()
-        example = self.spec.example(device)
+        example = None if on_inputs and self.inputs else self.spec.example(device)
         if example is None and not self.inputs:
             self.check_factory()
             raise SpecError(f"{self.spec.origin}: {NO_EXAMPLE}")
@@ -126,16 +128,19 @@ def subject_of(
     if choice.model.training:
         raise SpecError("the module is in training mode: call its eval() first")
     name = choice.model_id or (_served(server, credentials) if server not in (None, OWN) else None)
-    first = choice.example or next((one.call for one in items if one.item is None), None)
-    example = first if first is None or isinstance(first, tuple) else (first.args, dict(first.kwargs))
     spec = ModuleSpec(
         name or type(choice.model).__name__,
         "the given module",
         Path.cwd(),
         f"{type(choice.model).__module__}:{type(choice.model).__qualname__}",
         module=choice.model,
-        _example=None if example is None else lambda: (example[0], dict(example[1])),
     )
+    held = next((one for one in items if one.item is None), None)
+    example = inputs_of_text(choice.example) if isinstance(choice.example, str) else choice.example
+    if example is not None:
+        spec = replace(spec, _example=lambda: (example[0], dict(example[1])))
+    elif held is not None:
+        spec = replace(spec, _example=partial(held.read, spec))
     return Subject(replace(choice, model=spec, weights=(), selection=None, model_id=None, example=None), spec, items)
 
 

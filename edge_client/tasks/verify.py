@@ -17,7 +17,7 @@ from edge_client.survey.verified import CutVerdict, Verified, verified
 from edge_client.tasks.subject import NO_EXAMPLE, Model, Subject, address_of, subject_of
 from edge_client.tasks.tabular import Row, Tabular
 from edge_client.transport import ConnectionOptions
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.planning import LayerInfo
 from shared_hooks.report import Report
 
@@ -39,19 +39,22 @@ class Checked(Tabular):
     """`edge_client.verify` returns it. A row is a cut.
 
     ``ok``: no cut gives another answer than the whole model (through a server: than the machines allow). ``found``:
-    all that is known, a `Report` of this process, or what came `Verified` through a server.
+    all that is known, a `Report` of this process, or what came `Verified` through a server. ``problems``: what would
+    fail every request, whatever the cut, such as an output that cannot be sent.
     """
 
     model: str
     server: str | None
     cuts: Sequence[CheckedCut]
     found: Report | Verified
+    plan_digest: str | None = None
+    problems: tuple[str, ...] = ()
 
     shown = {"layer_id": "id", "name": "cut after", "verdict": "verdict", "reason": "reason"}  # noqa: RUF012
 
     @property
     def ok(self) -> bool:
-        return self.found.ok
+        return self.found.ok and not self.problems
 
     def __bool__(self) -> bool:
         return self.ok
@@ -70,13 +73,15 @@ class Checked(Tabular):
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return {"model": self.model, "server": self.server, **self.found.as_dict()}
+        known = {"model": self.model, "server": self.server, "plan_digest": self.plan_digest}
+        return {**known, **self.found.as_dict(), "ok": self.ok, "problems": list(self.problems)}
 
     def text(self) -> str:
         bad = [one for one in self.cuts if one.verdict not in ("exact", "as near as the machines allow")]
         rows = [[str(one.layer_id), printable(one.name), one.verdict, printable(one.reason)] for one in bad]
         shown = table(["id", "name", "cut", "reason"], rows, right=(0,)) + "\n\n" if rows else ""
-        return shown + printable(self.title())
+        problems = "".join(f"no request can be answered: {printable(one)}\n" for one in self.problems)
+        return shown + problems + printable(self.title())
 
 
 def verify(
@@ -108,9 +113,14 @@ def verify(
 
 
 def _here(subject: Subject, show: bool) -> Checked:
-    loaded = subject.load()
+    loaded = subject.load(on_inputs=True)
     with loaded.wrapped as wrapped, bar("cuts", len(wrapped.layers) + 1, show) as advance:
         report = wrapped.verify(*loaded.args, on_cut=lambda done, total: advance(""), **loaded.kwargs)
+        problems = [f"the output cannot be sent: {report.unsendable}"] if report.unsendable else []
+        try:
+            loaded.spec.postprocess(wrapped.whole(*loaded.args, **loaded.kwargs))
+        except IsthmusError as error:
+            problems.append(f"the output cannot be read as the spec says: {error}")
     first = CheckedCut(-1, "input", "exact" if report.input_exact else "differs", "")
     found = [first]
     parts: list[tuple[Sequence[LayerInfo], Verdict]] = [
@@ -120,11 +130,12 @@ def _here(subject: Subject, show: bool) -> Checked:
     ]
     for layers, verdict in parts:
         found += [CheckedCut(one.layer_id, one.name, verdict, one.reason or "") for one in layers]
-    return Checked(loaded.spec.model_id, None, sorted(found, key=lambda one: one.layer_id), report)
+    cuts = sorted(found, key=lambda one: one.layer_id)
+    return Checked(loaded.spec.model_id, None, cuts, report, loaded.plan_digest, tuple(problems))
 
 
 def _through(server: str, subject: Subject, credentials: Credentials | None, show: bool) -> Checked:
-    call = subject.spec.example()
+    call = None if subject.inputs else subject.spec.example()
     if call is None and not subject.inputs:
         subject.check_factory()
         raise SpecError(f"{subject.spec.origin}: {NO_EXAMPLE}")

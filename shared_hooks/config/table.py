@@ -56,6 +56,10 @@ class Table:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SpecError(f"{path}: not valid TOML: {error}") from error
 
+    def put(self, key: str, value: object) -> None:
+        """In place of what the table says, or of nothing."""
+        self._left[key] = value
+
     def name(self, key: str) -> str:
         """The key as a reader finds it: ``preprocess.size``."""
         return f"{self.path}.{key}" if self.path else key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from shared_hooks.config import Table, kind_of, looks_like_target, resolve
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import SpecError, near
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES, Inputs, read_tensors
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -134,6 +135,41 @@ def read_example(
     if not args and not kwargs:
         table.fail("example", "describes no tensor; expected [[example.args]] or [example.kwargs]")
     return MadeExample(args, kwargs, seed or 0), frozenset(kwargs)
+
+
+def entry_of(text: str, option: str = "--example") -> object:
+    """The spec's ``example`` entry for ``1,3,224,224[:dtype]`` (or 1x3x224x224), a file, or ``module:callable``, as a
+    command line has it. Raises SpecError.
+    """
+    sizes, _, dtype = text.partition(":")
+    parts = re.split("[,x]", sizes)
+    if all(part.strip().isdecimal() for part in parts):
+        if (dtype or "float32") not in _DTYPES:
+            raise SpecError(f"{option} {text}: {dtype} is no dtype: {', '.join(_DTYPES)}.{near(dtype, _DTYPES)}")
+        tensor = {"shape": [int(part) for part in parts], "dtype": dtype or "float32", "low": 0, "high": 2}
+        return {"args": [tensor]}
+    if looks_like_target(text):
+        return text
+    path = Path(text)
+    if path.suffix.lower() not in TENSOR_SUFFIXES | IMAGE_SUFFIXES:
+        raise SpecError(
+            f"{option} {text}: expected sizes such as 1,3,224,224 or 1,16:int64, a .npy, .safetensors or image file, "
+            "or module:callable"
+        )
+    if not path.is_file():
+        raise SpecError(f"{option} {text}: no such file")
+    return str(path.resolve())
+
+
+def inputs_of_text(text: str) -> Inputs:
+    """The same as inputs, for a model without a spec: no image."""
+
+    def no_image(path: Path) -> Inputs:
+        raise SpecError(f"example {path}: without a spec nothing says how an image is read; give sizes or a .npy file")
+
+    example, _ = read_example(Table({"example": entry_of(text, "example")}, "example"), Path.cwd(), no_image)
+    assert example is not None
+    return example()
 
 
 def inputs_of(value: object, where: str) -> Inputs:

@@ -18,7 +18,7 @@ from torch import nn
 from shared_hooks.config import Table, kind_of, looks_like_target, resolve
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError, UnknownModel, near
 from shared_hooks.models import uploads
-from shared_hooks.models.example import Example, inputs_of, read_example, to_device
+from shared_hooks.models.example import Example, entry_of, inputs_of, read_example, to_device
 from shared_hooks.models.frames import Frame
 from shared_hooks.models.images import DTYPES, ImagePreprocess, as_png, picture_as_png
 from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_tensors, tensors_of_bytes
@@ -272,33 +272,35 @@ def load_spec(
     *,
     weights: str | Path | Sequence[str | Path] | None = None,
     selection: str | Path | None = None,
+    example: str | None = None,
 ) -> ModelSpec:
     """The spec that ``reference`` names.
 
     A TOML file; a built-in model ("digits"); "module:callable"; or any of the three after "NAME=", which sets the id.
-    ``weights`` and ``selection`` (files, relative to the current folder) replace the spec's own. Raises UnknownModel or
-    SpecError.
+    ``weights`` and ``selection`` (files, relative to the current folder) replace the spec's own, and so does
+    ``example`` ("1,3,224,224", "1,16:int64", a file, "module:callable"). Raises UnknownModel or SpecError.
     """
     text = str(reference)
     name: str | None = None
     if not Path(text).is_file() and (named := _NAMED.fullmatch(text)):
         name, text = named.group(1), named.group(2)
     path = Path(text)
+    folder = Path.cwd()
     if path.suffix == ".toml" or path.is_file():
-        table = Table.read(path)
-        spec = spec_from_table(table, path.resolve().parent, model_id=name, weights=weights)
+        table, folder = Table.read(path), path.resolve().parent
     elif text in BUILT_IN:
-        spec = spec_from_table(
-            Table.read(BUILT_IN[text]), BUILT_IN[text].resolve().parent, model_id=name, weights=weights
-        )
+        table, folder = Table.read(BUILT_IN[text]), BUILT_IN[text].resolve().parent
     elif looks_like_target(text):
         entries = {"id": name or text.rpartition(":")[2].rpartition(".")[2], "factory": text}
-        spec = spec_from_table(Table(entries, f"--model {reference}"), Path.cwd(), weights=weights)
+        table = Table(entries, f"--model {reference}")
     else:
         raise UnknownModel(
             f'no model "{text}": not built in ({", ".join(BUILT_IN)}), no spec file, and not "module:callable".'
             f"{near(text, BUILT_IN)}"
         )
+    if example is not None:
+        table.put("example", entry_of(example))
+    spec = spec_from_table(table, folder, model_id=name, weights=weights)
     return spec if selection is None else replace(spec, selection=Path(selection))
 
 

@@ -4,6 +4,7 @@ planner     plans made and kept, by signature and path
 needed      which parameters a head reads
 layers      what each layer is, as a table
 plan        layers, cuts, a digest to agree on
+blocks      a module that holds layers, as a cut
 liveness    trace -> frontier of every cut
 cutting     frontier -> description, and captures for the head
 following   is this run still on the plan's path?
@@ -12,6 +13,7 @@ lengths     cuts of sizes that were never planned
 May import recording, forward, state, crossing, lifecycle, modules, tensors, errors; nothing of the tail.
 """
 
+from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
 from shared_hooks.planning.following import Follower
 from shared_hooks.planning.layers import LayerInfo, Layers
@@ -30,4 +32,6 @@ __all__ = [
     "Loads",
     "Plan",
     "Planner",
+    "blocks",
+    "last_layer",
 ]

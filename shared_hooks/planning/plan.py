@@ -10,6 +10,7 @@ from typing import Any
 
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near
+from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import Cutting, crossing_of, cut_after
 from shared_hooks.planning.following import footprint, form_of_result
 from shared_hooks.planning.layers import LayerInfo, Layers
@@ -96,7 +97,9 @@ class Plan:
     # -- cuts ---------------------------------------------------------------------------------------------------
 
     def layer_id(self, cut: Cut) -> int:
-        """The id of a cut given by id or name; -1 for ``"input"``. Raises `UnknownLayer` with near names."""
+        """The id of a cut given by id or name, of a block its last layer's; -1 for ``"input"``. Raises `UnknownLayer`
+        with near names.
+        """
         count = len(self.paths)
         if isinstance(cut, bool) or not isinstance(cut, (int, str)):
             raise UnknownLayer(f"a cut is a layer id, a layer name or {INPUT!r}, not {cut!r:.60}")
@@ -114,7 +117,10 @@ class Plan:
             return self._ids[alias]
         if cut.isdecimal():
             return self.layer_id(int(cut))
-        raise UnknownLayer(f"no layer {cut!r} ran in this model.{near(cut, self._ids)}")
+        for block in (cut, alias):
+            if (last := last_layer(block, self._ids)) is not None:
+                return last
+        raise UnknownLayer(f"no layer {cut!r} ran in this model.{near(cut, [*self._ids, *blocks(self._ids), INPUT])}")
 
     def resolve(self, cut: Cut) -> LayerInfo | None:
         """The layer of a cut; None for ``"input"``."""

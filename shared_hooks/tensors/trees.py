@@ -180,9 +180,17 @@ def _down(value: Any, depth: int, plain: bool, tensors: list[torch.Tensor], numb
     if not plain and dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = list(vars(value)) if hasattr(value, "__dict__") else [field.name for field in dataclasses.fields(value)]
         return ["data", class_name(kind), [[name, _down(getattr(value, name), *rest)] for name in names]]
-    raise UnknownHolder(
-        f"a value of type {class_name(kind)} cannot be taken apart: pass tensors in built-in containers"
-    )
+    raise UnknownHolder(f"a value of type {class_name(kind)} cannot be taken apart: {_instead(kind)}")
+
+
+def _instead(kind: type) -> str:
+    """What to do about a class of values that cannot be sent."""
+    if kind.__name__.endswith("Cache"):  # DynamicCache and such, of transformers
+        return (
+            "it is a cache of keys and values, and use_cache = false under [call_kwargs] of the spec (in Python "
+            "use_cache=False) leaves it out"
+        )
+    return "give and return tensors in built-in containers, named tuples or dataclasses"
 
 
 def leaves_of(value: Any) -> list[torch.Tensor]:

@@ -202,8 +202,10 @@ def test_the_command_writes_the_facts_as_json(capsys: Captured) -> None:
 def test_the_command_names_neighbours_of_an_unknown_layer(capsys: Captured) -> None:
     assert main(["layers", "--explain", "stage2.0.con"]) == 2
     assert "--explain stage2.0.con: no such layer" in capsys.readouterr().err
-    assert main(["layers", "--explain", "stage2"]) == 2
-    assert "a block; its layers are" in capsys.readouterr().err
+    assert main(["layers", "--explain", "stag2"]) == 2
+    assert "Did you mean stage2, " in capsys.readouterr().err
+    assert main(["layers", "--explain", "stage2"]) == 0
+    assert "stage2.1.relu#2" in capsys.readouterr().out
 
 
 def test_the_command_says_why_a_cut_is_refused(capsys: Captured, tmp_path: Path) -> None:

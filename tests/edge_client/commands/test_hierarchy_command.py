@@ -67,7 +67,7 @@ def test_files_are_written_and_checked(capsys: Captured, tmp_path: Path, monkeyp
         (["--head-onnx", "h.onnx"], "--split goes together with"),
         (["--split", "input", "--head-onnx", "h.onnx"], "nothing runs before it"),
         (["--split", "stem.9", "--head-onnx", "h.onnx"], "no such layer"),
-        (["--split", "stem", "--head-onnx", "h.onnx"], "a block; its layers are stem.0, stem.1"),
+        (["--split", "stemm", "--head-onnx", "h.onnx"], "Did you mean stem"),
         (["--model", "tests.shared_hooks.selection.networks:Chains"], "Chains"),
         (["--onnx", "a.onnx", "--split", "stem.0", "--tail-onnx", "./a.onnx"], "must be different files"),
         (["--onnx", "none/a.onnx"], "there is no folder"),

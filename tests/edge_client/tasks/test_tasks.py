@@ -23,7 +23,7 @@ from shared_hooks.models import load_spec
 from shared_hooks.profiling.profile_file import to_json
 
 IMAGE = Path("shared_hooks/models/digits/images/0011_label1.png").resolve()
-QUICK: Any = {"repetitions": 1, "seconds": 1.0, "progress": False}
+QUICK: Any = {"repetitions": 1, "seconds": 0.3, "progress": False}
 CUT = "stage2.0.conv2"
 
 
@@ -218,10 +218,11 @@ def test_a_module_comes_back_untouched() -> None:
         (Path("absent.toml"), None, SpecError, "absent.toml"),
         (net(), None, SpecError, "no example input to plan on"),
         (nn.Linear(2, 2), torch.zeros(1, 2), SpecError, "call its eval"),
-        ("digits", object(), InputMismatch, "an input is a file, a folder or a glob"),
+        ("digits", object(), InputMismatch, "an input of type object is not taken"),
+        (net(), b"text", SpecError, "these 4 bytes are no picture"),
         ("digits", "absent.png", InputMismatch, "no such input: absent.png"),
         ("digits", [], InputMismatch, "the list is empty"),
-        ("digits", np.array(["a"]), InputMismatch, "is no tensor"),
+        (net(), np.array(["a"]), SpecError, "is no tensor"),
     ],
 )
 def test_what_is_no_model_and_no_input_is_one_line(model: Any, inputs: Any, error: Any, says: str) -> None:
@@ -230,7 +231,7 @@ def test_what_is_no_model_and_no_input_is_one_line(model: Any, inputs: Any, erro
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_in_the_servers_place_and_a_form_that_is_not_the_examples(server: str) -> None:
+def test_a_model_in_the_servers_place_and_a_form_that_is_not_the_examples(server: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="the server comes first, then the model"):
         edge_client.plan("digits", "digits")
     with pytest.raises(SpecError, match="another form"):
@@ -238,7 +239,7 @@ def test_a_model_in_the_servers_place_and_a_form_that_is_not_the_examples(server
     with pytest.raises(SpecError, match="cloud-server with a spec that makes it"):
         edge_client.plan("own", net(), torch.zeros(1, 3, 8, 8), progress=False)
     with pytest.raises(UnknownLayer, match="--cuts: no layer"):
-        edge_client.sweep(server, "digits", out="unused", cuts="stage9", progress=False)
+        edge_client.sweep(server, "digits", out=tmp_path, cuts="stage9", progress=False)
     with pytest.raises(CutRefused, match="no layer runs before it"):
         edge_client.prune("digits", "input", str(IMAGE.parent), progress=False)
 
