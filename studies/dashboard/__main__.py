@@ -73,17 +73,14 @@ def main() -> int:
     return 0 if cuts[0] == cuts[2] != cuts[1] and cuts[3] == "edge-only" else 1
 
 
-def _browser(folder: Path) -> Any:
-    """In the edge's namespace, where the page is on loopback; it is asked again until that is there."""
+def _browser(folder: Path) -> subprocess.Popen[str]:
+    """In the edge's namespace, where the page is on loopback."""
     words = inside(EDGE, sys.executable, "-m", "studies.dashboard.browser", f"http://127.0.0.1:{PORT}/", str(folder))
-    for _ in range(60):
-        started = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert started.stdout is not None
-        if started.stdout.readline():
-            return started
-        started.wait()
-        time.sleep(1)
-    raise OSError("no browser, or no page")
+    started = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    if not started.stdout.readline():
+        raise OSError("no browser, or no page")
+    return started
 
 
 def _ask(browser: subprocess.Popen[str], order: str) -> Any:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Error, sync_playwright
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
+TRIES = 60
 LOOK = """() => ({
   cut: document.querySelector('#now-cut').innerText, latency: document.querySelector('#now-ms').innerText,
   up: document.querySelector('#now-up').innerText, state: document.querySelector('#state').innerText,
@@ -29,12 +31,24 @@ def main(url: str, folder: str) -> None:
         browser = started.chromium.launch(executable_path=path, args=SWITCHES, timeout=120_000)
         page = browser.new_page(viewport={"width": 1400, "height": 900})
         page.set_default_timeout(120_000)
-        page.goto(url)
+        _open(page, url)
         page.wait_for_selector("html[data-drawn=yes]", state="attached")
         print(json.dumps("ready"), flush=True)
         for line in sys.stdin:
             print(json.dumps(_obey(page, line.split(), Path(folder))), flush=True)
         browser.close()
+
+
+def _open(page: Any, url: str) -> None:
+    """As soon as it is there: its server loads torch and a model first."""
+    for left in reversed(range(TRIES)):
+        try:
+            page.goto(url)
+            return
+        except Error:
+            if not left:
+                raise
+            time.sleep(1)
 
 
 def _obey(page: Any, order: list[str], folder: Path) -> Any:

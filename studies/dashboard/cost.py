@@ -1,8 +1,8 @@
 """``python -m studies.dashboard.cost [--rounds N]``: what looking on costs a request of the shipped model.
 
-One client asks, without a server: with nobody looking, with a page that nobody has open, with one that is open, and with
-a sink; in turns, so that a machine's moods meet all alike. Of each: the median request, and the processor's time for one,
-all threads'.
+One client asks, without a server: with nobody looking, with a page that nobody has open, with one that is open, and
+with a sink; in turns, so that a machine's moods meet all alike. Of each: the median request, and the processor's time
+for one, all threads'.
 """
 
 from __future__ import annotations
