@@ -26,6 +26,9 @@ from types import TracebackType
 from typing import Any
 from unittest.mock import patch
 
+import torch
+from PIL import Image
+
 from deploy import certs
 from edge_client.__main__ import main as edge_client
 from tests.docs import tables
@@ -73,8 +76,11 @@ class Reader:
         del os.environ["ISTHMUS_SERVER"]
         for name in ("shared_hooks", "examples", "deploy"):
             (self.folder / name).symlink_to(ROOT / name)
-        (self.folder / "images").symlink_to(IMAGES)
+        for name in ("images", "photos"):
+            (self.folder / name).symlink_to(IMAGES)
+        Image.linear_gradient("L").resize((320, 240)).convert("RGB").save(self.folder / "photo.jpg")
         self._ends.enter_context(_inside(self.folder))
+        torch.manual_seed(0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -96,6 +102,8 @@ class Reader:
             self._execute(block, block.notes["before"])
         if block.not_run is not None:
             return None
+        if name := block.notes.get("file"):
+            return Output(block, (ROOT / name).read_text(encoding="utf-8"))
         if (named := FILE.match(block.text)) and block.language in ("python", "toml", "yaml", "json"):
             self._write(named[1], block)
         elif block.language == "toml":
