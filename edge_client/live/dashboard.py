@@ -24,9 +24,10 @@ from edge_client.credentials import Credentials
 from edge_client.dial import check_address
 from edge_client.live import entries
 from edge_client.live.aside import Aside
-from edge_client.live.board import Board
+from edge_client.live.board import RINGS, Board
 from edge_client.live.link import LinkWatch
 from edge_client.live.machine import Machine
+from edge_client.modes import AUTO
 from shared_hooks.errors import Cancelled, SpecError
 from shared_hooks.lifecycle import Event
 from shared_hooks.metrics import gpu_of
@@ -39,9 +40,10 @@ NUMBERS_SECONDS: Final = 0.4
 class Dashboard:
     """The page of ``client``, at `url` until `close`; ``listen``: [HOST:]PORT, a free port of loopback for "0".
 
-    An `AutoClient`'s page shows its decisions, too. An address in place of a client: the link to that server, its load,
-    and this machine; ``credentials`` are for that. ``title`` is the page's; None = the model's, or the address. Raises
-    SpecError without the extra ``dashboard``, and for a port that cannot be had.
+    Where the cut is chosen (``split="auto"``, an `AutoClient`), the page shows the decisions, too. An address in place
+    of a client: the link to that server, its load, and this machine; ``credentials`` are for that. ``title`` is the
+    page's; None = the model's, or the address. Raises SpecError without the extra ``dashboard``, and for a port that
+    cannot be had.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Dashboard:
             self._client.lifecycle.register(self._hooks)
         if isinstance(client, AutoClient):
             self.follow(client)
-        elif server is not None:
+        elif server is not None and not (self._client and self._client.split == AUTO):
             self._link = LinkWatch(server, credentials, self.board, lambda: self._server.readers > 0)
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="isthmus-dashboard-ticks", daemon=True)
@@ -107,7 +109,7 @@ class Dashboard:
         link, self._link = self._link, None
         if link is not None:
             link.close()
-        chooser.decisions.listen(self._hooks.decided)
+        self._hooks.follow(chooser)
 
     def close(self) -> None:
         """The pages that are open keep what they show. May be called again."""
@@ -136,6 +138,8 @@ class Dashboard:
         while not self._closed.wait(LOOK_SECONDS):
             self.board.add("edge", self._machine.look())
             self.board.counts["left_out"] = self._aside.left_out
+            if self._chooser is None and self._client is not None and (found := self._client.chooser) is not None:
+                self.follow(found)
             if (link := self._link) is not None:
                 link.look()
 
@@ -158,6 +162,8 @@ class _Hooks:
         self._client = client
         self._aside = aside
         self._told: dict[str, float] = {}
+        self._began = time.time()
+        """Of the decisions' ``seconds``."""
 
     # -- of the life cycle
 
@@ -173,7 +179,7 @@ class _Hooks:
 
     def on_split_change(self, event: Event) -> None:
         """By the user's hand, or a controller's: that says more by itself."""
-        if not self.chosen:
+        if not self.chosen and self._client.split != AUTO:
             self._event("moved", event.reason, old=str(event.old), new=str(event.new))
 
     def after_connect(self, event: Event) -> None:
@@ -190,6 +196,14 @@ class _Hooks:
         self._event("draining", "the server finishes what it has, and takes nothing new")
 
     # -- of a controller
+
+    def follow(self, chooser: AutoClient) -> None:
+        """All that it decides; of what was before, what is told as an event."""
+        self._began = time.time() - time.monotonic() + chooser.decisions.began
+        before = chooser.decisions.listen(self.decided)
+        events = [one for one in before if one.get("moved", True) and one["kind"] != "probe"][-RINGS["events"] :]
+        for one in events:
+            self._aside.put(partial(self._decided, dict(one)))
 
     def decided(self, entry: Mapping[str, Any]) -> None:
         """A choice, or an event (`edge_client.adaptive.decisions`)."""
@@ -208,20 +222,20 @@ class _Hooks:
             self._board.set("observed", entries.observed(answer, number))
 
     def _decided(self, entry: dict[str, Any]) -> None:
-        kind, reason = entry.pop("kind"), entry.pop("reason", "")
+        kind, reason, at = entry.pop("kind"), entry.pop("reason", ""), round(self._began + entry.pop("seconds"), 3)
         if kind == "choice":
-            self._chose(entry, str(reason))
+            self._chose(entry, str(reason), at)
         elif kind == "probe":
             self._board.add("link", entries.link(entry.get("up_bytes_per_second"), None, entry.get("rtt_ms"), "probe"))
         elif kind == "allowed":
             cuts = entry.get("cuts")
             text = "every cut" if cuts is None else ", ".join(map(str, cuts)) or "no cut"
-            self._board.add("events", entries.event("allowed", f"the server lets this side use {text}"))
+            self._board.add("events", entries.event("allowed", f"the server lets this side use {text}", at=at))
         else:
             where = entry.get("candidate") or entry.get("cut") or ""
-            self._board.add("events", entries.event(kind, reason, new=str(where)))
+            self._board.add("events", entries.event(kind, reason, new=str(where), at=at))
 
-    def _chose(self, entry: dict[str, Any], reason: str) -> None:
+    def _chose(self, entry: dict[str, Any], reason: str, at: float) -> None:
         up, down, rtt = (entry.get(key) for key in ("up_bytes_per_second", "down_bytes_per_second", "rtt_ms"))
         moved = bool(entry["moved"])
         if moved:
@@ -231,7 +245,7 @@ class _Hooks:
             held, new = entry.get("held"), entry["candidate"]
             self._board.add(
                 "events",
-                entries.event("moved", reason, old=held, new=new, up=up, down=down, rtt=rtt, **numbers),
+                entries.event("moved", reason, old=held, new=new, up=up, down=down, rtt=rtt, at=at, **numbers),
             )
         if self._due("choice") or moved:
             self._board.set("choice", entries.event("choice", reason, **entry))
