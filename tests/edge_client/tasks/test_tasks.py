@@ -221,10 +221,10 @@ def test_a_module_comes_back_untouched() -> None:
         (net(), None, SpecError, "no example input to plan on"),
         (nn.Linear(2, 2), torch.zeros(1, 2), SpecError, "call its eval"),
         ("digits", object(), InputMismatch, "an input of type object is not taken"),
-        (net(), b"text", SpecError, "these 4 bytes are no picture"),
+        (net(), b"text", InputMismatch, "these 4 bytes are no picture"),
         ("digits", "absent.png", InputMismatch, "no such input: absent.png"),
         ("digits", [], InputMismatch, "the list is empty"),
-        (net(), np.array(["a"]), SpecError, "is no tensor"),
+        (net(), np.array(["a"]), InputMismatch, "is no tensor"),
     ],
 )
 def test_what_is_no_model_and_no_input_is_one_line(model: Any, inputs: Any, error: Any, says: str) -> None:
