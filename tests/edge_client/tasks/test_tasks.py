@@ -21,6 +21,7 @@ from edge_client.tasks.tabular import Tabular
 from shared_hooks.errors import CutRefused, InputMismatch, ServerUnavailable, SpecError, UnknownLayer, UnknownModel
 from shared_hooks.models import load_spec
 from shared_hooks.profiling.profile_file import to_json
+from tests.shared_hooks.shown import check
 
 IMAGE = Path("shared_hooks/models/digits/images/0011_label1.png").resolve()
 QUICK: Any = {"repetitions": 1, "seconds": 0.3, "progress": False}
@@ -57,6 +58,7 @@ def same_frames(found: Tabular) -> None:
     for name in polars.columns:
         assert polars[name].null_count() == int(pandas[name].isna().sum()), name
     assert len(repr(found)) < 500 and str(found)
+    check(found)
     html = found._repr_html_()
     assert html.count("<tr>") <= 31 and html.count("<th ") == len(found.shown)
     json.dumps(found.as_dict() if hasattr(found, "as_dict") else rows, allow_nan=False)
