@@ -5,6 +5,7 @@ One spec serves both sides. Nothing of it crosses the wire but the model's id an
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,13 +115,20 @@ class ModelSpec:
                 model = how(partial(build, **self.factory_kwargs))
             except Exception as error:
                 raise SpecError(
-                    f'{self.origin}: factory: "{self.factory}" raised {type(error).__name__}: {error}'
+                    f'{self.origin}: factory: "{self.factory}" raised {type(error).__name__}: {error}{self._beside()}'
                 ) from error
         if not isinstance(model, nn.Module):
             raise SpecError(
                 f'{self.origin}: factory: "{self.factory}" returned {type(model).__name__}; expected a torch.nn.Module'
             )
         return model if self.dtype is None else model.to(self.dtype)
+
+    def _beside(self) -> str:
+        """For the end of a message: what a text was perhaps meant to be."""
+        for value in self.factory_kwargs.values():
+            if isinstance(value, str) and value and not os.path.isabs(value) and (self.folder / value).exists():
+                return f' ("{value}" beside the spec is written "./{value}")'
+        return ""
 
     def _chosen(self) -> Selection | None:
         if self.selection is None:
@@ -345,7 +353,7 @@ def spec_from_table(
         origin=table.origin,
         folder=folder,
         factory=factory,
-        factory_kwargs=factory_kwargs.rest() if factory_kwargs else {},
+        factory_kwargs=_in_folder(factory_kwargs.rest(), folder) if factory_kwargs else {},
         weights=own_weights if weights is None else _given(weights),
         selection=None if selection is None else folder / selection,
         seed=table.take("seed", int) or 0,
@@ -362,6 +370,17 @@ def spec_from_table(
     )
     table.done()
     return spec
+
+
+def _in_folder(value: Any, folder: Path) -> Any:
+    """``value`` with texts that begin with ./ or ../ as paths from ``folder``; of others nothing says they are paths."""
+    if isinstance(value, str):
+        return os.path.normpath(folder / value) if value in (".", "..") or value.startswith(("./", "../")) else value
+    if isinstance(value, dict):
+        return {key: _in_folder(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_in_folder(item, folder) for item in value]
+    return value
 
 
 def _given(weights: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
