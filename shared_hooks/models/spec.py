@@ -373,7 +373,7 @@ def spec_from_table(
 
 
 def _in_folder(value: Any, folder: Path) -> Any:
-    """``value`` with texts that begin with ./ or ../ as paths from ``folder``; of others nothing says they are paths."""
+    """``value`` with texts that begin with ./ or ../ as paths from ``folder``; others say nothing."""
     if isinstance(value, str):
         return os.path.normpath(folder / value) if value in (".", "..") or value.startswith(("./", "../")) else value
     if isinstance(value, dict):
