@@ -30,6 +30,7 @@ pruning     channel selection, tested
 tasks       what the commands do, as functions: plan, profile, sweep, prune, hierarchy, layers, verify
 process     a server that the client starts on loopback
 screen      text, progress, tables
+aio         `EdgeClient` for asyncio
 doctor      the way to a server, and whether both sides agree
 commands    the command line
 """
@@ -41,12 +42,15 @@ from typing import TYPE_CHECKING, Any
 from shared_hooks.version import __version__
 
 if TYPE_CHECKING:
+    from edge_client import aio
     from edge_client.adaptive import AutoClient, AutoOptions
     from edge_client.answer import Answer, Failure
     from edge_client.call import Call
     from edge_client.client import CONNECTION_ERRORS, EdgeClient
     from edge_client.credentials import Credentials
     from edge_client.model_choice import ModelChoice
+    from edge_client.process.local_server import local_server
+    from edge_client.request import Pending
     from edge_client.tasks.hierarchy import hierarchy
     from edge_client.tasks.layers import layers
     from edge_client.tasks.plan import plan
@@ -69,11 +73,13 @@ _HOME = {
     "Failure": "answer",
     "KeepAlive": "transport.options",
     "ModelChoice": "model_choice",
+    "Pending": "request",
     "State": "transport.state",
     "Times": "transport.times",
     "Witness": "witness",
     "hierarchy": "tasks.hierarchy",
     "layers": "tasks.layers",
+    "local_server": "process.local_server",
     "plan": "tasks.plan",
     "profile": "tasks.profile",
     "prune": "tasks.prune",
@@ -93,12 +99,15 @@ __all__ = [
     "Failure",
     "KeepAlive",
     "ModelChoice",
+    "Pending",
     "State",
     "Times",
     "Witness",
     "__version__",
+    "aio",
     "hierarchy",
     "layers",
+    "local_server",
     "plan",
     "profile",
     "prune",
@@ -111,6 +120,8 @@ def __getattr__(name: str) -> Any:
     """Public names, imported when used: the command line answers ``--help`` without loading torch."""
     from importlib import import_module
 
+    if name == "aio":
+        return import_module("edge_client.aio")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"edge_client.{_HOME[name]}"), name)

@@ -443,6 +443,19 @@ class EdgeClient:
         iteration early cancels what is under way. Do not change an input before its answer has come: the frontier is
         sent from the input's memory (the checksum detects a change, and the request fails).
         """
+        return self.iterate(inputs, split=split, deadline=deadline, prepare=prepare, failures=failures)
+
+    def iterate(
+        self,
+        inputs: Any,
+        *,
+        split: Cut | None = None,
+        deadline: float | None = None,
+        prepare: Callable[[Any], Inputs] | None = None,
+        failures: Literal["raise", "return"] = "raise",
+        begun: Callable[[Pending], None] = lambda pending: None,
+    ) -> Iterator[Answer | Failure]:
+        """`infer_many`; ``begun`` is called with every request under way, for who may want to cancel them."""
         cut = self._cut(split)
         self.until(deadline)  # a wrong one is nobody's failure but the caller's
 
@@ -456,7 +469,9 @@ class EdgeClient:
             else:
                 item = Call(*prepare(item)) if prepare is not None else self._reader.read(item)
                 stamps.prepared = now_ns()
-            return self._submit(item, cut, stamps, until, position)
+            pending = self._submit(item, cut, stamps, until, position)
+            begun(pending)
+            return pending
 
         answers = in_order(
             source,

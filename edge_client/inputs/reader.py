@@ -182,7 +182,10 @@ def _checked(word: Path | str) -> Path:
 def _wrong(item: Any) -> InputMismatch:
     kind = type(item)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    hint = "; infer_many takes several" if isinstance(item, (Iterator, list, set, frozenset, range)) else ""
-    hint = hint or ("; give what its read() returns" if hasattr(item, "read") else "")
-    hint = hint or ("; give its to_numpy()" if hasattr(item, "to_numpy") else "")
+    if hasattr(item, "read"):
+        hint = "; give what its read() returns"
+    elif hasattr(item, "to_numpy"):
+        hint = "; give its to_numpy()"
+    else:
+        hint = "; infer_many takes several" if isinstance(item, (Iterator, list, set, frozenset, range)) else ""
     return InputMismatch(f"an input of type {name} is not taken: expected {TAKEN}{hint}")

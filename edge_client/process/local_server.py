@@ -25,7 +25,7 @@ STOP_SECONDS: Final = 10.0
 
 @contextmanager
 def local_server(
-    choice: ModelChoice,
+    choice: str | ModelChoice,
     *,
     observers: Sequence[str] = (),
     listen: str = "127.0.0.1:0",
@@ -34,11 +34,24 @@ def local_server(
 ) -> Iterator[str]:
     """``python -m cloud_server`` with this side's ``choice`` as a process; yields HOST:PORT when it listens.
 
+        with local_server("digits") as server, EdgeClient(server, "digits", split="auto") as client:
+            ...
+
     The model must be named by words (SpecError): nothing else reaches another process. ``observers`` are those that
     it allows, ``arguments`` are more of the server's own, ``prefix`` goes before the command (``ip netns exec ...``).
     Raises ServerUnavailable with the last lines of its log when it does not come up.
     """
-    command = [*prefix, sys.executable, "-u", "-m", "cloud_server", "--listen", listen, *_words_of(choice), *arguments]
+    command = [
+        *prefix,
+        sys.executable,
+        "-u",
+        "-m",
+        "cloud_server",
+        "--listen",
+        listen,
+        *_words_of(ModelChoice.of(choice)),
+        *arguments,
+    ]
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
     with tempfile.TemporaryDirectory(prefix="isthmus-server-") as folder:
         out, log = Path(folder) / "out", Path(folder) / "log"

@@ -60,6 +60,8 @@ def _text(value: Any, most: int, depth: int) -> str:
         return repr(value) if value.bit_length() < 256 else f"an integer of {value.bit_length()} bits"
     if kind in (str, bytes, bytearray):
         return repr(value) if len(value) <= most else f"{value[:most]!r}…"
+    if isinstance(value, BaseException):
+        return f"{kind.__name__}({cut(str(value), most)!r})"
     if isinstance(value, enum.Enum):
         return f"{kind.__name__}.{value.name}"
     if isinstance(value, PurePath):

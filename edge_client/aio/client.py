@@ -1,0 +1,181 @@
+"""`EdgeClient` for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, TypeVar, overload
+
+from torch import nn
+
+import edge_client.client
+from edge_client.aio.feeding import Fed
+from edge_client.aio.held import WHY, Held
+from edge_client.answer import Answer, Failure
+from edge_client.model_choice import Inputs, ModelChoice
+from edge_client.request import Cut, Pending
+from edge_client.transport import State
+from shared_hooks.errors import Cancelled, DeadlineExceeded
+from shared_hooks.models import ModelSpec
+from shared_hooks.showing import told
+
+Result = TypeVar("Result")
+LEAST_THREADS: Final = 8
+_END: Final = object()
+
+
+class EdgeClient:
+    """`edge_client.EdgeClient` with ``async with``, ``await`` and ``async for``; it takes the same arguments.
+
+    The model is loaded by `open` (or ``async with``), in a thread. A task that is cancelled, or an iteration that is
+    left, cancels its requests: the server is told, and computes none of it that it has not begun. Belongs to the event
+    loop that opened it. `client` is the one underneath, for all else.
+    """
+
+    def __init__(
+        self, server: str | None, model: str | ModelSpec | nn.Module | ModelChoice, split: Cut = "input", **options: Any
+    ) -> None:
+        self._arguments = (server, model, split)
+        self._options = options
+        self._client: edge_client.client.EdgeClient | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        server, _, split = self._arguments
+        found = self._client
+        return told(self, repr(found)) if found is not None else told(self, f"server={server}", f"split={split!r}")
+
+    @property
+    def client(self) -> edge_client.client.EdgeClient:
+        """The client underneath. Raises Cancelled before `open` and after `close`."""
+        if self._closed:
+            raise Cancelled("the client is closed")
+        if self._client is None:
+            raise Cancelled("the client is not open: async with edge_client.aio.EdgeClient(...) as client")
+        return self._client
+
+    @property
+    def state(self) -> State:
+        """Where the connection stands."""
+        return State.UNOPENED if self._client is None else self._client.state
+
+    async def open(self) -> EdgeClient:
+        """Loads the model, plans, connects; with ``split="auto"`` it measures. Raises as `edge_client.EdgeClient`."""
+        if self._client is None:
+            made = await asyncio.to_thread(edge_client.client.EdgeClient, *self._arguments, **self._options)
+            self._threads = ThreadPoolExecutor(max(LEAST_THREADS, 2 * made.max_in_flight), "edge-aio")
+            self._client = made
+        await asyncio.to_thread(self._client.open)
+        return self
+
+    async def close(self) -> None:
+        """Ends the connection; waiting requests end with Cancelled."""
+        self._closed = True
+        if self._client is not None:
+            await asyncio.to_thread(self._client.close)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)  # what waits for a thread finds the client closed
+
+    async def __aenter__(self) -> EdgeClient:
+        try:
+            return await self.open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def infer(self, *args: Any, split: Cut | None = None, deadline: float | None = None, **kwargs: Any) -> Answer:
+        """As `edge_client.EdgeClient.infer`. The deadline counts from here, the wait for a thread included."""
+        client, held = self.client, Held()
+        until = client.until(deadline)
+
+        def begin() -> Pending:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise DeadlineExceeded("too many requests are under way: this one was not begun before its deadline")
+            return client.submit(*args, split=split, deadline=left, **kwargs)
+
+        assert self._threads is not None
+        try:
+            return await _in(self._threads, lambda: held.run(begin))
+        except asyncio.CancelledError:
+            held.leave()
+            raise
+
+    @overload
+    def infer_many(
+        self,
+        inputs: Iterable[Any] | AsyncIterable[Any] | str | Path,
+        *,
+        split: Cut | None = None,
+        deadline: float | None = None,
+        prepare: Callable[[Any], Inputs] | None = None,
+        failures: Literal["raise"] = "raise",
+    ) -> AsyncIterator[Answer]: ...
+    @overload
+    def infer_many(
+        self,
+        inputs: Iterable[Any] | AsyncIterable[Any] | str | Path,
+        *,
+        split: Cut | None = None,
+        deadline: float | None = None,
+        prepare: Callable[[Any], Inputs] | None = None,
+        failures: Literal["return"],
+    ) -> AsyncIterator[Answer | Failure]: ...
+    async def infer_many(
+        self,
+        inputs: Iterable[Any] | AsyncIterable[Any] | str | Path,
+        *,
+        split: Cut | None = None,
+        deadline: float | None = None,
+        prepare: Callable[[Any], Inputs] | None = None,
+        failures: Literal["raise", "return"] = "raise",
+    ) -> AsyncIterator[Answer | Failure]:
+        """As `edge_client.EdgeClient.infer_many`; ``inputs`` may come asynchronously, too.
+
+        Inputs that do not are gone through in a thread. To leave early at once, and not when the iterator is collected,
+        use `contextlib.aclosing`.
+        """
+        client = self.client
+        fed = Fed(inputs, asyncio.get_running_loop()) if isinstance(inputs, AsyncIterable) else None
+        under_way: deque[Pending] = deque(maxlen=client.max_in_flight)
+        answers: Iterator[Answer | Failure] = client.iterate(
+            inputs if fed is None else fed,
+            split=split,
+            deadline=deadline,
+            prepare=prepare,
+            failures=failures,
+            begun=under_way.append,
+        )
+        thread = ThreadPoolExecutor(1, "edge-aio-many")
+        try:
+            while (answer := await _in(thread, lambda: next(answers, _END))) is not _END:
+                assert isinstance(answer, (Answer, Failure))
+                yield answer
+        finally:
+            if fed is not None:
+                fed.stop()
+            for pending in list(under_way):  # what its thread may be waiting for
+                pending.cancel(WHY)
+            thread.submit(_close, answers)
+            thread.shutdown(wait=False)
+
+
+async def _in(threads: Executor, work: Callable[[], Result]) -> Result:
+    """``work()`` in a thread, with this task's context."""
+    return await asyncio.get_running_loop().run_in_executor(threads, contextvars.copy_context().run, work)
+
+
+def _close(answers: Any) -> None:
+    answers.close()

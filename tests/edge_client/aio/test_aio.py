@@ -1,0 +1,175 @@
+"""`edge_client.aio`: the same answers, while the event loop goes on; and what is cancelled here ends on the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edge_client import ConnectionOptions, aio
+from edge_client.answer import Failure
+from shared_hooks.errors import Cancelled, DeadlineExceeded, InputMismatch, ServerUnavailable
+from tests.edge_client.served import Served, Small, served
+from tests.waiting import PATIENCE
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("served")) as one:
+        yield one
+
+
+@pytest.fixture
+def held(server: Served) -> Iterator[Served]:
+    """Its worker is stuck."""
+    server.gate.close()
+    yield server
+    server.gate.opened.set()
+
+
+def value(seed: int) -> torch.Tensor:
+    return torch.randn(1, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def expected(*inputs: torch.Tensor) -> list[torch.Tensor]:
+    model = Small().eval()
+    with torch.no_grad():
+        return [model(one) for one in inputs]
+
+
+def client(server: Served, split: int | str = "first", **options: Any) -> aio.EdgeClient:
+    return aio.EdgeClient(server.address, server.spec, split=split, **options)
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    async def look() -> None:
+        while not claim():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(look(), PATIENCE)
+
+
+def test_answers_are_awaited_and_the_loop_goes_on(held: Served) -> None:
+    async def main() -> None:
+        async with client(held) as one:
+            assert "ready" in repr(one)
+            ticks = 0
+            waiting = asyncio.create_task(one.infer(value(9)))
+            while not held.gate.entered.is_set():
+                ticks += 1
+                await asyncio.sleep(0.005)
+            held.gate.opened.set()
+            answer = await waiting
+            assert torch.equal(answer.output, expected(value(9))[0]) and ticks
+            many = [value(seed) for seed in range(6)]
+            both = await asyncio.gather(*(one.infer(item) for item in many))
+            assert all(map(torch.equal, [each.output for each in both], expected(*many)))
+            with pytest.raises(InputMismatch, match="is not taken"):
+                await one.infer(object())
+        with pytest.raises(Cancelled, match="closed"):
+            await one.infer(value(1))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_many_come_in_order_from_either_kind_of_iterator(server: Served, asynchronous: bool) -> None:
+    many: list[Any] = [value(seed) for seed in range(7)]
+    many[3] = None  # no input
+
+    async def coming() -> AsyncIterator[Any]:
+        for item in many:
+            await asyncio.sleep(0)
+            yield item
+
+    async def main() -> None:
+        async with client(server) as one:
+            answers = [answer async for answer in one.infer_many(coming() if asynchronous else many, failures="return")]
+            assert [isinstance(answer, Failure) for answer in answers] == [number == 3 for number in range(7)]
+            outputs = [answer.output for answer in answers if not isinstance(answer, Failure)]
+            assert all(map(torch.equal, outputs, expected(*many[:3], *many[4:])))
+
+    asyncio.run(main())
+
+
+def cancelled(server: Served) -> float:
+    return server.count("isthmus_request_failure_total", reason="Cancelled")
+
+
+def test_a_cancelled_task_cancels_on_the_server(held: Served) -> None:
+    before = cancelled(held)
+
+    async def main() -> None:
+        async with client(held) as one:
+            running = asyncio.create_task(one.infer(value(9)))
+            await until(held.gate.entered.is_set)
+            waiting = asyncio.create_task(one.infer(value(1)))  # the one worker is at the first
+            await until(lambda: one.client.counters.streams == 1)
+            await asyncio.sleep(0.05)
+            for task in (running, waiting):
+                task.cancel()
+            for task in (running, waiting):
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            held.gate.opened.set()
+            await until(lambda: cancelled(held) >= before + 1)
+            assert torch.equal((await one.infer(value(2))).output, expected(value(2))[0])  # its place is free again
+            await until(lambda: cancelled(held) == before + 2)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_iteration_that_is_left_cancels_on_the_server(server: Served, asynchronous: bool) -> None:
+    server.gate.close(free=1)
+    before = cancelled(server)
+    items = [value(1), value(9), value(2)]
+
+    async def coming() -> AsyncIterator[Any]:
+        for item in items:
+            yield item
+        await asyncio.Event().wait()  # nothing more, and no end
+
+    async def main() -> None:
+        async with client(server, connection=ConnectionOptions(max_in_flight=3)) as one:
+            async with aclosing(one.infer_many(coming() if asynchronous else items)) as answers:  # type: ignore[type-var]
+                async for answer in answers:
+                    assert answer.result is not None
+                    break
+                await until(server.gate.entered.is_set)
+            server.gate.opened.set()
+            await until(lambda: cancelled(server) >= before + 1)
+            assert (await one.infer(value(3))).split == "first"
+
+    asyncio.run(main())
+
+
+def test_a_deadline_counts_from_the_call_and_no_server_is_told(held: Served) -> None:
+    async def main() -> None:
+        async with client(held) as one:
+            with pytest.raises(DeadlineExceeded):
+                await one.infer(value(9), deadline=0.2)
+            held.gate.opened.set()
+        lost = aio.EdgeClient("127.0.0.1:9", held.spec, "first", connection=ConnectionOptions(patience=0.2))
+        with pytest.raises(Cancelled, match="async with"):
+            await lost.infer(value(1))
+        with pytest.raises(ServerUnavailable):
+            await lost.open()
+        await lost.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_chooses(server: Served, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with client(server, "auto") as one:
+            answer = await one.infer(value(1))
+            assert torch.equal(answer.output, expected(value(1))[0])
+            assert [entry["kind"] for entry in one.client.decisions if entry["kind"] == "choice"] == ["choice"]
+
+    asyncio.run(main())
