@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "digits.toml"}
 """The models that ship with Isthmus, by name."""
 
+CODE_OR_WEIGHTS = frozenset({".py", ".pt", ".pth", ".bin", ".ckpt", ".onnx", ".safetensors"})
+"""Suffixes of files that people take for specs."""
+
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*)=(.+)", re.DOTALL)
 
@@ -294,6 +297,8 @@ def load_spec(
         name, text = named.group(1), named.group(2)
     path = Path(text)
     folder = Path.cwd()
+    if path.is_file() and path.suffix in CODE_OR_WEIGHTS:
+        raise SpecError(f"{text} is no spec.{_instead(text)}")
     if path.suffix == ".toml" or path.is_file():
         table, folder = Table.read(path), path.resolve().parent
     elif text in BUILT_IN:
@@ -304,12 +309,25 @@ def load_spec(
     else:
         raise UnknownModel(
             f'no model "{text}": not built in ({", ".join(BUILT_IN)}), no spec file, and not "module:callable".'
-            f"{near(text, BUILT_IN)}"
+            f"{near(text, BUILT_IN) or _instead(text)}"
         )
     if example is not None:
         table.put("example", entry_of(example))
     spec = spec_from_table(table, folder, model_id=name, weights=weights)
     return spec if selection is None else replace(spec, selection=Path(selection))
+
+
+def _instead(text: str) -> str:
+    """For the end of a message: how the model that is perhaps meant is named."""
+    path = Path(text)
+    if path.suffix == ".py":
+        return f' A model in a Python file is named "{path.stem}:CALLABLE", from its folder.'
+    if path.suffix in CODE_OR_WEIGHTS:
+        return " Weights alone are no model: --model names what builds it, --weights a file of safetensors."
+    module, dot, name = text.rpartition(".")
+    if dot and all(part.isidentifier() for part in text.split(".")):
+        return f' Did you mean "{module}:{name}"?'
+    return ' One of a library is named as "torchvision.models:resnet18".'
 
 
 def spec_from_table(
