@@ -51,6 +51,8 @@ class Profiled(Tabular):
         "energy_j": "J",
     }
 
+    drawn = "inference_ns"
+
     @property
     def profiles(self) -> list[Profile]:
         """Of the sides that were measured."""

@@ -219,5 +219,5 @@ def _server(
     if how.server:
         return how.server
     if not how.predict:  # else it has been said
-        say("no server is named: starting one on this machine")
+        say("starting a server on this machine")
     return stack.enter_context(local_server(loaded.choice, observers=how.observers))

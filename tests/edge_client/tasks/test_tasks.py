@@ -21,6 +21,7 @@ from edge_client.tasks.tabular import Tabular
 from shared_hooks.errors import CutRefused, InputMismatch, ServerUnavailable, SpecError, UnknownLayer, UnknownModel
 from shared_hooks.models import load_spec
 from shared_hooks.profiling.profile_file import to_json
+from tests.shared_hooks.shown import check
 
 IMAGE = Path("shared_hooks/models/digits/images/0011_label1.png").resolve()
 QUICK: Any = {"repetitions": 1, "seconds": 0.3, "progress": False}
@@ -57,8 +58,9 @@ def same_frames(found: Tabular) -> None:
     for name in polars.columns:
         assert polars[name].null_count() == int(pandas[name].isna().sum()), name
     assert len(repr(found)) < 500 and str(found)
+    check(found)
     html = found._repr_html_()
-    assert html.count("<tr>") <= 31 and html.count("<th>") == len(found.shown)
+    assert html.count("<tr>") <= 31 and html.count("<th ") == len(found.shown)
     json.dumps(found.as_dict() if hasattr(found, "as_dict") else rows, allow_nan=False)
 
 
@@ -219,10 +221,10 @@ def test_a_module_comes_back_untouched() -> None:
         (net(), None, SpecError, "no example input to plan on"),
         (nn.Linear(2, 2), torch.zeros(1, 2), SpecError, "call its eval"),
         ("digits", object(), InputMismatch, "an input of type object is not taken"),
-        (net(), b"text", SpecError, "these 4 bytes are no picture"),
+        (net(), b"text", InputMismatch, "these 4 bytes are no picture"),
         ("digits", "absent.png", InputMismatch, "no such input: absent.png"),
         ("digits", [], InputMismatch, "the list is empty"),
-        (net(), np.array(["a"]), SpecError, "is no tensor"),
+        (net(), np.array(["a"]), InputMismatch, "is no tensor"),
     ],
 )
 def test_what_is_no_model_and_no_input_is_one_line(model: Any, inputs: Any, error: Any, says: str) -> None:
