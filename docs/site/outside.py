@@ -25,9 +25,11 @@ REFERENCE = {
     "edge_client": "The client's side.",
     "edge_client.aio": "The client for asyncio.",
     "edge_client.sources": "Where inputs come from.",
+    "edge_client.live": "A page and sinks, while requests run.",
     "shared_hooks": "The engine, without any network.",
     "shared_hooks.models": "Specs, weights, inputs.",
     "shared_hooks.observers": "Looks inside a model.",
+    "shared_hooks.sinks": "Where numbers go.",
     "shared_hooks.lifecycle": "Hooks of your own at each stage.",
     "shared_hooks.errors": "Every error that is raised on purpose.",
 }

@@ -75,6 +75,7 @@ def test_requests_of_a_fixed_cut_are_shown_with_both_machines(served: lag.Lag) -
     cloud = whole["cloud"][0]
     assert cloud["workers"] == 1 and cloud["cpu"][1] in ("measured", "estimated", "unavailable")
     assert whole["requests"][0]["energy"][1] is not None
+    assert whole["server"]["torch"] == torch.__version__  # it was connected before there was a page
 
 
 def test_a_closed_page_leaves_nothing_on_the_client(served: lag.Lag) -> None:

@@ -17,6 +17,7 @@ from edge_client.adaptive import AutoOptions
 from edge_client.live import Dashboard, entries
 from edge_client.model_choice import ModelChoice
 from shared_hooks.errors import ModelFailed
+from shared_hooks.observers.thumbnails import encoded
 from tests.edge_client import small_models
 from tests.edge_client.live import lag
 from tests.edge_client.test_client import built, image
@@ -189,6 +190,12 @@ def test_everything_is_reached_and_named_without_a_mouse(browser: Any, filled: D
         assert unnamed == []
         levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((one) => Number(one.tagName[1]))")
         assert levels[0] == 1 and all(b - a <= 1 for a, b in itertools.pairwise(levels))
+        found = filled.board.whole()[1]["observed"]
+        picture = {"side": "cloud", "name": HOSTILE, "png": encoded(lag.torch.eye(8).numpy())}
+        filled.board.set("observed", {**found, "pictures": [picture]})
+        page.wait_for_function("() => (document.querySelector('.maps img') || {}).naturalWidth === 8")
+        assert HOSTILE in page.get_attribute(".maps img", "alt") and page.evaluate("window.hacked") is None
+        filled.board.set("observed", found)
         page.focus("summary")
         page.keyboard.press("Enter")
         assert page.locator("#rows tr").count() == 19 and page.locator("#rows tr").last.is_visible()
