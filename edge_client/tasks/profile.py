@@ -111,6 +111,8 @@ def profile(
 
     Raises as `plan` does.
     """
+    if side not in (None, "edge", "cloud", "both"):
+        raise SpecError(f'side={side!r}: must be "edge", "cloud", "both" or None')
     address = None if side == "edge" else address_of(server)
     which = side or ("both" if address else "edge")
     if which != "edge" and not address:

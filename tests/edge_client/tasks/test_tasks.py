@@ -279,3 +279,29 @@ def test_foreign_names_are_inert_in_a_notebook() -> None:
 def test_missing_numbers_of_things_stay_numbers(planned: Planned) -> None:
     assert str(planned.to_pandas()["layer_id"].dtype) == "Int64"
     assert planned.to_polars()["layer_id"].dtype == pl.Int64
+
+
+@pytest.mark.parametrize(
+    ("task", "how", "says"),
+    [
+        ("plan", {"uplink": 5, "rtt": 30}, "--uplink 5: expected 5mbit"),
+        ("plan", {"power": 5}, "power: expected watts"),
+        ("plan", {"max_edge_memory": "64 apples"}, "--max-edge-memory '64 apples': expected 64MiB"),
+        ("plan", {"objective": "beauty"}, "objective 'beauty': one of latency"),
+        ("plan", {"repetitions": 0}, "repetitions=0: must be"),
+        ("plan", {"codec": "zip"}, "must be one of raw, lz4"),
+        ("plan", {"partitioner": "lateny"}, "Did you mean latency"),
+        ("profile", {"side": "left"}, "side='left': must be"),
+        ("sweep", {"out": "/etc/passwd/x"}, "cannot be a folder of results"),
+        ("sweep", {"out": "x", "every": 0}, "every=0: must be"),
+        ("sweep", {"out": "x", "repetitions": 0}, "repetitions=0: must be"),
+        ("sweep", {"out": "x", "observers": ["activatoin"]}, "Did you mean activation"),
+    ],
+)
+def test_a_wrong_word_is_told_before_anything_is_measured(
+    task: str, how: dict[str, Any], says: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=says) as caught:
+        getattr(edge_client, task)(server, "digits", progress=False, **how)
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
