@@ -68,12 +68,14 @@ from shared_hooks.lifecycle.loading import load
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.spec import spec_from_table
 from shared_hooks.observers import named
+from shared_hooks.showing import short
 from shared_hooks.tracing import endpoint_of
 
 _OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes", "rehearsal_seconds_per_host": "rehearsal_seconds_per_account"}
 """What versions up to 0.1 called them, when recipes were what clients sent, and addresses were all that was known."""
 
 
+@short
 @dataclass(frozen=True)
 class ModelEntry:
     """One model to serve: its spec, and how far hooks descend into it (None = down to the leaves)."""
@@ -86,6 +88,7 @@ class ModelEntry:
             raise SpecError(f"depth: expected at least 0, found {self.depth}")
 
 
+@short
 @dataclass(frozen=True)
 class ServerConfig:
     """The configuration of a server process. Raises SpecError for what cannot work; no models means `digits`."""

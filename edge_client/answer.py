@@ -79,8 +79,20 @@ class Answer:
             return []
         return [one for one in result[:_SHOWN] if isinstance(one, Prediction)] if isinstance(result, list) else []
 
+    def _parts(self) -> list[tuple[str, int]]:
+        """The rows of `times`, few enough for a small picture."""
+        times = self.times
+        known = {
+            "edge compute": times.edge_compute,
+            "network": times.network,
+            "server queue": times.server_queue,
+            "server": times.server - times.server_queue,
+            "waiting on the edge": times.wait + times.send_wait + times.turn + times.retry,
+        }
+        return [*known.items(), ("rest of the edge", times.end_to_end - sum(known.values()))]
+
     def _repr_html_(self) -> str:
-        rows = [(name, float(ns)) for name, ns in self.times.rows() if ns > 0]
+        rows = [(name, float(ns)) for name, ns in self._parts() if ns > 0]
         sent = f", {size(self.bytes_up)} up, {size(self.bytes_down)} down" if self.layer_id is not None else ""
         found = [(str(one.row), one.label, f"{one.score:.4f}") for one in self._told_result()]
         return panel(

@@ -180,6 +180,11 @@ class EdgeClient:
         """What ``split="auto"`` decided and why, the oldest first (`edge_client.adaptive.decisions`)."""
         return [] if self._auto is None else self._auto.decisions.all
 
+    @property
+    def chooser(self) -> AutoClient | None:
+        """Who decides with ``split="auto"``; None where nobody does, and until it has measured."""
+        return self._auto
+
     def __repr__(self) -> str:
         split = f"split={self._split!r}"
         return told(self, f"server={self.server}", f"model={self.model_id}", split, f"{self.state.name.lower()}")

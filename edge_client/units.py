@@ -31,7 +31,7 @@ def nanoseconds(name: str, text: str) -> float:
 
 
 def _parse(name: str, text: str, units: dict[str, float], expected: str) -> float:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", text.lower())
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", str(text).lower())
     if match is None or match[2] not in units:
         raise SpecError(f"{name} {text!r}: expected {expected}")
     return float(match[1]) * units[match[2]]

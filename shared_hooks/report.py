@@ -43,6 +43,7 @@ class Report:
         rows = [
             (str(number), one.name, one.layer_type, size(one.frontier_bytes), found)
             for number, (one, found) in sorted(said.items())
+            if found != "exact"  # which the picture counts
         ]
         parts = (("exact", self.exact), ("refused", self.refused), ("DIFFERING", self.differing))
         counts = [(name, float(len(layers))) for name, layers in parts]
@@ -51,8 +52,8 @@ class Report:
             title = f"{title}; the output cannot be sent: {self.unsendable}"
         return panel(
             title if self.input_exact else f"{title}; the cut before the first layer differs",
-            strip(counts, f"{len(rows)} cuts", [str(len(layers)) for _, layers in parts]),
-            html_table(("id", "name", "type", "crosses", "found"), rows, (0, 3)),
+            strip(counts, f"{len(said)} cuts", [str(len(layers)) for _, layers in parts]),
+            html_table(("id", "name", "type", "crosses", "found"), rows, (0, 3)) if rows else "",
         )
 
     @property

@@ -18,15 +18,18 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md")
+PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md", "examples/README.md")
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 COMMANDS = "reference/commands.md"
 REFERENCE = {
     "edge_client": "The client's side.",
+    "edge_client.aio": "The client for asyncio.",
     "edge_client.sources": "Where inputs come from.",
+    "edge_client.live": "A page and sinks, while requests run.",
     "shared_hooks": "The engine, without any network.",
     "shared_hooks.models": "Specs, weights, inputs.",
     "shared_hooks.observers": "Looks inside a model.",
+    "shared_hooks.sinks": "Where numbers go.",
     "shared_hooks.lifecycle": "Hooks of your own at each stage.",
     "shared_hooks.errors": "Every error that is raised on purpose.",
 }
@@ -87,13 +90,13 @@ def _reference(package: str, about: str) -> Iterator[str]:
 
 def _command_lines() -> Iterator[str]:
     """``--help`` of every command."""
-    from cloud_server import options
+    from cloud_server.arguments import parser as server_parser
     from edge_client.commands.arguments import make_parser
 
     yield "# Command lines\n\nWhat `--help` says."
     parser = make_parser()
     (commands,) = (action for action in parser._actions if action.dest == "command")
     named = commands.choices or {}
-    everything: list[argparse.ArgumentParser] = [options.parser(), parser, *named.values()]  # type: ignore[union-attr]
+    everything: list[argparse.ArgumentParser] = [server_parser(), parser, *named.values()]  # type: ignore[union-attr]
     for one in everything:
         yield f"\n## {one.prog}\n\n```text\n{one.format_help().rstrip()}\n```"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from edge_client.load import Load
 from edge_client.model_choice import Inputs
 from edge_client.planning.link import Link
 from edge_client.planning.predict import predict
+from edge_client.screen.progress import in_notebook
 from edge_client.survey.gather import Gathered, Wanted, edge_profile, gather, probe_sizes
 from edge_client.survey.loaded import Loaded
 from edge_client.survey.prober import LinkProber
@@ -87,14 +89,15 @@ def _gather(loaded: Loaded, wanted: Wanted, options: AutoOptions, patience: floa
     """Everything; only this side's profile where no server answers."""
     assert wanted.server is not None
     say = options.say or log.warning
+    show = in_notebook() or sys.stderr.isatty() if options.progress is None else options.progress
     try:
         with LinkProber(wanted.server, credentials=wanted.credentials) as prober:
             prober.round(0, 0, min(FIRST_CALL_SECONDS, patience))
-        with gather(loaded, wanted, say, options.progress) as gathered:
+        with gather(loaded, wanted, say, show) as gathered:
             return gathered
     except ServerUnavailable as error:
         say(f"no server yet, everything runs here: {error}")
-    return edge_profile(loaded, wanted, say, options.progress)
+    return edge_profile(loaded, wanted, say, show)
 
 
 def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:

@@ -40,10 +40,16 @@ class Decisions:
         with self._lock:
             return list(self._kept)
 
-    def listen(self, listener: Callable[[dict[str, Any]], None]) -> None:
-        """``listener`` gets all that come from now on."""
+    @property
+    def began(self) -> float:
+        """The ``time.monotonic()`` from which ``seconds`` count."""
+        return self._began
+
+    def listen(self, listener: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+        """``listener`` gets all that come from now on; what is returned came before."""
         with self._lock:
             self._listeners = [*self._listeners, listener]
+            return list(self._kept)
 
     def forget(self, listener: Callable[[dict[str, Any]], None]) -> None:
         """It gets no more."""

@@ -31,8 +31,8 @@ class AutoOptions:
     cloud_profile: str | Path | None = None
     profile_seconds: float = 20.0
     """For measuring either side, at most."""
-    progress: bool = False
-    """Whether measuring is shown on standard error."""
+    progress: bool | None = None
+    """Whether measuring is shown; None: in a terminal and in a notebook."""
     say: Callable[[str], None] | None = None
     """Gets what people should know, a line each; None: it is logged."""
     on_decision: Callable[[dict[str, Any]], None] | None = None

@@ -173,7 +173,9 @@ def _add_dashboard(commands: Commands, model: Parser) -> None:
     )
     add_server(page)
     add_credentials(page)
-    page.add_argument("--input", action="append", metavar="PATH", help="same as run; without, the server is watched")
+    page.add_argument(
+        "--input", action="extend", nargs="+", metavar="PATH", help="same as run; without, the server is watched"
+    )
     page.add_argument("--split", default="auto", metavar="LAYER_ID|NAME|auto|...", help="same as run (default: auto)")
     page.add_argument(
         "--every", type=_seconds, default=0.2, metavar="S", help="begin a request every S seconds (default: 0.2)"

@@ -39,7 +39,6 @@ def main(options: argparse.Namespace) -> int:
     server = None if here else needed(options)
     if options.split == AUTO:
         auto.choosing_of(options)  # says what is wrong with the words before anything is loaded
-        auto.log_moves(options.debug)
     with running(server, choice_of(options), options.observers) as address:
         return _work(options, address, items)
 

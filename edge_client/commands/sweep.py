@@ -77,8 +77,8 @@ def _status(found: Swept) -> int:
 
 
 def _say(line: str) -> None:
-    """Warnings are no result."""
-    if line.startswith("warning:"):
+    """Of the journal on standard output, all else beside it."""
+    if line.startswith(("warning:", "starting")):
         _complain(line)
     else:
         print(line, flush=True)

@@ -1,6 +1,7 @@
 """Requests looked at while they run: a page in the browser, and sinks for their numbers.
 
 dashboard    `Dashboard`: the page of one client, served while that works
+telling      what happens to a client, told to the board
 board        what the page shows: requests, events, the link, both machines, observers; bounded
 entries      an answer, a decision, a reading, as the page is told of them
 machine      load and energy of this machine

@@ -1,6 +1,6 @@
 // Charts as plain SVG: bars of requests, and a line over time. Everything is drawn anew each time; there is not much.
 
-const SVG = "http://www.w3.org/2000/svg";
+const SVG = "http://www.w3.org/2000/svg", GAP = 12; // seconds
 
 export function svg(kind, attributes = {}, text = null) {
   const made = document.createElementNS(SVG, kind);
@@ -96,12 +96,17 @@ export function line(holder, points, now, span, marks = [], spark = false) {
     for (const at of marks.filter((one) => one > now - span)) root.append(svg("line", { class: "mark", x1: x(at), x2: x(at), y1, y2: y0 }));
   }
   if (known.length) {
-    const path = known.map((one, index) => `${index ? "L" : "M"}${x(one.at).toFixed(1)} ${y(one.value).toFixed(1)}`).join("");
-    const last = known[known.length - 1];
-    const right = Math.min(x1, Math.max(x(last.at), x(last.at + 3)));
-    const whole = `${path}L${right.toFixed(1)} ${y(last.value).toFixed(1)}`;
-    root.append(svg("path", { class: "area", d: `${whole}V${y0}H${x(known[0].at).toFixed(1)}z` }));
-    root.append(svg("path", { class: "line", d: whole }));
+    const pieces = []; // where nothing was heard, there is no line
+    for (const one of known) {
+      const piece = pieces[pieces.length - 1];
+      if (piece && one.at - piece[piece.length - 1].at < GAP) piece.push(one);
+      else pieces.push([one]);
+    }
+    for (const piece of pieces) {
+      const first = piece[0], last = piece[piece.length - 1], right = Math.min(x1, x(last.at + 2));
+      const path = piece.map((one, index) => `${index ? "L" : "M"}${x(one.at).toFixed(1)} ${y(one.value).toFixed(1)}`).join("") + `H${right.toFixed(1)}`;
+      root.append(svg("path", { class: "area", d: `${path}V${y0}H${x(first.at).toFixed(1)}z` }), svg("path", { class: "line", d: path }));
+    }
   }
   holder.replaceChildren(root);
 }

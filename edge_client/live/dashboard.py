@@ -10,15 +10,12 @@ told. The page itself asks for nothing that costs a request anything.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 from edge_client.adaptive import AutoClient
-from edge_client.answer import Answer
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
 from edge_client.dial import check_address
@@ -27,21 +24,21 @@ from edge_client.live.aside import Aside
 from edge_client.live.board import Board
 from edge_client.live.link import LinkWatch
 from edge_client.live.machine import Machine
-from shared_hooks.errors import Cancelled, SpecError
-from shared_hooks.lifecycle import Event
+from edge_client.live.telling import Telling
+from edge_client.modes import AUTO
+from shared_hooks.errors import SpecError
 from shared_hooks.metrics import gpu_of
 
 LOOK_SECONDS: Final = 1.0
-NUMBERS_SECONDS: Final = 0.4
-"""Between two entries of what is asked more often than anybody can see."""
 
 
 class Dashboard:
     """The page of ``client``, at `url` until `close`; ``listen``: [HOST:]PORT, a free port of loopback for "0".
 
-    An `AutoClient`'s page shows its decisions, too. An address in place of a client: the link to that server, its load,
-    and this machine; ``credentials`` are for that. ``title`` is the page's; None = the model's, or the address. Raises
-    SpecError without the extra ``dashboard``, and for a port that cannot be had.
+    Where the cut is chosen (``split="auto"``, an `AutoClient`), the page shows the decisions, too. An address in place
+    of a client: the link to that server, its load, and this machine; ``credentials`` are for that. ``title`` is the
+    page's; None = the model's, or the address. Raises SpecError without the extra ``dashboard``, and for a port that
+    cannot be had.
     """
 
     def __init__(
@@ -76,14 +73,14 @@ class Dashboard:
         self._chooser: AutoClient | None = None
         self._link: LinkWatch | None = None
         self._machine = Machine(gpu_of(self._client.device) if self._client else None)
-        self._hooks: _Hooks | None = None
+        self._hooks: Telling | None = None
         if self._client is not None:
             credentials = self._client.connection.credentials
-            self._hooks = _Hooks(self.board, self._client, self._aside)
+            self._hooks = Telling(self.board, self._client, self._aside)
             self._client.lifecycle.register(self._hooks)
         if isinstance(client, AutoClient):
             self.follow(client)
-        elif server is not None:
+        elif server is not None and not (self._client and self._client.split == AUTO):
             self._link = LinkWatch(server, credentials, self.board, lambda: self._server.readers > 0)
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="isthmus-dashboard-ticks", daemon=True)
@@ -107,7 +104,7 @@ class Dashboard:
         link, self._link = self._link, None
         if link is not None:
             link.close()
-        chooser.decisions.listen(self._hooks.decided)
+        self._hooks.follow(chooser)
 
     def close(self) -> None:
         """The pages that are open keep what they show. May be called again."""
@@ -117,7 +114,8 @@ class Dashboard:
         if self._hooks is not None and self._client is not None:
             if self._chooser is not None:
                 self._chooser.decisions.forget(self._hooks.decided)
-            self._client.lifecycle.remove(self._hooks)
+            with suppress(SpecError):  # somebody else has removed it
+                self._client.lifecycle.remove(self._hooks)
         if (link := self._link) is not None:
             link.close()
         self._ticker.join()
@@ -136,114 +134,11 @@ class Dashboard:
         while not self._closed.wait(LOOK_SECONDS):
             self.board.add("edge", self._machine.look())
             self.board.counts["left_out"] = self._aside.left_out
+            if self._chooser is None and self._client is not None and (found := self._client.chooser) is not None:
+                self.follow(found)
             if (link := self._link) is not None:
                 link.look()
 
 
 def _name_of(client: EdgeClient) -> str:
     return client.spec.model_id if client.spec else type(client.wrapped.model).__name__
-
-
-class _Hooks:
-    """What the client's life cycle, and a controller, tell. Each call hands over and returns."""
-
-    name = "dashboard"
-    built_in = True
-    priority = "LOWEST"
-
-    def __init__(self, board: Board, client: EdgeClient, aside: Aside[Callable[[], None]]) -> None:
-        self.chosen = False
-        """A controller tells why the cut moves."""
-        self._board = board
-        self._client = client
-        self._aside = aside
-        self._told: dict[str, float] = {}
-
-    # -- of the life cycle
-
-    def after_request(self, event: Event) -> None:
-        """Answered, failed, or left."""
-        if event.answer is not None:
-            self._aside.put(partial(self._answered, replace(event.answer, output=None)))
-        elif isinstance(event.error, Cancelled):
-            self._board.count("cancelled")
-        else:
-            self._board.count("failed")
-            self._event("failed", f"{type(event.error).__name__}: {event.error}")
-
-    def on_split_change(self, event: Event) -> None:
-        """By the user's hand, or a controller's: that says more by itself."""
-        if not self.chosen:
-            self._event("moved", event.reason, old=str(event.old), new=str(event.new))
-
-    def after_connect(self, event: Event) -> None:
-        """There is a stream; what the server said of itself is known."""
-        self._event("connected", f"to {event.address}")
-        self._board.set("server", {key: entries.said(one) for key, one in self._client.server_about.items()})
-
-    def on_disconnect(self, event: Event) -> None:
-        """It ended."""
-        self._event("disconnected", event.reason)
-
-    def before_drain(self, event: Event) -> None:
-        """The server takes nothing new."""
-        self._event("draining", "the server finishes what it has, and takes nothing new")
-
-    # -- of a controller
-
-    def decided(self, entry: Mapping[str, Any]) -> None:
-        """A choice, or an event (`edge_client.adaptive.decisions`)."""
-        self._aside.put(partial(self._decided, dict(entry)))
-
-    # -- beside the requests
-
-    def _answered(self, answer: Answer) -> None:
-        number = self._board.count("answered")
-        self._board.add("requests", entries.request(answer, number))
-        if answer.fallback:
-            self._board.add("events", entries.event("fallback", answer.fallback))
-        if self._due("cloud") and (known := entries.cloud(answer)) is not None:
-            self._board.add("cloud", known)
-        if answer.observations and self._due("observed"):
-            self._board.set("observed", entries.observed(answer, number))
-
-    def _decided(self, entry: dict[str, Any]) -> None:
-        kind, reason = entry.pop("kind"), entry.pop("reason", "")
-        if kind == "choice":
-            self._chose(entry, str(reason))
-        elif kind == "probe":
-            self._board.add("link", entries.link(entry.get("up_bytes_per_second"), None, entry.get("rtt_ms"), "probe"))
-        elif kind == "allowed":
-            cuts = entry.get("cuts")
-            text = "every cut" if cuts is None else ", ".join(map(str, cuts)) or "no cut"
-            self._board.add("events", entries.event("allowed", f"the server lets this side use {text}"))
-        else:
-            where = entry.get("candidate") or entry.get("cut") or ""
-            self._board.add("events", entries.event(kind, reason, new=str(where)))
-
-    def _chose(self, entry: dict[str, Any], reason: str) -> None:
-        up, down, rtt = (entry.get(key) for key in ("up_bytes_per_second", "down_bytes_per_second", "rtt_ms"))
-        moved = bool(entry["moved"])
-        if moved:
-            numbers = {
-                key: entry.get(key) for key in ("held_ms", "best_ms", "queue_ms", "edge_factor", "server_factor")
-            }
-            held, new = entry.get("held"), entry["candidate"]
-            self._board.add(
-                "events",
-                entries.event("moved", reason, old=held, new=new, up=up, down=down, rtt=rtt, **numbers),
-            )
-        if self._due("choice") or moved:
-            self._board.set("choice", entries.event("choice", reason, **entry))
-            if up is not None:
-                self._board.add("link", entries.link(up, down, rtt, "controller"))
-
-    def _event(self, kind: str, text: object, **known: Any) -> None:
-        self._aside.put(lambda: self._board.add("events", entries.event(kind, text, **known)))
-
-    def _due(self, what: str) -> bool:
-        now = time.monotonic()
-        if now - self._told.get(what, 0.0) < NUMBERS_SECONDS:
-            return False
-        self._told[what] = now
-        return True

@@ -38,6 +38,7 @@ class LinkWatch:
         self._up: float | None = None
         self._pinged = self._trained = -TRAIN_EVERY
         self._complaint = ""
+        self._closed = False
 
     def look(self) -> None:
         """Probe, if it is time."""
@@ -51,6 +52,8 @@ class LinkWatch:
                 self._trained = now
                 self._up = self._rate(ping.network_ns)
         except IsthmusError as error:
+            if self._closed:
+                return
             if (kind := type(error).__name__) != self._complaint:  # once for each kind of reason
                 self._complaint = kind
                 self._board.add("events", entries.event("gone", f"probe: {error}"))
@@ -71,4 +74,5 @@ class LinkWatch:
 
     def close(self) -> None:
         """Ends a probe that is under way."""
+        self._closed = True
         self._prober.close()

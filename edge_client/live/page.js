@@ -115,7 +115,8 @@ function cards(shown, now) {
   put("now-up", mbit(known(state.link, "up")));
   put("now-rtt", `up; round trip ${ms(known(state.link, "rtt"))}`);
   const pending = known(state.cloud, "pending");
-  put("now-queue", pending === null ? "-" : `${pending} waiting`);
+  const seen = state.events.filter((one) => ["gone", "back", "found", "connected"].includes(one.kind)).pop();
+  put("now-queue", seen?.kind === "gone" ? "gone" : pending === null ? "-" : `${pending} waiting`);
   put("now-load", pending === null ? "nothing heard yet" : `${plural(known(state.cloud, "workers"), "worker")}, queue ${ms(known(state.cloud, "queue_ms"))}`);
 }
 function chosen(shown) {

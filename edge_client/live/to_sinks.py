@@ -9,6 +9,7 @@ It ends, and its sinks with it, when the client is closed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from edge_client.answer import Answer
@@ -68,7 +69,7 @@ class ToSinks:
                 log.warning("sink %s did not close: %s: %s", type(sink).__name__, type(error).__name__, error)
 
     @staticmethod
-    def _writer(sink: Sink):  # type: ignore[no-untyped-def]
+    def _writer(sink: Sink) -> Callable[[tuple[int, Answer]], None]:
         def write(item: tuple[int, Answer]) -> None:
             step, answer = item
             sink.write(of_answer(answer), step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,7 @@ Repredict = Callable[[Link, float, float], Sequence[Candidate]]
 """(link, edge factor, server factor) -> candidates; the factors multiply times."""
 WIDEST: Final = 1e4
 """How many times more or less is tried."""
+WIDTH: Final = 80
 STEPS: Final = 40
 """From 1 to that: in each of them the first crossing is looked for."""
 
@@ -131,7 +133,8 @@ def explain(
         rejected = decision.rejected.get(other.name)
         lines.append(f"against {name}: {_ms(other.latency_ns)} ms{f'; not allowed: {rejected}' if rejected else ''}")
         more = [f"{stage} {ns / 1e6:+.3f}" for stage, ns in deltas.items() if abs(ns) >= 500]
-        lines.append(f"  it takes, ms: {', '.join(more) or 'the same'}; {other.bytes_up - winner.bytes_up:+d} bytes up")
+        takes = f"it takes, ms: {', '.join(more) or 'the same'}; {other.bytes_up - winner.bytes_up:+,d} bytes up"
+        lines += textwrap.wrap(takes, WIDTH, initial_indent="  ", subsequent_indent="    ")
     if decision.runner_up is None:
         lines.append("no other candidate is allowed")
     elif not breaks:

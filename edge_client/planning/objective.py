@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from edge_client.planning.candidate import Candidate
 from shared_hooks.errors import SpecError
+from shared_hooks.showing import short
 
 COSTS: Final[Mapping[str, Callable[[Candidate], float | None]]] = MappingProxyType(
     {
@@ -126,6 +127,7 @@ class _Violation:
     """How far it is off, as a share of the limit."""
 
 
+@short
 @dataclass(frozen=True)
 class Decision:
     """``ranking``: the allowed candidates, best first; ``scores``: name -> what was compared (ns, joules or bytes; for

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edge_client.screen.text import size
+
 LEAST_ROUNDS: Final = 3
 """Of either size, below which nothing is said."""
 Z: Final = 1.96
@@ -45,10 +47,16 @@ class Speed:
         """``high`` over ``low``; infinite where either is unknown."""
         return self.high / self.low if self.low and self.high else math.inf
 
+    def overlaps(self, other: Speed) -> bool:
+        """Whether both may be one speed; False where either knows no interval."""
+        if self.low is None or self.high is None or other.low is None or other.high is None:
+            return False
+        return self.low <= other.high and other.low <= self.high
+
     def __str__(self) -> str:
         if self.value is None:
-            least = f"at least {mbit(self.low)}; how much more " if self.low else ""
-            return f"{least}cannot be told: {self.why}"
+            least = f"at least {mbit(self.low)}; cannot be told closer" if self.low else "cannot be told"
+            return f"{least}: {self.why}"
         if self.low == self.high or self.low is None or self.high is None:
             return mbit(self.value)
         return f"{mbit(self.value)} ({mbit(self.low)} to {mbit(self.high)})"
@@ -75,16 +83,16 @@ def speed_of(rounds: Mapping[int, Sequence[float]]) -> Speed:
     gap = largest - smaller
     middle, least, most = shift(rounds[largest], rounds[smaller])
     if most <= 0:
-        return Speed(None, None, None, f"{gap} bytes more take no more time")
+        return Speed(None, None, None, f"{size(gap)} more take no more time")
     low = gap / most * 1e9
     if least <= 0 or most / least > WIDEST:
-        return Speed(None, low, gap / least * 1e9 if least > 0 else None, f"{gap} bytes more are lost in the noise")
+        return Speed(None, low, gap / least * 1e9 if least > 0 else None, f"{size(gap)} more drown in noise")
     return Speed(gap / middle * 1e9, low, gap / least * 1e9)
 
 
-def half_of(sizes: Sequence[int], size: int) -> int:
-    """The largest of ``sizes`` (0 among them) that is no more than half of ``size``."""
-    return max((one for one in sizes if one <= size / 2), default=0)
+def half_of(sizes: Sequence[int], largest: int) -> int:
+    """The largest of ``sizes`` (0 among them) that is no more than half of ``largest``."""
+    return max((one for one in sizes if one <= largest / 2), default=0)
 
 
 def shift(larger: Sequence[float], smaller: Sequence[float]) -> tuple[float, float, float]:
@@ -100,7 +108,7 @@ def mbit(bytes_per_second: float | None) -> str:
     if bytes_per_second is None:
         return "-"
     bits = bytes_per_second * 8
-    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if bits >= size:
-            return f"{bits / size:.3g} {unit}"
+    for unit, one in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if bits >= one:
+            return f"{bits / one:.3g} {unit}"
     return f"{bits / 1e3:.3g} kbit/s"

@@ -8,6 +8,7 @@ from typing import Any
 from edge_client.pruning.data import Judged
 from edge_client.pruning.served import Served
 from edge_client.pruning.trial import Trial
+from shared_hooks.showing import short
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Smaller:
     parameters_whole: int
 
 
+@short
 @dataclass(frozen=True)
 class Report:
     """``inputs``: how many files were judged on; ``served`` is empty where nothing was served, ``files`` where nothing

@@ -19,6 +19,7 @@ from edge_client.process.local_server import local_server
 from shared_hooks.models import ModelSpec
 from shared_hooks.models.example import to_device
 from shared_hooks.selection.capture import Sample, run
+from shared_hooks.showing import short
 
 WARMUP = 3
 
@@ -37,6 +38,7 @@ class Way:
         return f"{self.kind}-{self.keep}"
 
 
+@short
 @dataclass(frozen=True)
 class Served:
     """Medians over the requests of one way."""

@@ -13,6 +13,7 @@ from shared_hooks.models import ModelSpec
 from shared_hooks.selection import SCORINGS, Mask, Sample, best, capture, masked, score
 from shared_hooks.selection.capture import Captured, hooked, place_of
 from shared_hooks.selection.mask import unmasked
+from shared_hooks.showing import short
 
 RANDOM = "random"
 
@@ -29,6 +30,7 @@ class Row:
     mask: Mask
 
 
+@short
 @dataclass(frozen=True)
 class Trial:
     """Everything that was tried."""

@@ -130,7 +130,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         cloud = _read(wanted.cloud_profile, "cloud", who, None, wanted.codec, warn)
         server, ours = wanted.server, False
         if server is None and (cloud is None or wanted.link is None or wanted.calibrate):
-            say("no server is named: starting one on this machine, which it shares; its link is not a network")
+            say("starting a server on this machine: they share it, and the link is no network")
             server, ours = stack.enter_context(local_server(loaded.choice, observers=wanted.observers)), True
         credentials = Credentials() if ours else wanted.credentials
         if edge is None:

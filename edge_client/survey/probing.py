@@ -90,10 +90,11 @@ def probe(
             for kind in list(found):
                 last = measure(kind)
         asked = {kind: list(rounds) for kind, rounds in found.items()}
-        # A fast link is told by larger rounds only. Requests send no such: they are no part of the curve.
-        size = max(nbytes for nbytes, _ in found)
-        while _speed(found, 0).ratio > WIDE and 0 < size < MOST_PROBED:
-            left = seconds - (time.monotonic() - began)
+        # A fast link is told by larger rounds only, and one whose bucket forgives all of a small one: what they tell is
+        # to agree with the rounds before. Requests send no such: they are no part of the curve.
+        size, before, told = max(nbytes for nbytes, _ in found), Speed(None, None, None), _speed(found, 0)
+        while not (told.ratio <= WIDE and told.overlaps(before)) and 0 < size < MOST_PROBED:
+            left = 1.5 * seconds - (time.monotonic() - began)
             if 6 * FEW * (_middle(found[size, 0]) / 1e9 + BUSY_SECONDS) > left:
                 break
             size = min(4 * size, MOST_PROBED)
@@ -103,14 +104,13 @@ def probe(
                         measure((nbytes, 0))
             except IsthmusError:  # the server takes no such, or no more
                 break
+            before, told = told, _speed(found, 0)
         if on_progress:
             on_progress(total, total, "done")
     nothing = _middle(asked[0, 0])
     ups = sorted((nbytes, _middle(rounds)) for (nbytes, answer), rounds in asked.items() if not answer)
     downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in asked.items() if answer]
-    link = Link(
-        Curve(tuple(ups)), Curve(((0, 0.0), *downs)), measured_up=_speed(found, 0), measured_down=_speed(found, 1)
-    )
+    link = Link(Curve(tuple(ups)), Curve(((0, 0.0), *downs)), measured_up=told, measured_down=_speed(found, 1))
     return link, last.load
 
 

@@ -11,12 +11,14 @@ from edge_client.modes import EDGE_ONLY
 from edge_client.witness.comparison import Comparison, compare, tolerance_between
 from shared_hooks.errors import AccessRefused, CutRefused, IsthmusError
 from shared_hooks.modules import holder_modules
+from shared_hooks.showing import short
 from shared_hooks.tensors import classes_of, flatten
 
 WHOLE_THERE = "input"
 """The cut before the first layer: the server computes everything."""
 
 
+@short
 @dataclass(frozen=True)
 class CutVerdict:
     """One cut. ``here`` and ``there``: against the whole model on this side and on the server; None where there was no
@@ -39,6 +41,7 @@ class CutVerdict:
         return asdict(self) | {"exact": self.is_exact}
 
 
+@short
 @dataclass(frozen=True)
 class Verified:
     """``sides``: the whole model on the server against the whole model here, None where the cut ``input`` is refused;

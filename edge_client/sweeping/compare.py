@@ -22,6 +22,7 @@ import numpy as np
 from edge_client.planning.candidate import STAGES
 from edge_client.sweeping.columns import SEGMENTS, STAGE_SEGMENTS
 from shared_hooks.errors import SpecError
+from shared_hooks.showing import short
 
 Verdict = Literal["faster", "slower", "no difference seen", "too few to say"]
 FEWEST: Final = 5
@@ -31,6 +32,7 @@ CONFIDENCE: Final = 0.95
 SUM: Final = "end to end"
 
 
+@short
 @dataclass(frozen=True)
 class Compared:
     """One stage of one way. Times are medians in ns; ``low`` to ``high``: the interval of ``ratio``, B to A."""
@@ -48,6 +50,7 @@ class Compared:
     verdict: Verdict
 
 
+@short
 @dataclass(frozen=True)
 class Sweep:
     """What a folder holds: the summary, and of each way the times (ns) of its answered requests by stage."""

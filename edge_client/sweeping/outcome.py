@@ -10,6 +10,7 @@ from edge_client.planning.objective import Decision
 from edge_client.screen.text import finite
 from edge_client.sweeping.ways import Mode
 from shared_hooks.metrics import Reading
+from shared_hooks.showing import short
 
 FORMAT: Final = "isthmus sweep summary 1"
 
@@ -42,6 +43,7 @@ class Timed:
         return sum(self.segments_ns.values())
 
 
+@short
 @dataclass(frozen=True)
 class MeasuredWay:
     """One way's numbers. ``exact``, ``agreeing``: how many answers equal the whole model's, how many have its top 1
@@ -89,6 +91,7 @@ class MeasuredWay:
         }
 
 
+@short
 @dataclass(frozen=True)
 class Outcome:
     """Who won as measured and as predicted. ``measured`` is None where nothing can be decided on, for ``why_not``."""
@@ -122,6 +125,7 @@ class Outcome:
         }
 
 
+@short
 @dataclass(frozen=True)
 class Summary:
     """Everything. ``measured_inputs`` and ``repetitions`` go together; ``ended``: why inputs are missing; ``observed``:

@@ -18,8 +18,10 @@ from edge_client.sweeping.observed import SHOWN, Observed, kept, way_of
 from edge_client.sweeping.records import Records
 from edge_client.sweeping.ways import Way, rotated
 from shared_hooks.errors import HookRefused
+from shared_hooks.showing import short
 
 
+@short
 @dataclass
 class SweepRun:
     """A sweep's work: made of what it is, run by `run`. ``seconds``: the budget, for the measuring alone; one round of

@@ -66,6 +66,8 @@ class Layers(Tabular):
         "reason": "",
     }
 
+    drawn = "frontier_bytes"
+
     def __len__(self) -> int:
         return len(self.layers)
 

@@ -78,7 +78,7 @@ def plan(
         min_accuracy,
     )
     chooser = find_partitioner(partitioner) if isinstance(partitioner, str) else partitioner
-    watts = None if power is None else Power(*power)
+    watts = _watts(power)
     link = given_link(uplink, downlink, rtt)
     address = address_of(server)
     subject = subject_of(model, inputs, address, credentials)
@@ -150,6 +150,14 @@ def _judged_by(decision: Decision, objective: Objective) -> Objective:
         return objective if decision.objective == str(objective) else Objective.parse(decision.objective)
     except SpecError:  # "cycle (latency)"
         return objective
+
+
+def _watts(power: tuple[float, float] | None) -> Power | None:
+    if power is None:
+        return None
+    if not isinstance(power, (tuple, list)) or len(power) != 2:
+        raise SpecError(f"power: expected watts of this machine at work and idle, such as (6, 2), found {power!r}")
+    return Power(*power)
 
 
 def _amount(name: str, value: str | float | None) -> float | None:

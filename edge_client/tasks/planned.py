@@ -56,6 +56,8 @@ class Planned(Tabular):
         "reason": "not allowed",
     }
 
+    drawn = "latency_ns"
+
     @property
     def best(self) -> str:
         """The winner's name, which is what `split` of an `EdgeClient` takes."""

@@ -51,6 +51,8 @@ class Profiled(Tabular):
         "energy_j": "J",
     }
 
+    drawn = "inference_ns"
+
     @property
     def profiles(self) -> list[Profile]:
         """Of the sides that were measured."""
@@ -109,6 +111,8 @@ def profile(
 
     Raises as `plan` does.
     """
+    if side not in (None, "edge", "cloud", "both"):
+        raise SpecError(f'side={side!r}: must be "edge", "cloud", "both" or None')
     address = None if side == "edge" else address_of(server)
     which = side or ("both" if address else "edge")
     if which != "edge" and not address:

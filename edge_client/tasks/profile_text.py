@@ -23,8 +23,8 @@ def as_text(profile: Profile, width: int | None = None) -> str:
     limit = f", {quota:g} processors by quota" if isinstance(quota, (int, float)) else ""
     about = [
         f"{profile.model.model_id} on the {profile.side}: {machine.get('name')}, {machine.get('cpu') or '?'}, "
-        f"{settings.get('device')}, {settings.get('threads')} threads{limit}",
-        f"{profile.whole_ns.n} whole forwards; median [first quartile, third quartile], ms",
+        f"{settings.get('device')}, {_many(settings.get('threads'), 'thread')}{limit}",
+        f"{_many(profile.whole_ns.n, 'whole forward')}; median [first quartile, third quartile], ms",
     ]
     parts = ["\n".join(map(printable, about)), _layers(profile, width), _cuts(profile, width)]
     if profile.files:
@@ -90,6 +90,10 @@ def _cuts(profile: Profile, width: int | None) -> str:
     if width is not None and max(map(len, text.splitlines())) > width:
         text = rows(lambda stage: milliseconds(stage.median))
     return text + (f"\n{estimated} cuts are estimated (~), not measured: give more --seconds" if estimated else "")
+
+
+def _many(count: object, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
 
 
 def _spread(value: Quartiles) -> str:

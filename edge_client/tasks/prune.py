@@ -38,7 +38,7 @@ def prune(
     data: Data,
     *,
     calibration: Data | None = None,
-    keep: str | Sequence[int] | None = None,
+    keep: str | int | Sequence[int] | None = None,
     scores: str | Sequence[str] | None = None,
     seeds: int = 5,
     boxes: str | Path | None = None,
@@ -129,8 +129,10 @@ def prune(
     return Pruned(report, folder)
 
 
-def _words(value: str | Sequence[object] | None) -> str | None:
-    return value if value is None or isinstance(value, str) else ",".join(map(str, value))
+def _words(value: str | int | Sequence[object] | None) -> str | None:
+    if value is None or isinstance(value, (str, int)):
+        return None if value is None else str(value)
+    return ",".join(map(str, value))
 
 
 def _layer(subject: Subject, split: str) -> str:

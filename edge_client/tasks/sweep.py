@@ -31,7 +31,7 @@ from edge_client.sweeping.ways import Way, choose, ways_of
 from edge_client.tasks.subject import Model, address_of, subject_of
 from edge_client.tasks.swept import Swept
 from edge_client.transport import ConnectionOptions
-from shared_hooks.errors import HookRefused
+from shared_hooks.errors import HookRefused, SpecError
 from shared_hooks.observers import named
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def sweep(
     inputs: Any = None,
     *,
     out: str | Path,
-    cuts: str | Sequence[str] | None = None,
+    cuts: str | Sequence[str | int] | None = None,
     every: int | None = None,
     repetitions: int = 3,
     layer_repetitions: int = 1,
@@ -86,6 +86,9 @@ def sweep(
     """
     extras.check()
     goal = Objective.parse(objective)
+    for name, count in (("repetitions", repetitions), ("every", 1 if every is None else every)):
+        if count < 1:
+            raise SpecError(f"{name}={count}: must be a whole number of at least 1")
     address = address_of(server)
     how = SweepOptions(
         server=None if address == OWN else address,
@@ -112,7 +115,9 @@ def sweep(
     with open_journal(str(out)) as journal, ExitStack() as stack:
         loaded = subject.load()
         stack.callback(loaded.wrapped.detach)
-        chosen = choose(loaded.wrapped.layers, cuts if cuts is None or isinstance(cuts, str) else ",".join(cuts), every)
+        chosen = choose(
+            loaded.wrapped.layers, cuts if cuts is None or isinstance(cuts, str) else ",".join(map(str, cuts)), every
+        )
         ways = ways_of(chosen, files=all(each.item for each in items), local=local)
         contents = journal.begin(settings_of(how, loaded, items, ways), fresh)
         done = frozenset(contents.done)
@@ -219,5 +224,5 @@ def _server(
     if how.server:
         return how.server
     if not how.predict:  # else it has been said
-        say("no server is named: starting one on this machine")
+        say("starting a server on this machine")
     return stack.enter_context(local_server(loaded.choice, observers=how.observers))

@@ -43,6 +43,8 @@ class Swept(Tabular):
         "failed": "failed",
     }
 
+    drawn = "latency_ns"
+
     @property
     def report(self) -> Path:
         """The page, for a browser."""

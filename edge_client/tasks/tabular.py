@@ -5,18 +5,15 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from edge_client.screen.text import printable, size
 from shared_hooks.errors import SpecError
+from shared_hooks.showing import Bar, bars, html_table, panel
 
 if TYPE_CHECKING:
     import pandas
     import polars
-
-SHOWN: Final = 30
-"""Rows in a notebook; the data frames have all."""
 
 Row = dict[str, Any]
 
@@ -26,6 +23,8 @@ class Tabular(ABC):
 
     shown: ClassVar[Mapping[str, str]] = {}
     """In a notebook: column -> heading. What is in _ns is shown in ms, bytes with a unit."""
+    drawn: ClassVar[str] = ""
+    """In a notebook: the column of numbers that the picture shows; none without."""
 
     @abstractmethod
     def rows(self) -> list[Row]:
@@ -60,14 +59,23 @@ class Tabular(ABC):
 
     def _repr_html_(self) -> str:
         rows = self.rows()
-        head = "".join(f"<th>{escape(heading)}</th>" for heading in self.shown.values())
-        body = "".join(
-            f"<tr>{''.join(f'<td>{escape(_cell(name, row[name]))}</td>' for name in self.shown)}</tr>"
-            for row in rows[:SHOWN]
-        )
-        more = f"<p>{len(rows) - SHOWN} more rows: to_polars(), to_pandas()</p>" if len(rows) > SHOWN else ""
-        title = f"<p><b>{escape(printable(self.title()))}</b></p>"
-        return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+        cells = [[_cell(name, row[name]) for name in self.shown] for row in rows]
+        numbers = [at for at, name in enumerate(self.shown) if any(_is_number(row[name]) for row in rows)]
+        return panel(self.title(), self._picture(rows), html_table(list(self.shown.values()), cells, numbers))
+
+    def _picture(self, rows: list[Row]) -> str:
+        """A bar a row, for `drawn`."""
+        if not self.drawn:
+            return ""
+        known = [row for row in rows if row[self.drawn] is not None]
+        label = self.shown.get(self.drawn, self.drawn)
+        told = [Bar(row[self.drawn], f"{row.get('name')}: {_cell(self.drawn, row[self.drawn])}") for row in known]
+        most = _cell(self.drawn, max((row[self.drawn] for row in known), default=None))
+        return bars(told, f"{label} of each row, at most {most}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _whole(values: list[Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 from shared_hooks.recording import ModuleCall
 from shared_hooks.showing import Bar, bars, folded, html_table, panel, short, size, text_table
@@ -64,6 +64,14 @@ class Layers(tuple[LayerInfo, ...]):
     """Layers in the order of execution: a tuple that is shown as a table."""
 
     __slots__ = ()
+
+    @overload
+    def __getitem__(self, which: SupportsIndex) -> LayerInfo: ...
+    @overload
+    def __getitem__(self, which: slice) -> Layers: ...
+    def __getitem__(self, which: SupportsIndex | slice) -> LayerInfo | Layers:
+        found = super().__getitem__(which)
+        return found if isinstance(found, LayerInfo) else Layers(found)
 
     def __repr__(self) -> str:
         above, between, below = folded(self, _FIRST, _LAST)

@@ -35,7 +35,7 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Itera
 
 
 def html_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = (), first: int = 24, last: int = 16
+    heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = (), first: int = 16, last: int = 8
 ) -> str:
     """A table of text, escaped; of many rows the ``first`` and ``last``."""
     ends = set(right)
@@ -54,7 +54,7 @@ def html_table(
     body = "".join(cells(row, "td") for row in above) + (fold if between else "")
     body += "".join(cells(row, "td") for row in below)
     return (
-        '<table style="border-collapse: collapse; margin: 4px 0; font-variant-numeric: tabular-nums">'
+        '<table style="font: inherit; border-collapse: collapse; margin: 4px 0; font-variant-numeric: tabular-nums">'
         f"<thead>{cells(heads, 'th')}</thead><tbody>{body}</tbody></table>"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -20,28 +21,31 @@ class TensorBoardSink:
 
     def __init__(self, folder: str) -> None:
         try:
+            from tensorboard.compat.proto.summary_pb2 import Summary
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError as error:
             text = f'a TensorBoard sink needs TensorBoard ({error}): pip install "isthmus[tensorboard]"'
             raise SpecError(text) from error
+        self._make: Any = Summary
         try:
-            self._writer = SummaryWriter(folder)
+            self._writer: Any = SummaryWriter(folder)
         except OSError as error:
             raise SpecError(f"tensorboard: {folder} cannot be written: {error.strerror or error}") from error
 
     def write(self, values: Mapping[str, Value], step: int) -> None:
         """Scalars, histograms (by their middles and counts), images, texts."""
         writer = self._writer
+        scalars = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        if scalars:  # all in one event, which is far quicker than one for each
+            found = [self._make.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+            writer.file_writer.add_summary(self._make(value=found), step)
         for name, value in values.items():
             if isinstance(value, Histogram):
                 writer.add_histogram_raw(name, **_raw(value), global_step=step)
             elif isinstance(value, Picture):
-                pixels = np.asarray(value.image().convert("L"))
-                writer.add_image(name, pixels, step, dataformats="HW")
+                writer.add_image(name, np.asarray(value.image().convert("L")), step, dataformats="HW")
             elif isinstance(value, str):
                 writer.add_text(name, value, step)
-            else:
-                writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flushes."""

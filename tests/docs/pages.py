@@ -5,7 +5,9 @@ is not as the others:
 
     <!-- not run: needs a camera -->      parsed only; the reason is counted (test_reasons.py)
     <!-- before: CODE -->                 Python that runs first and is not shown
-    <!-- varies: times -->                of a console: what its output says of times and ports differs from run to run
+    <!-- varies: times -->                of an output: what it says of times and ports differs from run to run
+    <!-- printed -->                      what the Python before it printed
+    <!-- file: examples/camera.py -->     this file, whole
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTE = re.compile(r"<!--\s*(not run|before|varies|stands for):\s*(.*?)\s*-->\s*\Z", re.DOTALL)
+NOTE = re.compile(r"<!--\s*(not run|before|varies|file|printed)(?::\s*(.*?))?\s*-->\s*\Z", re.DOTALL)
 LANGUAGES = {"python", "sh", "console", "toml", "text", "json", "yaml", "ini", "html"}
 """What a block may be. ``text`` is what nobody reads but people: a drawing, a table of figures."""
 
@@ -59,8 +61,10 @@ class Link:
 
 @cache
 def pages() -> tuple[Path, ...]:
-    """README, SECURITY, CHANGELOG, docs/ and deploy/; not what others wrote, nor what tests read."""
-    found = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md")]
+    """README, SECURITY, CHANGELOG, docs/, deploy/ and examples/; not what others wrote, nor what tests read."""
+    found = [
+        ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md", "examples/README.md")
+    ]
     return (*found, *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -71,7 +75,7 @@ def blocks(page: Path) -> tuple[Block, ...]:
     for token in _tokens(page):
         if token.type == "html_block":
             if note := NOTE.match(token.content):
-                notes[note[1]] = note[2]
+                notes[note[1]] = note[2] or ""
             continue
         if token.type in ("fence", "code_block"):
             assert token.map is not None

@@ -18,7 +18,7 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,12 @@ from types import TracebackType
 from typing import Any
 from unittest.mock import patch
 
+import torch
+from PIL import Image
+
 from deploy import certs
 from edge_client.__main__ import main as edge_client
+from shared_hooks.profiling.options import ProfileOptions
 from tests.docs import tables
 from tests.docs.commands import PROMPT, Command, commands
 from tests.docs.pages import ROOT, Block
@@ -42,11 +46,8 @@ IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
 FILE = re.compile(r"# ([\w./-]+\.\w+)\b")
 ANSWERED = {"token", "doctor", "--hooks", "--version", "--help", "--print-completion"}
 """With these words ``cloud-server`` serves nothing."""
-QUICK = {
-    "plan": ["--repetitions", "1", "--seconds", "0.3"],
-    "profile": ["--repetitions", "1", "--warmup", "1", "--seconds", "0.3"],
-}
-"""Added to what measures: here it is to work, not to be exact."""
+MEASURED: dict[str, float] = {"repetitions": 1, "warmup": 1, "seconds": 0.2, "pause": 0.0}
+"""At most, of any profile: here measuring is to work, not to be exact."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,12 @@ class Reader:
         del os.environ["ISTHMUS_SERVER"]
         for name in ("shared_hooks", "examples", "deploy"):
             (self.folder / name).symlink_to(ROOT / name)
-        (self.folder / "images").symlink_to(IMAGES)
+        for name in ("images", "photos"):
+            (self.folder / name).symlink_to(IMAGES)
+        Image.linear_gradient("L").resize((320, 240)).convert("RGB").save(self.folder / "photo.jpg")
         self._ends.enter_context(_inside(self.folder))
+        self._ends.enter_context(patch.object(ProfileOptions, "__post_init__", _briefly))
+        torch.manual_seed(0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -96,6 +101,8 @@ class Reader:
             self._execute(block, block.notes["before"])
         if block.not_run is not None:
             return None
+        if name := block.notes.get("file"):
+            return Output(block, (ROOT / name).read_text(encoding="utf-8"))
         if (named := FILE.match(block.text)) and block.language in ("python", "toml", "yaml", "json"):
             self._write(named[1], block)
         elif block.language == "toml":
@@ -145,7 +152,7 @@ class Reader:
         words = [STANDS_FOR.get(word, self._local(word)) for word in command.words]
         program, *rest = words
         if program == "edge-client":
-            return self._called(command, lambda: edge_client([*rest, *QUICK.get(rest[0], [])]))
+            return self._called(command, lambda: edge_client(rest))
         if program == "cloud-server":
             if not ANSWERED.intersection(rest):
                 self._ports.update(self._ends.enter_context(serving(command.words[1:])))
@@ -199,6 +206,12 @@ def difference(output: Output) -> str | None:
         return None
     lines = difflib.unified_diff(shown, found, "shown", "what came", lineterm="")
     return "\n".join([f"{output.block.where} (make docs-update mends it)", *lines])
+
+
+def _briefly(options: ProfileOptions, checked: Callable[[ProfileOptions], None] = ProfileOptions.__post_init__) -> None:
+    checked(options)
+    for name, most in MEASURED.items():
+        object.__setattr__(options, name, min(getattr(options, name), most))
 
 
 def _script(words: list[str]) -> int:

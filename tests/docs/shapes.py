@@ -1,7 +1,8 @@
 """What a page shows of an output, against what comes out: exactly, but for what a note says varies.
 
 A shown line that begins with ``...`` stands for any number of lines. ``varies: times`` leaves out times, shares, rates,
-ports and process numbers, in sentences and in columns of tables; ``varies: numbers`` every number.
+ports and process numbers, in sentences and in columns of tables; ``varies: numbers`` every number; ``varies: names``
+also which cut of `digits` it is, and which is marked as the best.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ TIME = re.compile(rf"(?<![\w.]){NUMBER} ?({UNITS})(?!\w)")
 PORT = re.compile(r"(127\.0\.0\.1|localhost):\d+|(process) \d+")
 TIMED = re.compile(r"\b(ms|s|us|share|cpu|mJ|J|W|Mbit)\b|/s|%")
 """Of a column's heading: its numbers are times, or made of times."""
+WHOLE = "edge-only|cloud-only|cloud-only-file|input|pool|classifier"
+CUT = re.compile(rf"\b(?:{WHOLE}|[a-z]+\d*(?:\.\w+)+(?:#\d+)?)(?![\w-])")
+SIZE = re.compile(rf"{NUMBER} (?:[KMG]i)?B\b")
 RULE = re.compile(r"\s*-{2,}(\s+-{2,})+\s*")
 
 
 def plain(text: str, varies: str) -> list[str]:
     """Lines to be compared: what varies is ``#``; so are widths, which follow from it."""
     lines = text.splitlines()
-    if varies == "numbers":
+    if varies == "names":
+        lines = [SIZE.sub("#", CUT.sub("@", line.replace("* ", ""))) for line in lines]
+    if varies in ("names", "numbers"):
         return [_narrow(re.sub(NUMBER, "#", line)) for line in lines]
     if varies == "times":
         lines = [TIME.sub(r"# \1", PORT.sub(r"\1\2 #", line)) for line in _columns(lines)]

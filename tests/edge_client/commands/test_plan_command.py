@@ -60,7 +60,7 @@ def test_without_a_server_json_alone_is_on_standard_output(capsys: pytest.Captur
         assert one["allowed"] and one["reason"] == ""
     assert plan["server_is_ours"]
     assert plan["edge_machine"]["id"] and plan["cloud_machine"]["id"]
-    assert captured.err.count("starting one on this machine") == 1
+    assert captured.err.count("starting a server on this machine") == 1
 
 
 def test_profiles_and_a_told_link_need_no_server(profiles: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,8 @@ class Lag:
     server: CloudServer
     address: str
     """Of the relay."""
+    folder: Path
+    """Where ``lag.toml`` is."""
 
     def client(self, split: str = "0", **options: object) -> EdgeClient:
         """Not yet opened."""
@@ -78,4 +80,4 @@ def served(folder: Path) -> Iterator[Lag]:
         server.start()
         stack.callback(server.stop, grace=1)
         relay = stack.enter_context(Relay(("127.0.0.1", server.port)))
-        yield Lag(spec, relay, server, f"127.0.0.1:{relay.address[1]}")
+        yield Lag(spec, relay, server, f"127.0.0.1:{relay.address[1]}", folder)

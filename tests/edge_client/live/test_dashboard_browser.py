@@ -10,17 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edge_client import EdgeClient
-from edge_client.adaptive import AutoClient
-from edge_client.commands import auto
-from edge_client.commands.arguments import make_parser
+from edge_client.adaptive import AutoOptions
 from edge_client.live import Dashboard, entries
 from edge_client.model_choice import ModelChoice
 from shared_hooks.errors import ModelFailed
-from shared_hooks.models import find_inputs
+from shared_hooks.observers.thumbnails import encoded
 from tests.edge_client import small_models
 from tests.edge_client.live import lag
 from tests.edge_client.test_client import built, image
@@ -73,7 +70,7 @@ def has(page: Any, selector: str, text: str) -> None:
 
 
 @contextlib.contextmanager
-def asking(client: AutoClient, value: Any) -> Iterator[None]:
+def asking(client: EdgeClient, value: Any) -> Iterator[None]:
     """Requests one after the other, in a thread."""
     ended = threading.Event()
 
@@ -91,50 +88,46 @@ def asking(client: AutoClient, value: Any) -> Iterator[None]:
 
 
 def test_the_page_shows_a_cut_that_moves_with_the_link(browser: Any, tmp_path: Path) -> None:
-    np.save(tmp_path / "input.npy", np.zeros((1, 8), np.float32))
-    items = find_inputs([str(tmp_path / "input.npy")])
-    with lag.served(tmp_path) as served, contextlib.closing(served.client("input", observers=["activation"])) as client:
-        words = ["run", "--split", "auto", "--server", served.address, "--input", "x", "--no-progress"]
-        options = make_parser().parse_args([*words, "--profile-seconds", "0.3"])
-        chooses = auto.choosing_of(options).through(served.address)
-        client.prepare()
-        with (
-            auto.auto_client(chooses, client, items) as chooser,
-            Dashboard(chooser) as dashboard,
-            asking(chooser, lag.torch.zeros(1, 8)),
-            opened(browser, dashboard.url) as page,
+    options = AutoOptions(profile_seconds=0.3)
+    with (
+        lag.served(tmp_path) as served,
+        served.client("auto", auto=options, observers=["activation"]) as client,
+        Dashboard(client) as dashboard,
+        asking(client, lag.torch.zeros(1, 8)),
+        opened(browser, dashboard.url) as page,
+    ):
+        page.wait_for_function(SPLIT)
+        page.focus("#stages")
+
+        served.relay.delay = SLOW_SECONDS
+        has(page, "#events", "→ edge-only: edge-only is")
+        newest = page.locator("#events li[data-kind=moved]").first.inner_text()
+        assert "better than" in newest and "predicted" in newest
+        has(page, "#now-cut", "edge-only")
+        assert "edge-only" in page.inner_text("#news")  # what a screen reader hears
+        assert page.locator("#stages .mark").count() >= 1 and page.locator("#chart-rtt .mark").count() >= 1
+
+        served.relay.delay = 0.0
+        has(page, "#events", "edge-only → ")
+        page.wait_for_function(SPLIT)
+        for selector, text in (
+            ("#machine-edge", "processors"),
+            ("#machine-cloud", "waiting or running"),
+            ("#machine-cloud", "energy, newest request"),
+            ("#seen", "activation"),
+            ("#choice", "predicted at"),
+            ("#now-rtt", "round trip"),
         ):
-            page.wait_for_function(SPLIT)
-            page.focus("#stages")
-
-            served.relay.delay = SLOW_SECONDS
-            has(page, "#now-cut", "edge-only")
-            newest = page.locator("#events li[data-kind=moved]").first.inner_text()
-            assert "→ edge-only" in newest and "better than" in newest and "predicted" in newest
-            assert "edge-only" in page.inner_text("#news")  # what a screen reader hears
-            assert page.locator("#stages .mark").count() >= 1 and page.locator("#chart-rtt .mark").count() >= 1
-
-            served.relay.delay = 0.0
-            page.wait_for_function(SPLIT)
-            assert "edge-only → " in page.locator("#events li[data-kind=moved]").first.inner_text()
-            for selector, text in (
-                ("#machine-edge", "processors"),
-                ("#machine-cloud", "waiting or running"),
-                ("#machine-cloud", "energy, newest request"),
-                ("#seen", "activation"),
-                ("#choice", "predicted at"),
-                ("#now-rtt", "round trip"),
-            ):
-                has(page, selector, text)
-            page.keyboard.press("ArrowLeft")
-            has(page, "#chosen", "request")
-            assert page.locator("#stages .picked").count() == 1
-            page.keyboard.press("Escape")
-            page.click("#pause")
-            assert page.get_attribute("#pause", "aria-pressed") == "true"
-            eventually(lambda: dashboard.board.counts["answered"] > 5)
-            dashboard.close()
-            has(page, "#state", "ended")
+            has(page, selector, text)
+        page.keyboard.press("ArrowLeft")
+        has(page, "#chosen", "request")
+        assert page.locator("#stages .picked").count() == 1
+        page.keyboard.press("Escape")
+        page.click("#pause")
+        assert page.get_attribute("#pause", "aria-pressed") == "true"
+        eventually(lambda: dashboard.board.counts["answered"] > 5)
+        dashboard.close()
+        has(page, "#state", "ended")
 
 
 @pytest.fixture(scope="module")
@@ -160,19 +153,22 @@ def filled() -> Iterator[Dashboard]:
         yield dashboard
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (768, "dark"), (1400, "light")])
-def test_it_fits_and_nothing_told_becomes_markup(browser: Any, filled: Dashboard, width: int, scheme: str) -> None:
-    with opened(browser, filled.url, width, scheme) as page:
+def test_it_fits_and_nothing_told_becomes_markup(browser: Any, filled: Dashboard) -> None:
+    with opened(browser, filled.url) as page:
         has(page, "#events", "<img src=x")
         has(page, "#events", "ModelFailed")
         assert page.evaluate("window.hacked") is None and page.locator("img").count() == 0
         assert page.inner_text("h1") == HOSTILE
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.locator("#stages svg path[data-group=edge]").get_attribute("d").count("M") >= 4
-        paper, ink = page.evaluate(
-            "((style) => [style.backgroundColor, style.color])(getComputedStyle(document.querySelector('.card')))"
-        )
-        assert (paper == "rgb(255, 255, 255)") == (scheme == "light") and paper != ink
+        papers = []
+        for width, scheme in ((360, "light"), (768, "dark"), (1400, "light")):
+            page.emulate_media(color_scheme=scheme)
+            page.set_viewport_size({"width": width, "height": 900})
+            drawn = "(width) => document.querySelector('#stages svg').viewBox.baseVal.width < width"
+            page.wait_for_function(drawn, arg=width)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            papers.append(page.evaluate("getComputedStyle(document.querySelector('.card')).backgroundColor"))
+        assert papers == ["rgb(255, 255, 255)", "rgb(26, 31, 39)", "rgb(255, 255, 255)"]
 
 
 def test_everything_is_reached_and_named_without_a_mouse(browser: Any, filled: Dashboard) -> None:
@@ -194,6 +190,12 @@ def test_everything_is_reached_and_named_without_a_mouse(browser: Any, filled: D
         assert unnamed == []
         levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((one) => Number(one.tagName[1]))")
         assert levels[0] == 1 and all(b - a <= 1 for a, b in itertools.pairwise(levels))
+        found = filled.board.whole()[1]["observed"]
+        picture = {"side": "cloud", "name": HOSTILE, "png": encoded(lag.torch.eye(8).numpy())}
+        filled.board.set("observed", {**found, "pictures": [picture]})
+        page.wait_for_function("() => (document.querySelector('.maps img') || {}).naturalWidth === 8")
+        assert HOSTILE in page.get_attribute(".maps img", "alt") and page.evaluate("window.hacked") is None
+        filled.board.set("observed", found)
         page.focus("summary")
         page.keyboard.press("Enter")
         assert page.locator("#rows tr").count() == 19 and page.locator("#rows tr").last.is_visible()

@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_client.planning.link import Curve, Link
@@ -23,6 +23,7 @@ def probed(noise: list[float], rate: float, rtt_ns: float, count: int) -> dict[i
     return {size: [rtt_ns + size / rate * 1e9 + next(more) for _ in range(count)] for size in SIZES}
 
 
+@settings(max_examples=50)
 @given(
     rate=st.floats(1e4, 2e9),
     rtt_ms=st.floats(0.05, 300.0),
@@ -52,7 +53,7 @@ def test_with_noise_up_to_a_bound_the_figure_is_as_near_as_that_bound_lets_it_be
 def test_the_interval_holds_the_truth_nineteen_times_of_twenty_whatever_the_link(count: int, outliers: float) -> None:
     dice = random.Random(count)
     held = told = near = untold = 0
-    for _ in range(400):
+    for _ in range(200):
         rate, rtt = 10 ** dice.uniform(4, 9), 10 ** dice.uniform(-1, 2) * MS
         scale = 10 ** dice.uniform(-3, 0.5)
         rounds = {
@@ -73,7 +74,7 @@ def test_the_interval_holds_the_truth_nineteen_times_of_twenty_whatever_the_link
         told += 1
         held += found.low <= rate <= found.high
         near += rate / 2 <= found.value <= rate * 2
-    assert told > 100 and untold > 50
+    assert told > 50 and untold > 20
     assert held / told > (0.85 if count == LEAST_ROUNDS else 0.92)
     assert near / told > (0.93 if count == LEAST_ROUNDS else 0.97)
 
@@ -103,7 +104,7 @@ def test_no_rounds_and_few_rounds_tell_nothing() -> None:
 def test_people_read_the_figure_its_spread_or_a_bound() -> None:
     assert str(Speed(5e6, 4.5e6, 5.6e6)) == "40 Mbit/s (36 Mbit/s to 44.8 Mbit/s)"
     assert str(Speed.exactly(625_000)) == "5 Mbit/s"
-    assert str(Speed(None, 1e8, None, "noise")) == "at least 800 Mbit/s; how much more cannot be told: noise"
+    assert str(Speed(None, 1e8, None, "noise")) == "at least 800 Mbit/s; cannot be told closer: noise"
     assert str(Speed(None, None, None, "noise")) == "cannot be told: noise"
     assert [mbit(value) for value in (None, 1e3, 1e6, 1e9)] == ["-", "8 kbit/s", "8 Mbit/s", "8 Gbit/s"]
 

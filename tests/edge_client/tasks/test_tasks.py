@@ -21,6 +21,7 @@ from edge_client.tasks.tabular import Tabular
 from shared_hooks.errors import CutRefused, InputMismatch, ServerUnavailable, SpecError, UnknownLayer, UnknownModel
 from shared_hooks.models import load_spec
 from shared_hooks.profiling.profile_file import to_json
+from tests.shared_hooks.shown import check
 
 IMAGE = Path("shared_hooks/models/digits/images/0011_label1.png").resolve()
 QUICK: Any = {"repetitions": 1, "seconds": 0.3, "progress": False}
@@ -57,8 +58,9 @@ def same_frames(found: Tabular) -> None:
     for name in polars.columns:
         assert polars[name].null_count() == int(pandas[name].isna().sum()), name
     assert len(repr(found)) < 500 and str(found)
+    check(found)
     html = found._repr_html_()
-    assert html.count("<tr>") <= 31 and html.count("<th>") == len(found.shown)
+    assert html.count("<tr>") <= 31 and html.count("<th ") == len(found.shown)
     json.dumps(found.as_dict() if hasattr(found, "as_dict") else rows, allow_nan=False)
 
 
@@ -219,10 +221,10 @@ def test_a_module_comes_back_untouched() -> None:
         (net(), None, SpecError, "no example input to plan on"),
         (nn.Linear(2, 2), torch.zeros(1, 2), SpecError, "call its eval"),
         ("digits", object(), InputMismatch, "an input of type object is not taken"),
-        (net(), b"text", SpecError, "these 4 bytes are no picture"),
+        (net(), b"text", InputMismatch, "these 4 bytes are no picture"),
         ("digits", "absent.png", InputMismatch, "no such input: absent.png"),
         ("digits", [], InputMismatch, "the list is empty"),
-        (net(), np.array(["a"]), SpecError, "is no tensor"),
+        (net(), np.array(["a"]), InputMismatch, "is no tensor"),
     ],
 )
 def test_what_is_no_model_and_no_input_is_one_line(model: Any, inputs: Any, error: Any, says: str) -> None:
@@ -277,3 +279,29 @@ def test_foreign_names_are_inert_in_a_notebook() -> None:
 def test_missing_numbers_of_things_stay_numbers(planned: Planned) -> None:
     assert str(planned.to_pandas()["layer_id"].dtype) == "Int64"
     assert planned.to_polars()["layer_id"].dtype == pl.Int64
+
+
+@pytest.mark.parametrize(
+    ("task", "how", "says"),
+    [
+        ("plan", {"uplink": 5, "rtt": 30}, "--uplink 5: expected 5mbit"),
+        ("plan", {"power": 5}, "power: expected watts"),
+        ("plan", {"max_edge_memory": "64 apples"}, "--max-edge-memory '64 apples': expected 64MiB"),
+        ("plan", {"objective": "beauty"}, "objective 'beauty': one of latency"),
+        ("plan", {"repetitions": 0}, "repetitions=0: must be"),
+        ("plan", {"codec": "zip"}, "must be one of raw, lz4"),
+        ("plan", {"partitioner": "lateny"}, "Did you mean latency"),
+        ("profile", {"side": "left"}, "side='left': must be"),
+        ("sweep", {"out": "/etc/passwd/x"}, "cannot be a folder of results"),
+        ("sweep", {"out": "x", "every": 0}, "every=0: must be"),
+        ("sweep", {"out": "x", "repetitions": 0}, "repetitions=0: must be"),
+        ("sweep", {"out": "x", "observers": ["activatoin"]}, "Did you mean activation"),
+    ],
+)
+def test_a_wrong_word_is_told_before_anything_is_measured(
+    task: str, how: dict[str, Any], says: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=says) as caught:
+        getattr(edge_client, task)(server, "digits", progress=False, **how)
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())

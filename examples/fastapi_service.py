@@ -1,0 +1,44 @@
+"""A web service in front of a split model: a picture in, predictions out.
+
+cloud-server --model digits &
+ISTHMUS_SERVER=127.0.0.1:50051 uvicorn examples.fastapi_service:app
+curl 127.0.0.1:8000/predict --data-binary @shared_hooks/models/digits/images/1728_label7.png
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, HTTPException, Request
+
+from edge_client.aio import EdgeClient
+from shared_hooks.errors import InputMismatch, IsthmusError
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """One client for the whole service: it plans and connects once, and any number of requests share it."""
+    server = os.environ["ISTHMUS_SERVER"]
+    async with EdgeClient(server, "digits", split="stage2.0.conv2", fallback="edge") as app.state.client:
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/predict")
+async def predict(request: Request) -> dict[str, object]:
+    """The body is a picture's file. 400: it is none. 503: nobody could answer."""
+    try:
+        answer = await request.app.state.client.infer(await request.body())
+    except InputMismatch as error:
+        raise HTTPException(400, str(error)) from error
+    except IsthmusError as error:
+        raise HTTPException(503, str(error)) from error
+    return {
+        "predictions": {one.label: round(one.score, 4) for one in answer.result},
+        "split": answer.split,
+        "milliseconds": answer.measured_ns / 1e6,
+    }

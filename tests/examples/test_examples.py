@@ -1,0 +1,112 @@
+"""Each example does what it says, as its reader runs it: in the checkout, against a server of the command it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from PIL import Image
+
+from tests.docs.pages import ROOT
+from tests.docs.serving import serving
+
+EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
+HARDWARE = {"jetson_gstreamer", "raspberry_pi_picamera2"}
+"""Need a camera and its libraries: `make cameras` runs the first, nobody the second (docs/sources.md)."""
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """``python examples/NAME.py WORDS``, with the server that its docstring starts; what it printed."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with ExitStack() as servers:
+
+        def ran(name: str, *words: str) -> str:
+            text = EXAMPLES[name].read_text(encoding="utf-8")
+            (command,) = re.findall(r"^cloud-server (.*) &$", text, re.MULTILINE)
+            ports = servers.enter_context(serving(shlex.split(command)))
+            monkeypatch.setattr(sys, "argv", [name, "--server", f"127.0.0.1:{ports['50051']}", *words])
+            runpy.run_path(str(EXAMPLES[name]), run_name="__main__")
+            return capsys.readouterr().out
+
+        yield ran
+
+
+def test_every_example_is_tried() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert {name for name in EXAMPLES if f'"{name}"' in text} == set(EXAMPLES)
+
+
+def test_many_at_once_by_asyncio(run: Run) -> None:
+    lines = run("asyncio_client").splitlines()
+    assert lines == [
+        "0011_label1.png is 1",
+        "at once: 1 8 4 5 5 8 6 0",
+        "one after the other: 40 of 40 right",
+    ]
+
+
+def test_a_camera_shows_the_newest(run: Run) -> None:
+    lines = run("camera", "--frames", "6").splitlines()
+    assert len(lines) == 7 and all(re.fullmatch(r"\d  \d+%  [\d.]+ ms", line) for line in lines[:6])
+    assert re.fullmatch(r"6 frames answered; \d+ gave way to newer ones", lines[6])
+
+
+@pytest.mark.parametrize("split", ["finder.highest", "reader.stage1.0.conv1", "edge-only"])
+def test_digits_are_found_read_and_drawn(run: Run, tmp_path: Path, split: str) -> None:
+    out = tmp_path / "boxes.png"
+    lines = run("detector", "--split", split, "--out", str(out)).splitlines()
+    assert sorted(line[:3] for line in lines[:4]) == ["a 0", "a 2", "a 7", "a 9"]
+    corners = {line[2]: [int(edge) for edge in re.findall(r"\d+(?=[,\]])", line)[:2]] for line in lines[:4]}
+    placed = {"7": (2, 5), "0": (60, 0), "2": (8, 58), "9": (61, 62)}
+    for digit, place in placed.items():
+        assert all(abs(found - wanted) <= 3 for found, wanted in zip(corners[digit], place, strict=True)), digit
+    with Image.open(out) as picture:
+        assert picture.size == (384, 384)
+        assert picture.convert("RGB").getcolors(1 << 20) and (0, 255, 0) in {
+            color for _, color in picture.getcolors(1 << 20) or ()
+        }
+
+
+def test_a_tokenizers_batch_goes_in_as_it_is(run: Run) -> None:
+    lines = run("text_classifier", "a good day", "a bad film").splitlines()
+    assert len(lines) == 2 and all(re.fullmatch(r"'.*': (good|bad) \(0\.\d\d\), \d+ bytes up", line) for line in lines)
+
+
+def test_a_web_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastapi.testclient import TestClient
+
+    service = runpy.run_path(str(EXAMPLES["fastapi_service"]))
+    with serving(["--model", "digits"]) as ports:
+        monkeypatch.setitem(os.environ, "ISTHMUS_SERVER", f"127.0.0.1:{ports['50051']}")
+        with TestClient(service["app"]) as client:
+            image = ROOT / "shared_hooks" / "models" / "digits" / "images" / "1728_label7.png"
+            answer = client.post("/predict", content=image.read_bytes())
+            assert answer.status_code == 200 and next(iter(answer.json()["predictions"])) == "7"
+            assert answer.json()["split"] == "stage2.0.conv2"
+            wrong = client.post("/predict", content=b"no picture at all")
+            assert wrong.status_code == 400 and wrong.json()["detail"]
+
+
+def test_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    with serving(["--model", "digits"]) as ports, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the kernel's client
+        monkeypatch.setitem(os.environ, "ISTHMUS_SERVER", f"127.0.0.1:{ports['50051']}")
+        monkeypatch.setitem(os.environ, "PYTHONPATH", str(ROOT))
+        NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
+    shown = [output["data"] for cell in notebook.cells for output in cell.get("outputs", ()) if "data" in output]
+    assert sum("<table" in data.get("text/html", "") for data in shown) >= 4
+    assert any("label='7'" in data["text/plain"] for data in shown)
