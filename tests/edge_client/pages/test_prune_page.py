@@ -1,0 +1,42 @@
+"""The page of a pruning, in a headless browser."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_client.pruning.page import render
+from tests.shared_hooks.selection.test_report import report
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_can_be_read_at_every_width_and_on_paper(opened: Any, dark: bool) -> None:
+    shown = opened(render(report()), 1400, dark)
+    assert shown.count("svg") == 3 and shown.count("#accuracy .point") == 3 * 3
+    for width in (1400, 768, 360):
+        shown.page.set_viewport_size({"width": width, "height": 844})
+        shown.until(f"[...document.querySelectorAll('svg')].every((one) => one.clientWidth < {width})")
+        assert shown.overflowing() == [] == shown.low_contrast()
+    shown.page.set_viewport_size({"width": 703, "height": 1032})
+    shown.page.emulate_media(media="print")
+    shown.until("document.querySelector('svg').clientWidth === 700")
+    assert shown.overflowing() == []
+
+
+def test_what_is_saved_is_what_was_judged(opened: Any) -> None:
+    shown = opened(render(report()))
+    with shown.page.expect_download() as download:
+        shown.page.locator("#accuracy [data-save=csv]").click()
+    assert download.value.suggested_filename == "tiny-channels-accuracy.csv"
+    rows = list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
+    variance = {int(row["channels kept"]): float(row["accuracy (%)"]) for row in rows if row["series"] == "variance"}
+    assert variance == {1: 50.0, 2: 75.0, 4: 87.5}
+    assert sum(row["series"] == "random, each" for row in rows) == 3
+    shown.page.locator("#accuracy .point").first.focus()
+    shown.page.keyboard.press("ArrowRight")
+    tip = shown.page.locator("#tip")
+    tip.wait_for(state="visible")
+    assert "channels kept" in tip.inner_text()
