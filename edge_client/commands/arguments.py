@@ -341,6 +341,7 @@ def _add_sweep(commands: Commands, model: Parser) -> None:
     compare.add_argument("a", metavar="A", help="a folder made by edge-client sweep")
     compare.add_argument("b", metavar="B", help="another one")
     compare.add_argument("--json", metavar="FILE|-", help='write results as JSON; "-" for standard output')
+    compare.add_argument("--report", metavar="FILE", help="write a page, as HTML: ratios with intervals, both times")
     compare.add_argument("--stages", action="store_true", help="every stage of every way, not only the sum")
     compare.add_argument("--debug", action="store_true", help="show tracebacks")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from edge_client.commands import exits
@@ -12,11 +13,13 @@ from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.screen.text import milliseconds, one_line, printable
 from edge_client.sweeping import extras
 from edge_client.sweeping.compare import SUM, Compared, as_dict, compare, read
+from edge_client.sweeping.compare_page import render
+from shared_hooks.errors import SpecError
 
 
 def main(options: argparse.Namespace) -> int:
     """Print what differs (and JSON); the exit status is 0 whatever it is."""
-    extras.check("polars")
+    extras.check("polars", *(["jinja2"] if options.report else []))
     check_json_target(options.json)
 
     a, b = read(options.a), read(options.b)
@@ -26,7 +29,16 @@ def main(options: argparse.Namespace) -> int:
         print(text(known, compared, options.stages))
     if options.json:
         write_json(known, options.json, options.stdout)
+    if options.report:
+        _write_page(known, options.report)
     return exits.OK
+
+
+def _write_page(known: dict[str, Any], file: str) -> None:
+    try:
+        Path(file).write_text(render(known), encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"--report: {file} cannot be written: {error.strerror}") from error
 
 
 def text(known: dict[str, Any], compared: Sequence[Compared], stages: bool) -> str:

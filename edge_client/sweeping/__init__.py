@@ -19,4 +19,5 @@ results   all files, from the journal
 wording   what the page says in words
 report    the page (page.html.j2, page.js; the charts are in edge_client.pages)
 compare   two sweeps side by side, taking noise into account
+compare_page  the same as a page (compare.html.j2, compare.js)
 """
