@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from types import FrameType
 
 from cloud_server import arguments
+from shared_hooks.command_line import quiet_libraries
 
 INTERRUPTED = 128 + signal.SIGINT
 USAGE = 2
@@ -22,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a port that is in use is our line to write, not gRPC's
     words = sys.argv[1:] if argv is None else list(argv)
     _check(words)
+    if not sys.stderr.isatty():  # a log
+        quiet_libraries()
     if words[:1] == ["token"]:
         from cloud_server.access import token_command
 

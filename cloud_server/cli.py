@@ -62,6 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except IsthmusError as error:
         print(f"cloud-server: {type(error).__name__}: {error}", file=sys.stderr)
         return FAILED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"cloud-server: {error.filename}: {error.strerror}", file=sys.stderr)
+        return FAILED
 
 
 def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:

@@ -14,6 +14,7 @@ from edge_client import interrupts
 from edge_client.commands import exits
 from edge_client.commands.arguments import make_parser
 from edge_client.screen.text import one_line
+from shared_hooks.command_line import quiet_libraries
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +29,8 @@ def _main(argv: Sequence[str] | None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):  # a file name that cannot be shown as it is must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     options.stdout = sys.stdout
+    if getattr(options, "no_progress", False):
+        quiet_libraries()
     # JSON is alone on standard output, whatever else is printed, by a model's own code, too.
     with redirect_stdout(sys.stderr) if options.json == "-" else nullcontext():
         return _run(options)
@@ -57,6 +60,8 @@ def _run(options: argparse.Namespace) -> int:
         except Exception as error:
             if options.debug:
                 raise
+            if isinstance(error, OSError) and error.filename is not None:
+                return _complain(f"{error.filename}: {error.strerror}")
             return _complain(f"{type(error).__name__}: {error} (--debug shows where)")
     except KeyboardInterrupt:
         interrupts.heard()

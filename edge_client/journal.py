@@ -12,9 +12,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from shared_hooks.errors import SpecError
+
+BEGINNING: Final = b'{"'
+"""Of every record: a file that begins otherwise is somebody's own."""
 
 
 class JournalFile:
@@ -67,6 +70,11 @@ class JournalFile:
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
+                    if number == 1 and line[: len(BEGINNING)] != BEGINNING[: len(line)]:
+                        raise SpecError(
+                            f"{self._option}: {self.path} is no journal of a {self._kind}, and is left as it is; give "
+                            "another file"
+                        )
                     os.ftruncate(self._file, good)
                     return
                 good += len(line)

@@ -6,6 +6,7 @@ Loads no torch, whatever is wrong: an answer to a slip must not take seconds.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
@@ -68,6 +69,12 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         choices=SHELLS,
         help="print what completes words in this shell, and exit (extra completion)",
     )
+
+
+def quiet_libraries() -> None:
+    """Bars of libraries that a model's code uses (transformers) are not shown. To be called before they are loaded."""
+    for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")
 
 
 class _Version(argparse.Action):

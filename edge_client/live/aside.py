@@ -24,7 +24,8 @@ class Aside(Generic[Item]):
         self.failures = 0
         self._name = name
         self._work = work
-        self._items: queue.Queue[Item | None] = queue.Queue(most)
+        self._most = most
+        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # its `put` waits for no lock
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -33,9 +34,9 @@ class Aside(Generic[Item]):
         """Never waits."""
         if self._closed:
             return
-        try:
-            self._items.put_nowait(item)
-        except queue.Full:
+        if self._items.qsize() < self._most:
+            self._items.put(item)
+        else:
             self.left_out += 1
 
     def close(self) -> None:

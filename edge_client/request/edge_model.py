@@ -31,7 +31,7 @@ from shared_hooks.modules.manifest import encode
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.texts import Texts
-from shared_hooks.tensors import classes_of, flatten, unflatten
+from shared_hooks.tensors import classes_of, dtype_name, flatten, unflatten
 
 Cut = int | str
 Records = tuple[list[LayerMetrics], ForwardMetrics | None]
@@ -249,9 +249,21 @@ class EdgeModel:
             raise
         except Exception as error:
             what = f"the head of {self.model_id}" if part == "head" else self.model_id
-            raise ModelFailed(f"{what} raised {type(error).__name__}: {error}") from error
+            raise ModelFailed(f"{what} raised {type(error).__name__}: {error}{self._unlike(args, kwargs)}") from error
         stamps.head_ns = self.wrapped.durations().get(part, 0) + now_ns() - returned
         return output, observations, names
+
+    def _unlike(self, args: Any, kwargs: Any) -> str:
+        """For the end of a message: in what the inputs differ from the example, which the model takes."""
+        try:
+            these, those = flatten((args, kwargs))[1], flatten(self.example or ((), {}))[1]
+        except IsthmusError:
+            return ""
+        for one, other in zip(these, those, strict=False):
+            if one.dtype != other.dtype or one.dim() != other.dim() or one.shape[1:] != other.shape[1:]:
+                found, example = (f"{dtype_name(t.dtype)} {list(t.shape)}" for t in (one, other))
+                return f" (the input is {found}, the example {example})"
+        return ""
 
     def _placed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = call.args, dict(call.kwargs)

@@ -9,13 +9,14 @@ from typing import TypeVar
 from edge_client.client import EdgeClient
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.screen.text import one_line
 from edge_client.sources import Item
 from edge_client.sources.cameras import is_camera, without_password
 from edge_client.sources.videos import SUFFIXES as VIDEO_SUFFIXES
 from edge_client.survey.loaded import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
-from shared_hooks.errors import CutRefused, InputMismatch, SpecError, UnknownLayer, near
+from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near
 from shared_hooks.models import InputItem, ModelSpec, find_inputs
 from shared_hooks.models.example import to_device
 from shared_hooks.modules import walk
@@ -31,7 +32,19 @@ def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
     spec, device = choice.spec(), choice.set_up()
     args, kwargs = example_of(choice, inputs)
     wrapped = WrappedModel(spec.load_model(device), depth=choice.depth)
-    return Loaded(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
+    try:
+        return Loaded(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
+    except IsthmusError:
+        raise
+    except Exception as error:
+        wrapped.detach()
+        raise fails_on(spec, inputs[0] if inputs else "its example", error) from error
+
+
+def fails_on(spec: ModelSpec, what: str, error: Exception) -> ModelFailed:
+    """The model itself raised ``error`` on ``what``, on which it should be planned."""
+    said = one_line(f"{type(error).__name__}: {error}")
+    return ModelFailed(f"{spec.origin}: the model fails on {what}: {said} (--example and --input say another)")
 
 
 def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inputs:
@@ -112,7 +125,10 @@ def cut_of(text: str, wrapped: WrappedModel, option: str = "--split") -> int | s
         if text.lstrip("-").isdigit():
             raise UnknownLayer(f"{option} {text}: layer ids are 0 to {len(layers) - 1}")
         known = [*by_name, *blocks(by_name), "input", *(WORDS if option == "--split" else ())]
-        raise UnknownLayer(f'{option} {text}: no such layer or block, and not "input".{near(text, known)}')
+        raise UnknownLayer(
+            f'{option} {text}: no such layer or block, and not "input".{near(text, known)} '
+            "(edge-client layers lists them)"
+        )
     if not layer.can_split:
         where = f"layer {layer.layer_id}{'' if text in (layer.name, str(layer.layer_id)) else f' ({layer.name})'}"
         raise CutRefused(f"{option} {text}: the model cannot be cut after {where}: {layer.reason}")

@@ -50,7 +50,9 @@ def choose(layers: Sequence[LayerInfo], cuts: str | None = None, every: int | No
         if layer is None and (last := last_layer(word, {one.name: at for at, one in enumerate(layers)})) is not None:
             layer = layers[last]
         if not word or layer is None:
-            raise UnknownLayer(f'--cuts: no layer "{word}".{near(word, [*by_name, *blocks(by_name)])}')
+            raise UnknownLayer(
+                f'--cuts: no layer "{word}".{near(word, [*by_name, *blocks(by_name)])} (edge-client layers lists them)'
+            )
         if not layer.can_split:
             raise CutRefused(f"--cuts: the model cannot be cut after {layer.name}: {layer.reason}")
         chosen[layer.name] = layer.layer_id

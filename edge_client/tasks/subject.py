@@ -17,6 +17,7 @@ from edge_client.model_choice import ModelChoice
 from edge_client.settings import OWN, server_of
 from edge_client.survey.gather import models_of
 from edge_client.survey.loaded import Loaded
+from edge_client.survey.loading import fails_on
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
 from shared_hooks.errors import IsthmusError, SpecError
@@ -85,6 +86,9 @@ class Subject:
                 return Loaded(self.choice, self.spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
             except IsthmusError as error:
                 problem = problem or error
+            except Exception as error:
+                wrapped.detach()
+                raise fails_on(self.spec, "its example" if each is None else each.name, error) from error
             except BaseException:
                 wrapped.detach()
                 raise

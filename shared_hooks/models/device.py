@@ -29,13 +29,17 @@ def pick_device(name: str = "auto") -> torch.device:
     return torch.device("cuda", number)
 
 
+MOST_THREADS = 1024
+
+
 def set_threads(count: int | None) -> int:
     """Let torch use ``count`` threads inside one operation on the CPU; None leaves torch's choice. Returns the number.
 
-    Results are bit-identical only with the same number of threads on both sides. Raises SpecError below 1.
+    Results are bit-identical only with the same number of threads on both sides. Raises SpecError
+    below 1 and above `MOST_THREADS`.
     """
     if count is not None:
-        if count < 1:
-            raise SpecError(f"threads must be at least 1, not {count}")
+        if not 1 <= count <= MOST_THREADS:  # OpenMP ends the process where it has no memory for them
+            raise SpecError(f"threads must be 1 to {MOST_THREADS}, not {count}")
         torch.set_num_threads(count)
     return torch.get_num_threads()

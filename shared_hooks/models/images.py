@@ -134,7 +134,9 @@ class ImagePreprocess:
         except FileNotFoundError:
             raise InputMismatch(f"no such input: {path}") from None
         except UnidentifiedImageError as error:  # whose own text names an object in memory where the file is bytes
-            raise InputMismatch(f"{path} cannot be read as an image: its format is not known") from error
+            raise InputMismatch(
+                f"{path} cannot be read as an image: its format is not known (images, .npy and .safetensors are read)"
+            ) from error
         except (
             OSError,
             ValueError,

@@ -75,6 +75,8 @@ def find_inputs(patterns: str | Path | Sequence[str | Path]) -> list[InputItem]:
         patterns = [patterns]
     found: dict[Path, InputItem] = {}
     for pattern in patterns:
+        if not str(pattern):
+            raise InputMismatch("no such input: an empty path")
         for path in _paths(Path(pattern)):
             found.setdefault(path, InputItem.of(path))
     return list(found.values())

@@ -5,6 +5,7 @@ One spec serves both sides. Nothing of it crosses the wire but the model's id an
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "digits.toml"}
 """The models that ship with Isthmus, by name."""
+
+CODE_OR_WEIGHTS = frozenset({".py", ".pt", ".pth", ".bin", ".ckpt", ".onnx", ".safetensors"})
+"""Suffixes of files that people take for specs."""
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*)=(.+)", re.DOTALL)
@@ -114,13 +118,20 @@ class ModelSpec:
                 model = how(partial(build, **self.factory_kwargs))
             except Exception as error:
                 raise SpecError(
-                    f'{self.origin}: factory: "{self.factory}" raised {type(error).__name__}: {error}'
+                    f'{self.origin}: factory: "{self.factory}" raised {type(error).__name__}: {error}{self._beside()}'
                 ) from error
         if not isinstance(model, nn.Module):
             raise SpecError(
                 f'{self.origin}: factory: "{self.factory}" returned {type(model).__name__}; expected a torch.nn.Module'
             )
         return model if self.dtype is None else model.to(self.dtype)
+
+    def _beside(self) -> str:
+        """For the end of a message: what a text was perhaps meant to be."""
+        for value in self.factory_kwargs.values():
+            if isinstance(value, str) and value and not os.path.isabs(value) and (self.folder / value).exists():
+                return f' ("{value}" beside the spec is written "./{value}")'
+        return ""
 
     def _chosen(self) -> Selection | None:
         if self.selection is None:
@@ -184,6 +195,14 @@ class ModelSpec:
         else:
             args, kwargs = self._image(self._images("the picture").of_image(image))
         return args, {**self.call_kwargs, **kwargs}
+
+    def picture(self, path: Path) -> Image | None:
+        """What the model sees of an image file: turned, resized, cropped; None where [preprocess] does not read it.
+        Raises InputMismatch.
+        """
+        if not isinstance(self._preprocess, ImagePreprocess) or path.suffix.lower() in TENSOR_SUFFIXES:
+            return None
+        return self._preprocess.seen(path)
 
     @property
     def reads_images(self) -> bool:
@@ -286,6 +305,8 @@ def load_spec(
         name, text = named.group(1), named.group(2)
     path = Path(text)
     folder = Path.cwd()
+    if path.is_file() and path.suffix in CODE_OR_WEIGHTS:
+        raise SpecError(f"{text} is no spec.{_instead(text)}")
     if path.suffix == ".toml" or path.is_file():
         table, folder = Table.read(path), path.resolve().parent
     elif text in BUILT_IN:
@@ -296,12 +317,25 @@ def load_spec(
     else:
         raise UnknownModel(
             f'no model "{text}": not built in ({", ".join(BUILT_IN)}), no spec file, and not "module:callable".'
-            f"{near(text, BUILT_IN)}"
+            f"{near(text, BUILT_IN) or _instead(text)}"
         )
     if example is not None:
         table.put("example", entry_of(example))
     spec = spec_from_table(table, folder, model_id=name, weights=weights)
     return spec if selection is None else replace(spec, selection=Path(selection))
+
+
+def _instead(text: str) -> str:
+    """For the end of a message: how the model that is perhaps meant is named."""
+    path = Path(text)
+    if path.suffix == ".py":
+        return f' A model in a Python file is named "{path.stem}:CALLABLE", from its folder.'
+    if path.suffix in CODE_OR_WEIGHTS:
+        return " Weights alone are no model: --model names what builds it, --weights a file of safetensors."
+    module, dot, name = text.rpartition(".")
+    if dot and all(part.isidentifier() for part in text.split(".")):
+        return f' Did you mean "{module}:{name}"?'
+    return ' One of a library is named as "torchvision.models:resnet18".'
 
 
 def spec_from_table(
@@ -345,7 +379,7 @@ def spec_from_table(
         origin=table.origin,
         folder=folder,
         factory=factory,
-        factory_kwargs=factory_kwargs.rest() if factory_kwargs else {},
+        factory_kwargs=_in_folder(factory_kwargs.rest(), folder) if factory_kwargs else {},
         weights=own_weights if weights is None else _given(weights),
         selection=None if selection is None else folder / selection,
         seed=table.take("seed", int) or 0,
@@ -362,6 +396,17 @@ def spec_from_table(
     )
     table.done()
     return spec
+
+
+def _in_folder(value: Any, folder: Path) -> Any:
+    """``value`` with texts that begin with ./ or ../ as paths from ``folder``; others say nothing."""
+    if isinstance(value, str):
+        return os.path.normpath(folder / value) if value in (".", "..") or value.startswith(("./", "../")) else value
+    if isinstance(value, dict):
+        return {key: _in_folder(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_in_folder(item, folder) for item in value]
+    return value
 
 
 def _given(weights: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:

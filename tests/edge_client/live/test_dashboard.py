@@ -14,8 +14,9 @@ import torch
 from edge_client.__main__ import main
 from edge_client.adaptive.decisions import Decisions
 from edge_client.live import Dashboard
-from edge_client.live.machine import Machine
+from edge_client.live.machine import Machine, _power
 from shared_hooks.errors import SpecError
+from shared_hooks.metrics import Reading, Track
 from tests.edge_client.live import lag
 from tests.edge_client.live.pages import told
 from tests.waiting import eventually
@@ -121,3 +122,13 @@ def test_the_command_runs_rounds_and_a_server_that_is_gone_ends_nothing(
     assert main([*words, "--server", "127.0.0.1:1", "--split", "0", "--patience", "0.1"]) == 1
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 2 and "ServerUnavailable" in err[1]  # once for both
+
+
+def test_watts_are_what_the_energy_grew_by_over_the_time() -> None:
+    second = 1_000_000_000
+    counter = Track("a meter", second // 10, [n * second // 10 for n in range(21)], [0.5 * n for n in range(21)])
+    found = _power(counter, second // 2, 3 * second // 2)
+    assert (found.value, found.status) == (pytest.approx(5.0), "measured")
+    assert _power(counter, 100 * second, 101 * second).status == "unavailable"
+    nothing = Reading.unavailable("no meter")
+    assert _power(nothing, 0, second) is nothing

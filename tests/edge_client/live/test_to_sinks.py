@@ -72,7 +72,7 @@ def test_a_sink_that_stands_still_leaves_answers_out() -> None:
 
     sink, quick = Standing(), Kept()
     hook = ToSinks(sink, quick)
-    hook._asides[0]._items.maxsize = 2
+    hook._asides[0]._most = 2
     with EdgeClient(None, ModelChoice(built(small_models.Residual), model_id="m"), "edge-only") as client:
         client.lifecycle.register(hook)
         for _ in range(10):

@@ -37,7 +37,7 @@ def test_threads() -> None:
     try:
         assert set_threads(None) == before
         assert set_threads(1) == 1 == torch.get_num_threads()
-        with pytest.raises(SpecError, match="at least 1, not 0"):
+        with pytest.raises(SpecError, match="1 to 1024, not 0"):
             set_threads(0)
     finally:
         torch.set_num_threads(before)

@@ -31,6 +31,16 @@ def test_the_global_random_state_is_left_alone(write_spec: Write) -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+def test_paths_of_a_factory_are_found_from_the_spec(write_spec: Write) -> None:
+    spec = write_spec(BASE + '[factory_kwargs]\na = "./x"\nb = ["../y", "z"]\nc = "x"\nd = ".z"\n')
+    folder = str(spec.folder)
+    expected = {"a": f"{folder}/x", "b": [f"{folder.rpartition('/')[0]}/y", "z"], "c": "x", "d": ".z"}
+    assert spec.factory_kwargs == expected
+    (spec.folder / "x").mkdir()
+    with pytest.raises(SpecError, match='"x" beside the spec is written "./x"'):
+        spec.load_model()
+
+
 def test_factory_kwargs_seed_and_dtype(write_spec: Write) -> None:
     spec = write_spec(BASE + 'seed = 5\ndtype = "bfloat16"\n[factory_kwargs]\nfeatures = 9')
     model = spec.load_model()
