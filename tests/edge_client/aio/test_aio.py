@@ -115,8 +115,9 @@ def test_a_cancelled_task_cancels_on_the_server(held: Served) -> None:
             for task in (running, waiting):
                 with pytest.raises(asyncio.CancelledError):
                     await task
-            held.gate.opened.set()
+            # what waited is counted at once, and it was cancelled after what runs
             await until(lambda: cancelled(held) >= before + 1)
+            held.gate.opened.set()
             assert torch.equal((await one.infer(value(2))).output, expected(value(2))[0])  # its place is free again
             await until(lambda: cancelled(held) == before + 2)
 
@@ -143,9 +144,12 @@ def test_an_iteration_that_is_left_cancels_on_the_server(server: Served, asynchr
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
+            came = server.gate.received
+            after = asyncio.ensure_future(one.infer(value(3)))  # its place is free again
+            await until(lambda: server.gate.received > came)  # and what came before on the stream has come, too
             server.gate.opened.set()
             await until(lambda: cancelled(server) >= before + 1)
-            assert (await one.infer(value(3))).split == "first"  # its places are free again
+            assert (await after).split == "first"
 
     asyncio.run(main())
 
