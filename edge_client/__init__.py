@@ -30,6 +30,7 @@ pruning     channel selection, tested
 tasks       what the commands do, as functions: plan, profile, sweep, prune, hierarchy, layers, verify
 process     a server that the client starts on loopback
 screen      text, progress, tables
+pages       what the pages of results share: styles, charts that are saved and printed
 aio         `EdgeClient` for asyncio
 doctor      the way to a server, and whether both sides agree
 commands    the command line

@@ -16,6 +16,7 @@ outcome   what a sweep found, made once
 tables    CSV and Parquet
 summary   each way's numbers, the decision
 results   all files, from the journal
-report    the page (page.html.j2, page.css, page.js)
+wording   what the page says in words
+report    the page (page.html.j2, page.js; the charts are in edge_client.pages)
 compare   two sweeps side by side, taking noise into account
 """

@@ -32,7 +32,7 @@ RESULTS: Final = (
 
 Entry = dict[str, Any]
 """{"index", "input", "repetitions", "requests": columns, "rows": columns, "notes": [[column, status, note, count]]},
-and "observed" where observers were asked for.
+and "observed" where observers were asked for, with "picture" where the input is one of the first, and an image.
 """
 
 

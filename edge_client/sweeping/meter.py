@@ -11,6 +11,7 @@ from edge_client.client import EdgeClient
 from edge_client.given import Given
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.sweeping.local import LocalAnswer, split_here
+from edge_client.sweeping.observed import picture_of
 from edge_client.sweeping.records import Records
 from edge_client.sweeping.ways import Way
 from edge_client.transport import now_ns
@@ -83,6 +84,10 @@ class Meter:
             self._client.observers = before
         assert isinstance(answer, Answer)
         return answer
+
+    def picture(self, sweep_input: Given) -> str | None:
+        """What the model sees of an image, for the page; None of other inputs."""
+        return picture_of(self._spec, sweep_input)
 
     def record(
         self,

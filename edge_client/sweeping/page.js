@@ -1,355 +1,296 @@
-"use strict";
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const SEGMENTS = {
-    prepare: "prepare input", edge: "edge", encode: "encode", upload: "upload", transit: "in transit", queue: "queue",
-    tail: "tail on the cloud", download: "download", finish: "decode answer",
-  };
-  const color = (name) => `var(--${name})`;
-  const find = (selector) => document.querySelector(selector);
+// -- what a way has to tell ---------------------------------------------------------------------------------------
+const SEGMENTS = {
+  prepare: "prepare input", edge: "edge", encode: "encode", upload: "upload", transit: "in transit", queue: "queue",
+  tail: "tail on the cloud", download: "download", finish: "decode answer",
+};
+const whole = (way) => way.latency_ns !== null;
+const networked = data.ways.filter((way) => way.mode === "networked" || way.name === "edge-only").filter(whole);
+const locals = data.ways.filter((way) => way.mode === "local" && way.name !== "edge-only").filter(whole);
+const isCut = (way) => way.layer_id !== null && way.layer_id >= 0;
+const shortName = (way) => ({ "edge-only": "edge", "cloud-only": "cloud", "cloud-only-file": "file" })[way.name];
+const titleOf = (way) => (isCut(way) ? `after layer ${way.layer_id}: ${way.name}` : way.name);
+const summary = (way) => {
+  const said = [["latency", time(way.latency_ns)]];
+  if (way.quartiles_ns) said.push(["quartiles", `${time(way.quartiles_ns[0])} to ${time(way.quartiles_ns[2])}`]);
+  if (way.predicted) said.push(["predicted", time(way.predicted.latency_ns)]);
+  for (const [name, label] of Object.entries(SEGMENTS)) {
+    if (way.segments_ns[name]) said.push([label, time(way.segments_ns[name])]);
+  }
+  said.push(["up, down", `${bytes(way.bytes_up)}, ${bytes(way.bytes_down)}`]);
+  said.push(["exact", `${way.exact} of ${way.requests - way.failed}`]);
+  return said;
+};
+const NONE = "No request was answered.";
 
-  // -- numbers for people ----------------------------------------------------------------------------------------
-  const short = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(2));
-  const even = (text) => text.replace(/(\.\d*?)0+(?= )/, "$1").replace(/\.(?= )/, ""); // of ticks: "2.00 ms" -> "2 ms"
-  const scaled = (value, units) => {
-    let [factor, unit] = units[0];
-    for (const [size, name] of units) if (Math.abs(value) >= size) [factor, unit] = [size, name];
-    return value === 0 ? `0 ${unit}` : `${short(value / factor)} ${unit}`;
-  };
-  const time = (ns) => scaled(ns, [[1e3, "µs"], [1e6, "ms"], [1e9, "s"]]);
-  const bytes = (n) => (n < 1024 ? `${Math.round(n)} B` : scaled(n, [[1024, "KiB"], [1024 ** 2, "MiB"], [1024 ** 3, "GiB"]]));
-  const joules = (j) => scaled(j, [[1e-6, "µJ"], [1e-3, "mJ"], [1, "J"]]);
-  const percent = (value) => `${value > 0 ? "+" : ""}${value.toFixed(1)} %`;
+// -- blocks: neighbours with one block in their names ----------------------------------------------------------------
+const folding = (rows, nameOf) => {
+  const found = [];
+  for (const one of rows) {
+    const block = data.blocks[nameOf(one)];
+    const last = found[found.length - 1];
+    if (block !== undefined && last && last.block === block) last.rows.push(one);
+    else found.push({ block, rows: [one] });
+  }
+  return found;
+};
+const fastest = (ways) => ways.reduce((best, way) => (way.latency_ns < best.latency_ns ? way : best));
+const cutCount = networked.filter(isCut).length;
+const foldable = folding(networked.filter(isCut), (way) => way.name).length < cutCount;
+let view = foldable && cutCount > 40 ? "blocks" : "cuts";
+const pressed = [];
+const viewChoice = (box) => {
+  if (!foldable) return;
+  pressed.push(choice(box, "show", [["cuts", `every cut (${cutCount})`], ["blocks", "by block"]], view, (key) => {
+    view = key;
+    pressed.forEach((press) => press(key));
+    repaint();
+  }));
+};
+const chosenCuts = () => {
+  if (view === "cuts") return networked;
+  return folding(networked, (way) => (isCut(way) ? way.name : "")).map(({ rows }) => fastest(rows));
+};
 
-  // -- elements: text is only ever set as text -------------------------------------------------------------------
-  const html = (tag, parent, className, text) => {
-    const made = document.createElement(tag);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;
-    if (parent) parent.append(made);
-    return made;
-  };
-  const draw = (tag, parent, attributes, text) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    if (text !== undefined) made.textContent = text;
-    parent.append(made);
-    return made;
-  };
-  const legend = (section, entries) => {
-    const box = find(`${section} .legend`);
-    for (const [name, label] of entries) {
-      const one = html("span", box);
-      const sign = html("i", one, name === "tick" ? "tick" : "");
-      if (name !== "tick") sign.style.background = color(name);
-      one.append(label);
-    }
-  };
-
-  // -- the tooltip -----------------------------------------------------------------------------------------------
-  const tip = find("#tip");
-  const told = new WeakMap(); // element -> {title, lines: [[label, value]]}
-  let lit = null;
-  const tell = (element, title, lines) => told.set(element, { title, lines });
-  const hide = () => {
-    tip.hidden = true;
-    if (lit) lit.classList.remove("on");
-    lit = null;
-  };
-  const show = (event) => {
-    let element = event.target instanceof Element ? event.target : null;
-    while (element && !told.has(element)) element = element.parentElement;
-    if (!element) return hide();
-    if (element !== lit) {
-      hide();
-      lit = element;
-      lit.classList.add("on");
-      const { title, lines } = told.get(element);
-      tip.replaceChildren();
-      html("b", tip, "", title);
-      for (const [label, value] of lines) {
-        const line = html("div", tip);
-        html("span", line, "", label);
-        html("span", line, "", value);
-      }
-      tip.hidden = false;
-    }
-    const { width, height } = tip.getBoundingClientRect();
-    const left = Math.min(Math.max(8, event.clientX + 14), innerWidth - width - 8);
-    const below = event.clientY + 18 + height < innerHeight;
-    tip.style.left = `${Math.max(8, left)}px`;
-    tip.style.top = `${below ? event.clientY + 18 : Math.max(8, event.clientY - height - 14)}px`;
-  };
-  document.addEventListener("pointermove", show);
-  document.addEventListener("pointerdown", show);
-  document.addEventListener("scroll", hide, { capture: true, passive: true });
-  document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
-  document.documentElement.addEventListener("pointerleave", hide);
-
-  // -- what a way has to tell ------------------------------------------------------------------------------------
-  const whole = (way) => way.latency_ns !== null;
-  const networked = data.ways.filter((way) => way.mode === "networked" || way.name === "edge-only").filter(whole);
-  const locals = data.ways.filter((way) => way.mode === "local" && way.name !== "edge-only").filter(whole);
-  const isCut = (way) => way.layer_id !== null && way.layer_id >= 0;
-  const short_name = (way) => ({ "edge-only": "edge", "cloud-only": "cloud", "cloud-only-file": "file" })[way.name];
-  const title = (way) => (isCut(way) ? `after layer ${way.layer_id}: ${way.name}` : way.name);
-  const summary = (way) => {
-    const lines = [["latency", time(way.latency_ns)]];
-    if (way.quartiles_ns) lines.push(["quartiles", `${time(way.quartiles_ns[0])} to ${time(way.quartiles_ns[2])}`]);
-    if (way.predicted) lines.push(["predicted", time(way.predicted.latency_ns)]);
-    for (const [name, label] of Object.entries(SEGMENTS)) {
-      if (way.segments_ns[name]) lines.push([label, time(way.segments_ns[name])]);
-    }
-    lines.push(["up, down", `${bytes(way.bytes_up)}, ${bytes(way.bytes_down)}`]);
-    lines.push(["exact", `${way.exact} of ${way.requests - way.failed}`]);
-    return lines;
-  };
-
-  // -- bars: one row each, in HTML, so that long names and narrow screens are the browser's work ----------------------
-  const row = (box, number, label, value, className) => {
-    const made = html("div", box, `bar ${className || ""}`);
-    const name = html("span", made, "label"); // names differ at their ends: a long one gives way in the middle
-    if (number !== null && number >= 0) html("span", name, "number", `${number}`);
-    html("span", name, "", label.slice(0, -18));
-    html("span", name, "end", label.slice(-18));
-    const track = html("div", made, "track");
-    html("span", made, "value", value);
-    return { made, track };
-  };
-  const fill = (track, pieces, most) => {
-    const box = html("div", track, "fill");
-    for (const [name, value] of pieces) {
-      if (!(value > 0)) continue;
-      const piece = html("i", box, `piece ${name}`);
-      piece.style.width = `${Math.min(100, (100 * value) / most)}%`;
-      if (value > most * 1.001) piece.classList.add("longer"); // than the scale: it fades out
-      piece.style.background = color(name);
-    }
-  };
-
-  const stages = (order) => {
-    const box = find("#stages .bars");
-    box.replaceChildren();
+// -- the bars ----------------------------------------------------------------------------------------------------------
+const open = new Set();
+let order = "layers";
+const slowest = Math.max(0, ...networked.map((way) => way.latency_ns)); // a prediction far beyond stands at the end
+const longest = Math.max(slowest, ...networked.map((way) => (way.predicted ? Math.min(way.predicted.latency_ns, 1.3 * slowest) : 0)));
+const pieces = (way) => Object.keys(SEGMENTS).map((name) => [name, way.segments_ns[name]]);
+const wayRow = (way, inner) => ({
+  key: way.name, label: way.name, number: way.layer_id, tracks: [pieces(way)], value: time(way.latency_ns), inner,
+  mark: way.predicted ? way.predicted.latency_ns : null, best: way.name === data.winner, title: titleOf(way), lines: summary(way),
+});
+const stageRows = () => {
+  if (view === "cuts") {
     const ways = [...networked];
     if (order === "fastest") ways.sort((a, b) => a.latency_ns - b.latency_ns);
-    const most = Math.max(...ways.map((way) => Math.max(way.latency_ns, way.predicted ? way.predicted.latency_ns : 0)));
-    for (const way of ways) {
-      const best = way.name === data.winner ? "best" : "";
-      const { made, track } = row(box, way.layer_id, way.name, time(way.latency_ns), best);
-      fill(track, Object.keys(SEGMENTS).map((name) => [name, way.segments_ns[name]]), most);
-      if (way.predicted) html("div", track, "mark").style.left = `${(100 * way.predicted.latency_ns) / most}%`;
-      tell(made, title(way), summary(way));
-    }
-    if (!ways.length) html("p", box, "empty", "No request was answered.");
-  };
-  legend("#stages", [...Object.entries(SEGMENTS), ...(networked.some((way) => way.predicted) ? [["tick", "predicted"]] : [])]);
-  stages("layers");
-  for (const button of document.querySelectorAll("[data-order]")) {
-    button.addEventListener("click", () => {
-      for (const one of document.querySelectorAll("[data-order]")) one.setAttribute("aria-pressed", one === button);
-      hide();
-      stages(button.dataset.order);
-    });
+    return ways.map((way) => wayRow(way, false));
   }
-
-  const layers = () => {
-    const box = find("#layers .bars");
-    // what lies outside layers is often longer than each of them, and would make them all short
-    const real = data.layers.filter((one) => one.layer_id !== null);
-    const most = Math.max(0, ...real.flatMap((one) => ["edge", "cloud"].map((side) => (one[side] ? one[side].inference_ns : 0))));
-    for (const one of data.layers) {
-      const said = (side) => (one[side] ? time(one[side].inference_ns) : "–");
-      const { made, track } = row(box, one.layer_id, one.layer, `${said("edge")} · ${said("cloud")}`, "pair");
-      for (const side of ["edge", "cloud"]) fill(track, [[side, one[side] ? one[side].inference_ns : 0]], most || 1);
-      const lines = [["type", one.layer_type], ["edge", said("edge")], ["cloud", said("cloud")]];
-      for (const side of ["edge", "cloud"]) {
-        if (one[side] && one[side].cpu_ns !== null) lines.push([`CPU time, ${side}`, time(one[side].cpu_ns)]);
-        if (one[side] && one[side].energy_j !== null) lines.push([`energy, ${side}`, joules(one[side].energy_j)]);
-      }
-      if (one.output_bytes !== null) lines.push(["output", bytes(one.output_bytes)]);
-      if (one.shape) lines.push([one.dtype, one.shape]);
-      tell(made, one.layer_id === null ? one.layer : `layer ${one.layer_id}: ${one.layer}`, lines);
-    }
-    if (!data.layers.length) html("p", box, "empty", "No layer was measured.");
-  };
-  legend("#layers", [["edge", "edge"], ["cloud", "cloud"]]);
-  layers();
-
-  // -- charts in SVG, drawn anew when their width changes ----------------------------------------------------------
-  const chart = (box, paint) => {
-    let drawn = 0;
-    const again = () => {
-      const width = Math.floor(box.clientWidth);
-      if (!width || width === drawn) return;
-      drawn = width;
-      hide();
-      box.replaceChildren();
-      paint(box, width);
+  const groups = folding(networked, (way) => (isCut(way) ? way.name : "")).map((group) => ({ ...group, best: fastest(group.rows) }));
+  if (order === "fastest") groups.sort((a, b) => a.best.latency_ns - b.best.latency_ns);
+  return groups.flatMap((group) => {
+    if (group.rows.length === 1) return [wayRow(group.best, false)];
+    const key = `block ${group.rows[0].layer_id}`;
+    const times = group.rows.map((way) => way.latency_ns);
+    const row = {
+      ...wayRow(group.best, false), key, open: open.has(key), number: null,
+      label: group.block, after: ` · ${group.rows.length} cuts`, span: [Math.min(...times), Math.max(...times)], mark: null,
+      title: `block ${group.block}, ${group.rows.length} cuts; the fastest is ${titleOf(group.best)}`,
+      best: group.rows.some((way) => way.name === data.winner),
+      toggle: () => {
+        open.has(key) ? open.delete(key) : open.add(key);
+        stages();
+      },
     };
-    new ResizeObserver(again).observe(box);
-    again();
-  };
-  const nothing = (box, text) => html("p", box, "empty", text);
-  const ticks = (most, count) => {
-    const raw = most / count || 1;
-    const power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((one) => one >= raw * 0.999);
-    return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, index) => index * step);
-  };
-  const binary = (most, count) => {
-    const unit = 1024 ** Math.floor(Math.log(Math.max(1, most)) / Math.log(1024));
-    return ticks(most / unit, count).map((one) => one * unit);
-  };
-
-  const columns = (box, width, ways, { pieces, format, marks, lines, reference, referenceText }) => {
-    const height = 260, left = 64, right = 8, top = reference ? 22 : 12, bottom = 40;
-    const wholes = ways.filter((way) => !isCut(way)), cuts = ways.filter(isCut);
-    const slot = wholes.length ? 40 : 0;
-    const full = Math.max(width, left + right + wholes.length * slot + cuts.length * 3);
-    const total = (way) => pieces.reduce((sum, [, value]) => sum + (value(way) || 0), 0);
-    const most = Math.max(...ways.map(total), reference || 0) * 1.05 || 1;
-    const y = (value) => top + (height - top - bottom) * (1 - value / most);
-    const image = draw("svg", box, { width: full, height, viewBox: `0 0 ${full} ${height}` });
-    for (const tick of marks(most, 4)) {
-      draw("line", image, { class: "grid", x1: left, x2: full - right, y1: y(tick), y2: y(tick) });
-      draw("text", image, { x: left - 8, y: y(tick) + 4, "text-anchor": "end" }, even(format(tick)));
-    }
-    const room = (full - left - right - wholes.length * slot) / Math.max(1, cuts.length);
-    const column = (way, x, breadth, label) => {
-      const group = draw("g", image, { class: "column" });
-      let sum = 0;
-      const gap = breadth > 5 ? Math.min(breadth * 0.2, 8) : 0;
-      for (const [name, value] of pieces) {
-        const amount = value(way) || 0;
-        if (amount <= 0) continue;
-        draw("rect", group, { class: "piece", x: x + gap / 2, width: Math.max(1, breadth - gap), y: y(sum + amount),
-          height: Math.max(0.5, y(sum) - y(sum + amount)), style: `fill:${color(name)}` });
-        sum += amount;
-      }
-      draw("rect", group, { class: "hit", x, width: breadth, y: top, height: height - top - bottom });
-      if (label) draw("text", image, { x: x + breadth / 2, y: height - bottom + 16, "text-anchor": "middle" }, label);
-      tell(group, title(way), lines(way));
-    };
-    wholes.forEach((way, index) => column(way, left + index * slot, slot, short_name(way)));
-    const every = Math.max(1, Math.ceil(34 / room));
-    cuts.forEach((way, index) => column(way, left + wholes.length * slot + index * room, room, index % every ? "" : `${way.layer_id}`));
-    draw("line", image, { class: "axis", x1: left, x2: full - right, y1: y(0), y2: y(0) });
-    draw("text", image, { class: "title", x: left + wholes.length * slot + (cuts.length * room) / 2, y: height - 6, "text-anchor": "middle" },
-      "cut after layer number");
-    if (reference) {
-      draw("line", image, { class: "reference", x1: left, x2: full - right, y1: y(reference), y2: y(reference) });
-      draw("text", image, { class: "name", x: left, y: 13 }, `- - ${referenceText}: ${format(reference)}`);
-    }
-  };
-
-  const scatter = (box, width, points, { x, y, formatX, formatY, titleX, titleY, log, marksY, front, same }) => {
-    const height = Math.min(440, Math.max(280, width * 0.6)), left = 64, right = 16, top = 24, bottom = 44;
-    const image = draw("svg", box, { width, height, viewBox: `0 0 ${width} ${height}` });
-    const bend = log ? (value) => Math.log10(1 + value) : (value) => value;
-    const mostX = Math.max(...points.map(x), same ? Math.max(...points.map(y)) : 0) * 1.08 || 1;
-    const mostY = same ? mostX : bend(Math.max(...points.map(y))) * 1.08 || 1;
-    const px = (value) => left + ((width - left - right) * value) / mostX;
-    const py = (value) => top + (height - top - bottom) * (1 - bend(value) / mostY);
-    if (same) {
-      const reach = (factor) => `${px(mostX / Math.max(1, factor))},${py(mostX * Math.min(1, factor))}`;
-      draw("polygon", image, { class: "band", points: `${px(0)},${py(0)} ${reach(0.9)} ${px(mostX)},${py(mostX)} ${reach(1.1)}` });
-      draw("line", image, { class: "same", x1: px(0), y1: py(0), x2: px(mostX), y2: py(mostX) });
-    }
-    for (const tick of ticks(mostX, width < 500 ? 4 : 7)) {
-      draw("line", image, { class: "grid", x1: px(tick), x2: px(tick), y1: top, y2: height - bottom });
-      draw("text", image, { x: px(tick), y: height - bottom + 16, "text-anchor": "middle" }, even(formatX(tick)));
-    }
-    for (const tick of marksY(same ? mostX : Math.max(...points.map(y)) * 1.08 || 1)) {
-      draw("line", image, { class: "grid", x1: left, x2: width - right, y1: py(tick), y2: py(tick) });
-      draw("text", image, { x: left - 8, y: py(tick) + 4, "text-anchor": "end" }, even(formatY(tick)));
-    }
-    draw("text", image, { class: "title", x: (left + width - right) / 2, y: height - 8, "text-anchor": "middle" }, titleX);
-    draw("text", image, { class: "title", x: 4, y: 14 }, titleY);
-    if (front) {
-      const path = front.map((index, place) => {
-        const at = `${px(x(points[index]))} ${py(y(points[index]))}`;
-        return place ? `H ${px(x(points[index]))} V ${py(y(points[index]))}` : `M ${at}`;
-      });
-      draw("path", image, { class: "front", d: path.join(" ") });
-    }
-    const chosen = new Set(front || []);
-    points.forEach((way, index) => {
-      const group = draw("g", image, { class: "point" });
-      const best = way.name === data.winner;
-      const name = isCut(way) ? "edge" : "upload";
-      draw("circle", group, { class: "hit", cx: px(x(way)), cy: py(y(way)), r: 12 });
-      draw("circle", group, { class: "dot", cx: px(x(way)), cy: py(y(way)), r: best ? 7 : chosen.has(index) ? 6 : 4.5,
-        style: `fill:${color(name)};fill-opacity:${front && !chosen.has(index) ? 0.45 : 0.9}` });
-      tell(group, title(way), summary(way));
+    row.lines = [["fastest to slowest", `${time(row.span[0])} to ${time(row.span[1])}`], ...row.lines];
+    const inside = order === "fastest" ? [...group.rows].sort((a, b) => a.latency_ns - b.latency_ns) : group.rows;
+    return row.open ? [row, ...inside.map((way) => wayRow(way, true))] : [row];
+  });
+};
+const stages = figure("#figure-stages", {
+  name: "stages", title: `Where the time of a request goes: ${data.model}`, none: networked.length ? null : NONE,
+  legend: [...Object.entries(SEGMENTS), ...(networked.some((way) => way.predicted) ? [["tick", "predicted"]] : [])],
+  controls: (box) => {
+    viewChoice(box);
+    const press = choice(box, "order", [["layers", "in order of layers"], ["fastest", "fastest first"]], order, (key) => {
+      order = key;
+      press(key);
+      stages();
     });
-    // names of the points that matter, where they do not lie on each other
-    const placed = [];
-    const named = points.filter((way, index) => way.name === data.winner || !isCut(way) || chosen.has(index));
-    named.sort((a, b) => (b.name === data.winner) - (a.name === data.winner) || isCut(a) - isCut(b));
-    for (const way of named) {
-      const words = way.name.length > 26 ? `…${way.name.slice(-25)}` : way.name;
-      const wide = words.length * 6.6, cx = px(x(way)), cy = py(y(way));
-      const flip = cx + 10 + wide > width - 4;
-      const from = flip ? cx - 10 - wide : cx + 10;
-      if (from < left - 40 || placed.some(([a, b, c]) => from < b && from + wide > a && Math.abs(cy - c) < 14)) continue;
-      placed.push([from, from + wide, cy]);
-      draw("text", image, { class: "name", x: flip ? cx - 10 : cx + 10, y: cy + 4, "text-anchor": flip ? "end" : "start" }, words);
-    }
-  };
-  const powers = (most) => {
-    const found = [0];
-    for (const [size, count] of [[1, [10, 100]], [1024, [1, 10, 100]], [1024 ** 2, [1, 10, 100]], [1024 ** 3, [1, 10, 100]]]) {
-      for (const times of count) if (size * times <= most) found.push(size * times);
-    }
-    return found;
-  };
+  },
+  paint: (width, paper) => bars(stageRows(), width, paper, { most: longest * 1.02, format: time, axis: "time from the call to the decoded answer" }),
+  numbers: () => ({
+    headers: ["way", "layer", "block", "latency_ns", "predicted_ns", ...Object.keys(SEGMENTS).map((name) => `${name}_ns`)],
+    rows: networked.map((way) => [way.name, way.layer_id, data.blocks[way.name] ?? null, way.latency_ns,
+      way.predicted ? way.predicted.latency_ns : null, ...Object.keys(SEGMENTS).map((name) => way.segments_ns[name] ?? null)]),
+  }),
+});
 
-  chart(find("#agreement .chart"), (box, width) => {
-    const points = networked.filter((way) => way.predicted);
-    if (!points.length) return nothing(box, "There is no prediction to compare with.");
-    scatter(box, width, points, { x: (way) => way.predicted.latency_ns, y: (way) => way.latency_ns, formatX: time, formatY: time,
-      titleX: "predicted", titleY: "measured (band: within 10 %)", marksY: (most) => ticks(most, 5), same: true });
-  });
+// -- dots --------------------------------------------------------------------------------------------------------------
+const dot = (way, x, y, front) => ({
+  key: way.name, x, y, title: titleOf(way), lines: summary(way), colour: isCut(way) ? "edge" : "upload",
+  name: way.name === data.winner || !isCut(way) || (front && front.includes(way.name)) ? way.name : null,
+  size: way.name === data.winner ? 7 : front && front.includes(way.name) ? 6 : 5, faint: Boolean(front) && !front.includes(way.name),
+});
+const important = (points) => points.sort((a, b) => b.size - a.size);
+const foretold = networked.filter((way) => way.predicted);
+figure("#figure-agreement", {
+  name: "agreement", title: `Predicted against measured: ${data.model}`,
+  none: foretold.length ? null : "There is no prediction to compare with.",
+  legend: [["edge", "a cut"], ["upload", "the whole model on one side"]],
+  paint: (width) => scatter(important(foretold.map((way) => dot(way, way.predicted.latency_ns, way.latency_ns))), width, {
+    formatX: time, formatY: time, titleX: "predicted", titleY: "measured (band: within 10 %; both logarithmic)", same: true }),
+  numbers: () => ({ headers: ["way", "layer", "predicted_ns", "measured_ns", "error_percent"],
+    rows: foretold.map((way) => [way.name, way.layer_id, way.predicted.latency_ns, way.latency_ns, way.predicted.error_percent]) }),
+});
 
-  legend("#bytes", [["upload", "up"], ["download", "down"]]);
-  chart(find("#bytes .chart"), (box, width) => {
-    if (!networked.length) return nothing(box, "No request was answered.");
-    columns(box, width, networked, { format: bytes, marks: binary, lines: summary,
-      pieces: [["upload", (way) => way.bytes_up], ["download", (way) => way.bytes_down]] });
-  });
+// -- columns -----------------------------------------------------------------------------------------------------------
+const column = (way, parts, said) => ({ key: way.name, whole: isCut(way) ? null : shortName(way), number: way.layer_id, title: titleOf(way), lines: said, pieces: parts });
+const AXIS = "cut after layer number";
+figure("#figure-bytes", {
+  name: "bytes", title: `Bytes of a request: ${data.model}`, none: networked.length ? null : NONE, controls: viewChoice,
+  legend: [["upload", "up"], ["download", "down"]],
+  paint: (width) => columns(chosenCuts().map((way) => column(way, [["upload", way.bytes_up], ["download", way.bytes_down]], summary(way))), width,
+    { format: bytes, marks: binary, axis: AXIS }),
+  numbers: () => ({ headers: ["way", "layer", "bytes_up", "bytes_down"], rows: networked.map((way) => [way.name, way.layer_id, way.bytes_up, way.bytes_down]) }),
+});
 
-  const powered = networked.filter((way) => way.edge_energy.value !== null || way.cloud_energy.value !== null);
-  if (powered.length) legend("#energy", [["edge", "edge"], ["cloud", "cloud"]]);
-  chart(find("#energy .chart"), (box, width) => {
-    if (!powered.length) return nothing(box, "Nothing to draw: no energy was measured on either side.");
+const powered = networked.filter((way) => way.edge_energy.value !== null || way.cloud_energy.value !== null);
+figure("#figure-energy", {
+  name: "energy", title: `Energy of a request's forwards: ${data.model}`, controls: viewChoice,
+  none: powered.length ? null : "Nothing to draw: no energy was measured on either side.",
+  legend: [["edge", "edge"], ["cloud", "cloud"]],
+  paint: (width) => {
     const said = (reading) => (reading.value === null ? "unavailable" : `${joules(reading.value)} (${reading.status})`);
-    columns(box, width, powered, { format: joules, marks: ticks,
-      lines: (way) => [["edge", said(way.edge_energy)], ["cloud", said(way.cloud_energy)]],
-      pieces: [["edge", (way) => way.edge_energy.value], ["cloud", (way) => way.cloud_energy.value]] });
-  });
+    return columns(chosenCuts().filter((way) => powered.includes(way)).map((way) => column(way,
+      [["edge", way.edge_energy.value], ["cloud", way.cloud_energy.value]], [["edge", said(way.edge_energy)], ["cloud", said(way.cloud_energy)]])), width,
+    { format: joules, marks: ticks, axis: AXIS });
+  },
+  numbers: () => ({ headers: ["way", "layer", "edge_j", "edge_status", "cloud_j", "cloud_status"],
+    rows: powered.map((way) => [way.name, way.layer_id, way.edge_energy.value, way.edge_energy.status, way.cloud_energy.value, way.cloud_energy.status]) }),
+});
 
-  chart(find("#pareto .bytes"), (box, width) => {
-    if (!networked.length) return nothing(box, "No request was answered.");
-    scatter(box, width, networked, { x: (way) => way.latency_ns, y: (way) => way.bytes_up + way.bytes_down, formatX: time, formatY: bytes,
-      titleX: "latency", titleY: "bytes up and down (logarithmic)", log: true, marksY: powers,
-      front: data.fronts.bytes.map((name) => networked.findIndex((way) => way.name === name)) });
-  });
-  const costly = networked.filter((way) => way.edge_energy.value !== null);
-  if (!costly.length) for (const one of document.querySelectorAll("#pareto .joules")) one.remove();
-  else {
-    chart(find("#pareto .chart.joules"), (box, width) => {
-      scatter(box, width, costly, { x: (way) => way.latency_ns, y: (way) => way.edge_energy.value, formatX: time, formatY: joules,
-        titleX: "latency", titleY: "energy of the edge", marksY: (most) => ticks(most, 5),
-        front: data.fronts.energy.map((name) => costly.findIndex((way) => way.name === name)) });
-    });
+const frontFigure = (selector, name, ways, cost, front, more, header) => figure(selector, {
+  name, title: `Latency against ${more.what}: ${data.model}`, none: ways.length ? null : NONE,
+  legend: [["edge", "a cut"], ["upload", "the whole model on one side"], ["accent", "beaten by none"]],
+  paint: (width) => scatter(important(ways.map((way) => dot(way, way.latency_ns, cost(way), front))), width, {
+    formatX: time, titleX: "latency", ...more,
+    front: front.map((one) => ways.find((way) => way.name === one)).map((way) => ({ x: way.latency_ns, y: cost(way) })) }),
+  numbers: () => ({ headers: ["way", "layer", "latency_ns", header, "beaten by none"],
+    rows: ways.map((way) => [way.name, way.layer_id, way.latency_ns, cost(way), front.includes(way.name) ? "yes" : "no"]) }),
+});
+frontFigure("#figure-front-bytes", "front-bytes", networked, (way) => way.bytes_up + way.bytes_down, data.fronts.bytes,
+  { what: "bytes", formatY: bytes, titleY: "bytes up and down (logarithmic)", log: true, marksY: powers }, "bytes");
+frontFigure("#figure-front-energy", "front-energy", networked.filter((way) => way.edge_energy.value !== null), (way) => way.edge_energy.value,
+  data.fronts.energy, { what: "energy of the edge", formatY: joules, titleY: "energy of the edge", marksY: (most) => ticks(most, 5) }, "edge_j");
+
+// -- layers --------------------------------------------------------------------------------------------------------------
+const SIDES = ["edge", "cloud"];
+const took = (one, side) => (one[side] ? one[side].inference_ns : 0);
+const layerFoldable = folding(data.layers, (one) => one.layer).length < data.layers.length;
+let layerView = layerFoldable && data.layers.length > 40 ? "blocks" : "layers";
+const openLayers = new Set();
+const layerRow = (one, inner) => {
+  const said = (side) => (one[side] ? time(one[side].inference_ns) : "–");
+  const told_ = [["type", one.layer_type], ["edge", said("edge")], ["cloud", said("cloud")]];
+  for (const side of SIDES) {
+    if (one[side] && one[side].cpu_ns !== null) told_.push([`CPU time, ${side}`, time(one[side].cpu_ns)]);
+    if (one[side] && one[side].energy_j !== null) told_.push([`energy, ${side}`, joules(one[side].energy_j)]);
   }
-
-  if (locals.length) legend("#local", [["edge", "head"], ["encode", "to bytes"], ["tail", "from bytes, and tail"]]);
-  chart(find("#local .chart"), (box, width) => {
-    if (!locals.length) return nothing(box, "Not measured.");
-    columns(box, width, locals, { format: time, marks: ticks, lines: summary,
-      reference: data.whole_ns, referenceText: "the whole model",
-      pieces: ["edge", "encode", "tail"].map((name) => [name, (way) => way.segments_ns[name]]) });
+  if (one.output_bytes !== null) told_.push(["output", bytes(one.output_bytes)]);
+  if (one.shape) told_.push([one.dtype, one.shape]);
+  return { key: `${one.layer_id} ${one.layer}`, label: one.layer, number: one.layer_id, inner, tracks: SIDES.map((side) => [[side, took(one, side)]]),
+    value: `${said("edge")} · ${said("cloud")}`, title: one.layer_id === null ? one.layer : `layer ${one.layer_id}: ${one.layer}`, lines: told_ };
+};
+const layerRows = () => {
+  if (layerView === "layers") return data.layers.map((one) => layerRow(one, false));
+  return folding(data.layers, (one) => (one.layer_id === null ? "" : one.layer)).flatMap(({ block, rows }) => {
+    if (rows.length === 1) return [layerRow(rows[0], false)];
+    const key = `block ${rows[0].layer_id}`;
+    const sum = (side) => rows.reduce((total, one) => total + took(one, side), 0);
+    const ran = (side) => rows.some((one) => one[side]);
+    const said = (side) => (ran(side) ? time(sum(side)) : "–");
+    const row = { key, label: block, after: ` · ${rows.length} layers`, number: null, tracks: SIDES.map((side) => [[side, sum(side)]]), value: `${said("edge")} · ${said("cloud")}`,
+      title: `block ${block}, ${rows.length} layers: the sum of their medians`, lines: SIDES.map((side) => [side, said(side)]), open: openLayers.has(key),
+      toggle: () => {
+        openLayers.has(key) ? openLayers.delete(key) : openLayers.add(key);
+        layers();
+      } };
+    return row.open ? [row, ...rows.map((one) => layerRow(one, true))] : [row];
   });
-  document.documentElement.dataset.drawn = "yes";
-})();
+};
+const layers = figure("#figure-layers", {
+  name: "layers", title: `Layers on both sides: ${data.model}`, none: data.layers.length ? null : "No layer was measured.",
+  legend: [["edge", "edge"], ["cloud", "cloud"]],
+  controls: (box) => {
+    if (!layerFoldable) return;
+    const press = choice(box, "show", [["layers", `every layer (${data.layers.filter((one) => one.layer_id !== null).length})`], ["blocks", "by block"]], layerView, (key) => {
+      layerView = key;
+      press(key);
+      layers();
+    });
+  },
+  paint: (width, paper) => {
+    const rows = layerRows();
+    // what lies outside layers is often longer than each of them, and would make them all short
+    const sums = rows.filter((row) => !row.title.startsWith("outside")).flatMap((row) => row.tracks.map(([[, value]]) => value));
+    return bars(rows, width, paper, { most: Math.max(1, ...sums) * 1.02, format: time, axis: "time in the layer, median", valueWidth: 150 });
+  },
+  numbers: () => ({
+    headers: ["layer", "name", "type", "block", "edge_ns", "cloud_ns", "edge_cpu_ns", "cloud_cpu_ns", "edge_j", "cloud_j", "output_bytes", "dtype", "shape"],
+    rows: data.layers.map((one) => [one.layer_id === null ? "" : one.layer_id, one.layer, one.layer_type, data.blocks[one.layer] ?? null,
+      ...["inference_ns", "cpu_ns", "energy_j"].flatMap((column_) => SIDES.map((side) => (one[side] ? one[side][column_] : null))), one.output_bytes, one.dtype, one.shape]),
+  }),
+});
+
+figure("#figure-local", {
+  name: "local", title: `What splitting costs by itself: ${data.model}`, none: locals.length ? null : "Not measured.", controls: viewChoice,
+  legend: [["edge", "head"], ["encode", "to bytes"], ["tail", "from bytes, and tail"]],
+  paint: (width) => {
+    const names = view === "blocks" ? new Set(chosenCuts().map((way) => way.name)) : null;
+    const shown = locals.filter((way) => !names || names.has(way.name));
+    return columns((shown.length ? shown : locals).map((way) => column(way, ["edge", "encode", "tail"].map((name) => [name, way.segments_ns[name]]), summary(way))), width,
+      { format: time, marks: ticks, reference: data.whole_ns, referenceText: "the whole model", axis: AXIS });
+  },
+  numbers: () => ({ headers: ["way", "layer", "head_ns", "to_bytes_ns", "tail_ns", "whole_model_ns"],
+    rows: locals.map((way) => [way.name, way.layer_id, ...["edge", "encode", "tail"].map((name) => way.segments_ns[name]), data.whole_ns]) }),
+});
+
+// -- attention -----------------------------------------------------------------------------------------------------------
+await Promise.all(data.attention.map(async ({ input, picture, maps }, index) => {
+  if (!maps.length) return;
+  const sound = [];
+  for (const map of maps) {
+    try {
+      sound.push({ ...map, seen: await decoded(map.picture), over: map.over ? await decoded(map.over) : null });
+    } catch { /* a damaged picture: the others are good */ }
+  }
+  let way = picture && sound.some((map) => map.over) ? "over" : "grid";
+  const able = () => [...sound.keys()].filter((at) => way === "grid" || sound[at].over);
+  const chosen = new Set([0, 0.5, 1].map((share) => able()[Math.floor(share * (able().length - 1))]));
+  const shown = () => able().filter((at) => chosen.has(at)).map((at) => sound[at]);
+  const again = figure(`#figure-attention-${index}`, {
+    name: `attention-${index + 1}`, title: `Attention: ${input}`, table: false,
+    none: sound.length ? null : "The pictures that came are damaged.",
+    controls: (box) => {
+      const layersBox = html("div", null);
+      layersBox.setAttribute("role", "group");
+      layersBox.setAttribute("aria-label", "layers beside each other");
+      const list = () => {
+        layersBox.replaceChildren();
+        html("span", layersBox, "what", "layers:").setAttribute("aria-hidden", "true");
+        for (const at of able()) {
+          const button = html("button", layersBox, "", sound[at].name.length > 34 ? `…${sound[at].name.slice(-33)}` : sound[at].name);
+          button.type = "button";
+          button.title = `${sound[at].name}, on the ${sound[at].side}`;
+          button.setAttribute("aria-pressed", String(chosen.has(at)));
+          button.addEventListener("click", () => {
+            chosen.has(at) ? chosen.delete(at) : chosen.add(at);
+            button.setAttribute("aria-pressed", String(chosen.has(at)));
+            again();
+          });
+        }
+      };
+      if (picture && sound.some((map) => map.over)) {
+        const press = choice(box, "as", [["over", "over the input"], ["grid", "queries by keys"]], way, (key) => {
+          way = key;
+          press(key);
+          list();
+          again();
+        });
+      }
+      box.append(layersBox);
+      list();
+    },
+    paint: (width, paper) => (shown().length ? heat(shown(), picture, way, width, paper) : []),
+    numbers: () => ({
+      headers: ["input", "side", "module", way === "over" ? "row" : "query", way === "over" ? "column" : "key", "share of the greatest", "weight"],
+      rows: shown().flatMap((map) => {
+        const [seen, most] = way === "over" ? [map.over, map.overMost] : [map.seen, map.most];
+        return seen.levels.map((level, at) => [input, map.side, map.name, Math.floor(at / seen.columns), at % seen.columns, level * level, most === null ? null : level * level * most]);
+      }),
+    }),
+  });
+}));
+document.documentElement.dataset.drawn = "yes";

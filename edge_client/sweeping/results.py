@@ -32,7 +32,8 @@ def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: O
         for entry in journal.entries():
             seen.append({key: entry[key] for key in ("input", "repetitions", "notes")})
             if "observed" in entry and len(watched) < observed.SHOWN:
-                watched.append({"input": entry["input"], **entry["observed"]})
+                picture = {"picture": entry["picture"]} if "picture" in entry else {}
+                watched.append({"input": entry["input"], **entry["observed"], **picture})
             yield entry
 
     requests, rows = tables.frames(noted(), predicted)

@@ -14,7 +14,7 @@ from edge_client.modes import CLOUD_FILE
 from edge_client.screen.text import one_line
 from edge_client.sweeping.journal import Journal
 from edge_client.sweeping.meter import Meter, Reference
-from edge_client.sweeping.observed import Observed, kept, way_of
+from edge_client.sweeping.observed import SHOWN, Observed, kept, way_of
 from edge_client.sweeping.records import Records
 from edge_client.sweeping.ways import Way, rotated
 from shared_hooks.errors import HookRefused
@@ -122,6 +122,8 @@ class SweepRun:
         }
         if self.observers:
             entry["observed"] = self._observed(sweep_input)
+            if index < SHOWN and (picture := self.meter.picture(sweep_input)):
+                entry["picture"] = picture
         return entry
 
     def _observed(self, sweep_input: Given) -> Observed:

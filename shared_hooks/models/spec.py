@@ -196,6 +196,14 @@ class ModelSpec:
             args, kwargs = self._image(self._images("the picture").of_image(image))
         return args, {**self.call_kwargs, **kwargs}
 
+    def picture(self, path: Path) -> Image | None:
+        """What the model sees of an image file: turned, resized, cropped; None where [preprocess] does not read it.
+        Raises InputMismatch.
+        """
+        if not isinstance(self._preprocess, ImagePreprocess) or path.suffix.lower() in TENSOR_SUFFIXES:
+            return None
+        return self._preprocess.seen(path)
+
     @property
     def reads_images(self) -> bool:
         """Whether it says how an image becomes what the model takes."""

@@ -119,8 +119,9 @@ def _leave_pictures_out(found: dict[str, Any], excess: int) -> None:
         if excess <= 0:
             break
         if record.get("picture"):
-            excess -= len(record["picture"])
-            record["picture"] = ""
+            for key in {"picture", "over"} & record.keys():
+                excess -= len(record[key])
+                record[key] = ""
             gone += 1
     found["pictures_left_out"] = found.get("pictures_left_out", 0) + gone
 
@@ -149,7 +150,8 @@ def from_bytes(data: bytes) -> Observations:
         if not isinstance(found, dict) or not all(name in OBSERVERS and _is_sound(one) for name, one in found.items()):
             raise ValueError("not what observers find")
         for one in found.values():
-            if not all(record.get("picture", "") == "" or is_thumbnail(record["picture"]) for record in one["records"]):
+            pictures = (record.get(key, "") for record in one["records"] for key in ("picture", "over"))
+            if not all(picture == "" or is_thumbnail(picture) for picture in pictures):
                 raise ValueError("a picture that is no small greyscale PNG")
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"malformed observations: {error}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import math
 import re
 import struct
 import zlib
@@ -21,6 +22,8 @@ import torch.nn.functional as F
 from shared_hooks.errors import BadFrame
 
 SIDE = 64
+TOKENS = (0, 1, 2, 5)
+"""That stand before the places of a picture: none, a class token, one of distillation as well, four registers."""
 MAX_TEXT = 8192
 """Characters of base64: a picture of this size that does not compress takes 5.7 thousand."""
 
@@ -35,6 +38,20 @@ def shrunk(weights: torch.Tensor) -> torch.Tensor:
     """
     grid = weights[0].mean(0)
     return F.adaptive_avg_pool2d(grid[None], (min(SIDE, grid.shape[0]), min(SIDE, grid.shape[1])))[0]
+
+
+def over_places(weights: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, queries, keys) -> what all queries give to each place of a picture, in rows and columns.
+
+    For keys that are the places of one square picture, behind up to `TOKENS` others (a class token, registers); empty
+    for all other keys, and where the batch holds more than one (windows of a picture are no picture).
+    """
+    keys = weights.shape[-1]
+    for before in TOKENS:
+        side = math.isqrt(max(0, keys - before))
+        if len(weights) == 1 and 2 <= side <= SIDE and side * side == keys - before:
+            return weights[0].mean((0, 1))[before:].reshape(side, side)
+    return weights.new_empty(0, 0)
 
 
 def encoded(grid: np.ndarray[Any, Any]) -> str:

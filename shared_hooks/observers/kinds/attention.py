@@ -25,7 +25,7 @@ from shared_hooks.errors import InputMismatch, UnknownLayer
 from shared_hooks.modules import walk
 from shared_hooks.observers.base import Attachment, Observer, Record
 from shared_hooks.observers.deferred import Deferred
-from shared_hooks.observers.thumbnails import encoded, shrunk
+from shared_hooks.observers.thumbnails import encoded, over_places, shrunk
 from shared_hooks.observers.values import is_real
 from shared_hooks.observers.watching import ObservedCall
 
@@ -39,7 +39,8 @@ class Attention(Record):
     ``shape``: (batch, heads, queries, keys). ``entropy`` in nats, mean over queries, and ``maximum``: one number a
     head. ``positions``: the most attended keys with their mean weight over batch, heads and queries. ``weights``:
     float32 of ``shape`` on the CPU, or None if they were not to be kept. ``source``: how they were obtained.
-    ``picture``: a small heat map (`thumbnails`), empty if it was not wanted.
+    ``picture``: a small heat map (`thumbnails`), empty if it was not wanted; ``picture_max``: its white.
+    ``over``, ``over_max``: the same of what the places of a picture get, where the keys are such (`over_places`).
     """
 
     part: int
@@ -50,6 +51,9 @@ class Attention(Record):
     weights: torch.Tensor | None
     source: str
     picture: str = ""
+    picture_max: float = 0.0
+    over: str = ""
+    over_max: float = 0.0
 
 
 class AttentionCapture(Observer):
@@ -131,12 +135,13 @@ class AttentionCapture(Observer):
         top = weights.mean((0, 1, 2)).topk(min(self.top, shape[-1]))
         keep = self.keep_weights and weights.numel() <= MAX_WEIGHTS
         small = shrunk(weights) if self.picture else weights.new_empty(0, 0)
-        rows = [entropy, weights.amax((0, 2, 3)), top.indices.float(), top.values, small.reshape(-1)]
-        sizes, form = [len(row) for row in rows], small.shape
+        over = over_places(weights) if self.picture else weights.new_empty(0, 0)
+        rows = [entropy, weights.amax((0, 2, 3)), top.indices.float(), top.values, small.reshape(-1), over.reshape(-1)]
+        sizes, form, over_form = [len(row) for row in rows], small.shape, over.shape
         values = torch.cat([*rows, weights.reshape(-1)] if keep else rows)
 
         def make(values: torch.Tensor) -> Attention:
-            entropy, maximum, places, means, grid, kept = values.split([*sizes, len(values) - sum(sizes)])
+            entropy, maximum, places, means, grid, laid, kept = values.split([*sizes, len(values) - sum(sizes)])
             return Attention(
                 name,
                 step,
@@ -148,6 +153,9 @@ class AttentionCapture(Observer):
                 kept.reshape(shape).clone() if keep else None,
                 source,
                 encoded(grid.reshape(form).numpy()) if self.picture else "",
+                _greatest(grid),
+                encoded(laid.reshape(over_form).numpy()) if len(laid) else "",
+                _greatest(laid),
             )
 
         return Deferred(values, make)
@@ -185,6 +193,10 @@ class AttentionCapture(Observer):
                 self._asked[root] = users - 1, before
             else:
                 _set_implementation(root, before)
+
+
+def _greatest(values: torch.Tensor) -> float:
+    return max(0.0, float(values.nan_to_num(0.0, 0.0, 0.0).max())) if len(values) else 0.0
 
 
 RECOMPUTED = "computed again beside it, eagerly, from its own inputs"

@@ -144,8 +144,13 @@ def prediction(measured: Sequence[MeasuredWay], off: float = 1.05) -> dict[str, 
     }
 
 
+PICTURE = "data:image/png;base64," + encoded(np.eye(32))
+
+
 def saw(name: str, module: str, picture: str = "") -> dict[str, Any]:
-    """Of one input (``name``): two attentions of ``module`` on either side, one of them long and thin."""
+    """Of one input (``name``): two attentions of ``module`` on either side, one of them long and thin, the other of the
+    places of a picture.
+    """
     dice = np.random.default_rng(1)
     maps = [picture or encoded(dice.random(form)) for form in ((24, 24), (64, 1))]
     records = [
@@ -156,14 +161,18 @@ def saw(name: str, module: str, picture: str = "") -> dict[str, Any]:
             "entropy": [0.5] * 12,
             "positions": [[1, 0.5]],
             "picture": one,
+            "picture_max": 0.25,
+            "over": "" if number else picture or encoded(dice.random((7, 7))),
+            "over_max": 0.125,
         }
-        for one in maps
+        for number, one in enumerate(maps)
     ]
     found = {
         "records": records, "notes": [module], "left_out": 0, "failures": 1, "last_failure": module, "cost_ns": 1,
         "pictures_left_out": 2,
     }  # fmt: skip
-    return {"input": name, "way": module, "observations": {side: {"attention": found} for side in ("edge", "cloud")}}
+    seen = {"input": name, "way": module, "picture": PICTURE}
+    return {**seen, "observations": {side: {"attention": found} for side in ("edge", "cloud")}}
 
 
 def known(count: int = 6, **more: Any) -> dict[str, Any]:
@@ -198,6 +207,7 @@ def found(
             "model": model,
             "server": "started here",
             "repetitions": entries[0]["repetitions"],
+            "layer repetitions": 1,
             "ways": [[way.name, way.mode] for way in all_ways],
             "inputs": [[one, ""] for one in inputs],
             **({"hooks": ["attention"]} if observed else {}),

@@ -20,7 +20,7 @@ from edge_client.sweeping.report import render
 from edge_client.sweeping.ways import ways_of
 from shared_hooks.observers.thumbnails import decoded
 from tests.edge_client.sweeping import synthetic
-from tests.edge_client.sweeping.test_report import Elements, shape
+from tests.edge_client.sweeping.test_report import data, shape
 from tests.edge_client.sweeping.test_sweep import IMAGES, complaint, inputs_in, summary, words
 
 READER = """
@@ -59,8 +59,9 @@ def test_a_server_of_its_own_allows_them_and_the_page_shows_them(tmp_path: Path)
     # it is no request of the sweep's
     assert all(way["requests"] == 2 for way in known["ways"])
     page = (out / "report.html").read_text()
-    images = [attributes["src"] for tag, attributes in Elements(page).found if tag == "img"]
-    assert len(images) == 2 and all(str(source).startswith("data:image/png;base64,") for source in images)
+    (shown,) = data(page)["attention"]
+    assert [one["side"] for one in shown["maps"]] == ["edge", "cloud"] and shown["picture"] is None
+    assert all(0 < one["most"] <= 1 and decoded(one["picture"]).shape == (24, 24) for one in shown["maps"])
     for word in (
         "transformer.h.1.attn",
         "no NaN and no Inf",
@@ -141,10 +142,11 @@ def test_hostile_names_are_text(hostile: str) -> None:
         return render(known)
 
     assert shape(page(hostile)) == shape(page("harmless"))
-    assert page("harmless").count("<img") == 4
+    (first, _) = data(page("harmless"))["attention"]
+    assert len(first["maps"]) == 4
     # what is no picture is none
     bare = page("harmless", picture=f'{base64.b64encode(b"GIF").decode()}"><script>')
-    assert "<img" not in bare and len(re.findall("<script", bare)) == 2
+    assert not data(bare)["attention"][0]["maps"] and len(re.findall("<script", bare)) == 2
 
 
 def test_without_observers_nothing_is_different() -> None:

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.sweeping.report import duration, inert, render
+from edge_client.pages.rendering import inert
+from edge_client.pages.words import duration
+from edge_client.sweeping.report import render
+from edge_client.sweeping.wording import lead
 from shared_hooks.metrics.reading import Reading
 from tests.edge_client.sweeping import synthetic
 
@@ -85,7 +88,8 @@ def test_a_page_asks_nobody_for_anything(known: dict[str, Any]) -> None:
     for tag, attributes in Elements(page).found:
         assert tag not in ("iframe", "object", "embed", "base", "form")
         for name in ("src", "href", "action", "srcset"):
-            assert attributes.get(name) in (None, "data:,"), (tag, attributes)
+            asked = attributes.get(name)
+            assert asked is None or asked == "data:," or asked.startswith("#"), (tag, attributes)
     assert "url(" not in page and "@import" not in page and "import(" not in page
     assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page)
     assert "default-src 'none'" in page
@@ -99,7 +103,7 @@ def test_what_failed_and_what_is_missing_is_said() -> None:
     page = render(synthetic.known(3, failing="cloud-only", error="Boom: it broke", ended="ServerUnavailable: gone"))
     assert "10 times, first with a.png at cloud-only (networked): Boom: it broke" in page
     assert "Not complete: 2 of 2 inputs (ServerUnavailable: gone)" in page
-    assert "unavailable: no energy meter here" in page
+    assert "no energy meter here" in page
 
 
 def test_when_nothing_was_answered_there_is_a_page_still() -> None:
@@ -120,6 +124,48 @@ def test_drawn_is_what_was_measured() -> None:
     assert drawn["ways"] == known["ways"] and drawn["layers"] == known["layers"]
     assert drawn["winner"] == known["decision"]["measured"]["winner"]
     assert drawn["winner"] in drawn["fronts"]["bytes"] and drawn["fronts"]["energy"] == []
+
+
+@pytest.mark.parametrize(
+    ("known", "sentence"),
+    [
+        ({}, "2 inputs in 10 rounds: 15 ways × (8 for the latency + 2 for the layers) = 150 requests."),
+        (
+            {"failing": "cloud-only"},
+            "2 inputs in 10 rounds: 15 ways × (8 for the latency + 2 for the layers) = 150 req",
+        ),
+        (
+            {"inputs": ["x"], "repetitions": 1},
+            "1 input in 2 rounds: 15 ways × (1 for the latency + 1 for the layers) = 30",
+        ),
+    ],
+)
+def test_the_first_sentence_adds_up(known: dict[str, Any], sentence: str) -> None:
+    made = synthetic.known(**known)
+    said = lead(made)
+    assert said.startswith(sentence)
+    inputs, rounds, ways, timed, layers, total = map(int, re.findall(r"\d+", said.split(".")[0]))
+    assert inputs == len(made["measured_inputs"]) and rounds == timed + layers
+    assert ways == len(made["ways"]) and ways * rounds == total == sum(way["requests"] for way in made["ways"])
+    kinds = re.search(r"The ways: (.*?)\. The cloud", said)
+    assert kinds and sum(int((re.findall(r"^\d+", one) or ["1"])[0]) for one in kinds.group(1).split(", ")) == ways
+
+
+def test_what_was_not_made_is_in_the_sum() -> None:
+    made = synthetic.known(2)
+    made["ways"][2]["requests"] -= 3
+    assert "7 ways × (8 for the latency + 2 for the layers) = 70 requests, of which 3 were not made: 67 req" in lead(
+        made
+    )
+
+
+def test_columns_that_have_nothing_to_say_are_left_out() -> None:
+    plain, full = (
+        render(synthetic.known(2, predicted=False)),
+        render(synthetic.known(2, energy=Reading.estimated(0.1, "a share"), failing="cloud-only")),
+    )
+    for header in ("off by", "energy, edge", "failed"):
+        assert f'<th scope="col">{header}</th>' not in plain and f'<th scope="col">{header}</th>' in full
 
 
 @pytest.mark.parametrize(
