@@ -82,13 +82,9 @@ class _Version(argparse.Action):
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **how)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib.metadata import PackageNotFoundError, version
+        from shared_hooks.version import __version__
 
-        try:
-            own = version("isthmus")
-        except PackageNotFoundError:  # a copy of the source
-            own = "of unknown version"
-        print(f"{parser.prog} {own} (Python {sys.version.split()[0]})")
+        print(f"{parser.prog} {__version__} (Python {sys.version.split()[0]})")
         parser.exit()
 
 

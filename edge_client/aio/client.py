@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
@@ -150,13 +151,20 @@ class EdgeClient:
         client = self.client
         fed = Fed(inputs, asyncio.get_running_loop()) if isinstance(inputs, AsyncIterable) else None
         under_way: deque[Pending] = deque(maxlen=client.max_in_flight)
+        left = threading.Event()
+
+        def begun(pending: Pending) -> None:
+            under_way.append(pending)
+            if left.is_set():  # while its head ran
+                pending.cancel(WHY)
+
         answers: Iterator[Answer | Failure] = client.iterate(
             inputs if fed is None else fed,
             split=split,
             deadline=deadline,
             prepare=prepare,
             failures=failures,
-            begun=under_way.append,
+            begun=begun,
         )
         thread = ThreadPoolExecutor(1, "edge-aio-many")
         try:
@@ -164,6 +172,7 @@ class EdgeClient:
                 assert isinstance(answer, (Answer, Failure))
                 yield answer
         finally:
+            left.set()
             if fed is not None:
                 fed.stop()
             for pending in list(under_way):  # what its thread may be waiting for

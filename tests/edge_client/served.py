@@ -47,6 +47,8 @@ class Gate:
     opened: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
     free: int = 0
+    received: int = 0
+    """Requests that have come, all of each."""
 
     def close(self, free: int = 0) -> None:
         """``free`` tails may still pass."""
@@ -54,8 +56,11 @@ class Gate:
         self.entered.clear()
         self.opened.clear()
 
+    def after_receive(self, event: Event) -> None:
+        """A hook of the server's, as the next."""
+        self.received += 1
+
     def before_tail(self, event: Event) -> None:
-        """A hook of the server's."""
         if self.opened.is_set():
             return
         self.free -= 1

@@ -102,22 +102,22 @@ def cancelled(server: Served) -> float:
 
 
 def test_a_cancelled_task_cancels_on_the_server(held: Served) -> None:
-    before = cancelled(held)
+    before, came = cancelled(held), held.gate.received
 
     async def main() -> None:
         async with client(held) as one:
             running = asyncio.create_task(one.infer(value(9)))
             await until(held.gate.entered.is_set)
             waiting = asyncio.create_task(one.infer(value(1)))  # the one worker is at the first
-            await until(lambda: one.client.counters.streams == 1)
-            await asyncio.sleep(0.05)
+            await until(lambda: held.gate.received == came + 2)
             for task in (running, waiting):
                 task.cancel()
             for task in (running, waiting):
                 with pytest.raises(asyncio.CancelledError):
                     await task
-            held.gate.opened.set()
+            # what waited is counted at once, and it was cancelled after what runs
             await until(lambda: cancelled(held) >= before + 1)
+            held.gate.opened.set()
             assert torch.equal((await one.infer(value(2))).output, expected(value(2))[0])  # its place is free again
             await until(lambda: cancelled(held) == before + 2)
 
@@ -137,13 +137,30 @@ def test_an_iteration_that_is_left_cancels_on_the_server(server: Served, asynchr
 
     async def main() -> None:
         async with client(server, connection=ConnectionOptions(max_in_flight=3)) as one:
-            async with aclosing(one.infer_many(coming() if asynchronous else items)) as answers:  # type: ignore[type-var]
-                async for answer in answers:
-                    assert answer.result is not None
-                    break
-                await until(server.gate.entered.is_set)
+            answers = one.infer_many(coming() if asynchronous else items)
+            assert (await anext(answers)).result is not None
+            waiting = asyncio.ensure_future(anext(answers))
+            await until(server.gate.entered.is_set)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            came = server.gate.received
+            after = asyncio.ensure_future(one.infer(value(3)))  # its place is free again
+            await until(lambda: server.gate.received > came)  # and what came before on the stream has come, too
             server.gate.opened.set()
             await until(lambda: cancelled(server) >= before + 1)
+            assert (await after).split == "first"
+
+    asyncio.run(main())
+
+
+def test_an_iteration_may_be_left_between_two_answers(server: Served) -> None:
+    async def main() -> None:
+        async with client(server) as one:
+            async with aclosing(one.infer_many([value(seed) for seed in range(50)])) as answers:  # type: ignore[type-var]
+                async for answer in answers:
+                    assert answer.split == "first"
+                    break
             assert (await one.infer(value(3))).split == "first"
 
     asyncio.run(main())
