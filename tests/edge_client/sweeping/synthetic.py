@@ -207,7 +207,6 @@ def found(
             "model": model,
             "server": "started here",
             "repetitions": entries[0]["repetitions"],
-            "layer repetitions": 1,
             "ways": [[way.name, way.mode] for way in all_ways],
             "inputs": [[one, ""] for one in inputs],
             **({"hooks": ["attention"]} if observed else {}),
