@@ -36,7 +36,7 @@ const scaleBar = (image, x, y, breadth, most) => {
 /* `maps`: [{side, name, shape, seen: decoded or null, most, over: decoded or null, overMost}], of one input whose picture
    is `input` (or null); `way`: "grid" or "over". */
 const heat = (maps, input, way, width, paper) => {
-  const across = Math.max(1, Math.min(maps.length, Math.floor(width / 260), 4));
+  const across = Math.max(1, Math.min(maps.length, Math.floor(width / 220), 4));
   const gap = 22, cell = Math.min(460, (width - gap * (across - 1)) / across);
   const rows = [];
   for (let at = 0; at < maps.length; at += across) rows.push(maps.slice(at, at + across));

@@ -48,7 +48,7 @@ const wide = (text, bold) => {
 const fit = (text, width, bold) => { // names differ at their ends: a long one gives way in the middle
   if (wide(text, bold) <= width) return text;
   let keep = Math.max(2, Math.floor((text.length * width) / wide(text, bold)));
-  const cut = () => `${keep > 24 ? text.slice(0, 6) : ""}…${text.slice(text.length - (keep > 24 ? keep - 6 : keep))}`;
+  const cut = () => `${keep > 24 ? text.slice(0, 6) : ""}…${text.slice(text.length - (keep > 24 ? keep - 6 : keep)).replace(/^\./, "")}`;
   while (keep > 2 && wide(cut(), bold) > width) keep -= 1;
   return cut();
 };

@@ -50,7 +50,7 @@ def test_every_chart_is_drawn(opened: Any) -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_is_clipped_at_any_width_and_all_can_be_read(opened: Any, dark: bool) -> None:
-    known = synthetic.known(60, name=CNN, inputs=["a_long_file_name_" * 8 + ".png"], repetitions=1, observers=LONG)
+    known = synthetic.known(36, name=CNN, inputs=["a_long_file_name_" * 8 + ".png"], repetitions=1, observers=LONG)
     shown = opened(render(known), 1400, dark)
     for width in (1400, 768, 360):
         shown.page.set_viewport_size({"width": width, "height": 844})
@@ -60,11 +60,11 @@ def test_nothing_is_clipped_at_any_width_and_all_can_be_read(opened: Any, dark: 
         )
         assert shown.overflowing() == []
         assert shown.low_contrast() == []
-        assert shown.count("#stages .row") == 63  # all of them, without a place of its own to scroll
+        assert shown.count("#stages .row") == 39  # all of them, without a place of its own to scroll
 
 
 def test_it_prints_on_a4(opened: Any) -> None:
-    known = synthetic.known(80, name=BLOCKS, repetitions=1, inputs=["a.png"], observers=LONG)
+    known = synthetic.known(40, name=BLOCKS, repetitions=1, inputs=["a.png"], observers=LONG)
     shown = opened(render(known), 1400)
     shown.page.set_viewport_size({"width": 703, "height": 1032})  # 210 mm less two margins of 12, at 96 to the inch
     shown.page.emulate_media(media="print", color_scheme="light")
@@ -72,7 +72,7 @@ def test_it_prints_on_a4(opened: Any) -> None:
     assert shown.overflowing() == []
     heights = [one.bounding_box()["height"] for one in shown.page.locator("svg").all()]
     assert len(heights) > 8 and max(heights) < 900  # none is cut by the end of a page
-    assert shown.count("#stages .row") == 83 and shown.count("details:not([open]):not(.behind)") == 0
+    assert shown.count("#stages .row") == 43 and shown.count("details:not([open]):not(.behind)") == 0
     shown.page.emulate_media(media="screen")
     shown.page.set_viewport_size({"width": 1400, "height": 844})
     shown.until("document.querySelectorAll('#stages svg').length === 1")
