@@ -137,6 +137,14 @@ def read_example(
     return MadeExample(args, kwargs, seed or 0), frozenset(kwargs)
 
 
+def example_like(shape: tuple[int, ...], dtype: torch.dtype, keyword: str | None) -> tuple[Example, frozenset[str]]:
+    """What `read_example` gives for a spec without ``example`` whose preprocessing makes tensors of one form."""
+    made = TensorSource(shape, dtype, 0, 256)
+    if keyword is None:
+        return MadeExample((made,), {}, 0), frozenset()
+    return MadeExample((), {keyword: made}, 0), frozenset((keyword,))
+
+
 def entry_of(text: str, option: str = "--example") -> object:
     """The spec's ``example`` entry for ``1,3,224,224[:dtype]`` (or 1x3x224x224), a file, or ``module:callable``, as a
     command line has it. Raises SpecError.

@@ -78,6 +78,14 @@ class ImagePreprocess:
         table.done()
         return made
 
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of the tensor that every image becomes; None where it is the image's own."""
+        if self.size is None:
+            return None
+        channels = _CHANNELS[self.mode]
+        return (1, *self.size, channels) if self.layout == "NHWC" else (1, channels, *self.size)
+
     def __call__(self, path: Path) -> torch.Tensor:
         """Raises InputMismatch for a file that is not an image or has no 8-bit channels."""
         return self._tensor(self._read(path, path))

@@ -19,7 +19,7 @@ from torch import nn
 from shared_hooks.config import Table, kind_of, looks_like_target, resolve
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError, UnknownModel, near
 from shared_hooks.models import uploads
-from shared_hooks.models.example import Example, entry_of, inputs_of, read_example, to_device
+from shared_hooks.models.example import Example, entry_of, example_like, inputs_of, read_example, to_device
 from shared_hooks.models.frames import Frame
 from shared_hooks.models.images import DTYPES, ImagePreprocess, as_png, picture_as_png
 from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_tensors, tensors_of_bytes
@@ -374,6 +374,8 @@ def spec_from_table(
         return ModelSpec("example", table.origin, folder, factory, _preprocess=preprocess)._read(path)
 
     example, keywords = read_example(table, folder, read_image)
+    if example is None and isinstance(preprocess, ImagePreprocess) and (shape := preprocess.shape):
+        example, keywords = example_like(shape, preprocess.dtype, preprocess.keyword)
     spec = ModelSpec(
         model_id=chosen_id,
         origin=table.origin,

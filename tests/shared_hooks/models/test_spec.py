@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file, save_model
 from torch import nn
 
@@ -85,6 +86,32 @@ def test_example_from_code_and_from_files(write_spec: Write, tmp_path: Path) -> 
     from_file = write_spec('example = "two.safetensors"\n' + BASE).example()
     assert from_code is not None and from_code[1]["input"].shape == (1, 4)
     assert from_file is not None and from_file[1].keys() == {"ids", "mask"}
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ('size = [6, 4], mode = "L"', (1, 1, 6, 4)),
+        ('size = [6, 4], layout = "NHWC", dtype = "float64"', (1, 6, 4, 3)),
+        ('mode = "L"', None),  # the image's own
+    ],
+)
+@pytest.mark.parametrize("keyword", ["", "pixels"])
+def test_without_an_example_it_is_what_images_become(
+    write_spec: Write, options: str, shape: tuple[int, ...] | None, keyword: str
+) -> None:
+    named = f', keyword = "{keyword}"' if keyword else ""
+    spec = write_spec(f"{BASE}preprocess = {{{options}{named}}}")
+    if shape is None:
+        assert spec.example() is None
+        return
+    args, kwargs = spec.example()  # type: ignore[misc]
+    (made,) = (*args, *kwargs.values())
+    assert list(kwargs) == ([keyword] if keyword else [])
+    picture = Image.new("L", (9, 9), 7)
+    args, kwargs = spec.preprocess_picture(picture)
+    (real,) = (*args, *kwargs.values())
+    assert made.shape == real.shape == shape and made.dtype == real.dtype and made.stride() == real.stride()
 
 
 def test_own_preprocess_and_postprocess(write_spec: Write, tmp_path: Path) -> None:
