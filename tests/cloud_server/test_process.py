@@ -140,7 +140,6 @@ def test_configuration_file(start: Start, edge: WrappedModel, tmp_path: Path) ->
         (["--weights", "missing.safetensors"], "missing.safetensors"),
         (["--weights", "other=missing.safetensors"], 'no model "other"'),
         (["--model=a=m:f", "--model=b=m:f", "--weights", "x.safetensors"], "say NAME=x.safetensors"),
-        (["--example", "1,3"], "has its own example"),
         (["--model", "a=no_such_module:f"], "no_such_module"),
         (["no-such-file.toml"], "no-such-file.toml"),
     ],
@@ -171,6 +170,11 @@ def test_a_wrong_host_is_told_before_models_are_loaded(
     monkeypatch.setattr("cloud_server.cli.ServedModel", None)  # not loaded
     assert main(["--listen", listen, "--insecure"]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_an_example_that_the_model_does_not_take(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--listen=127.0.0.1:0", "--example", "1,3"]) == 1
+    assert "the model fails on its example" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

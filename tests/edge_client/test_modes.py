@@ -161,7 +161,7 @@ class TestProbing:
         link, load = probe(
             server, sizes=(1000, 100_000), answer_sizes=(50_000,), seconds=30.0, on_progress=lambda *at: seen.append(at)
         )
-        assert [size for size, _ in link.up.points] == [0, 1000, 100_000]
+        assert [size for size, _ in link.up.points] == [0, 1000, 50_000, 100_000]  # two that tell the speed
         assert [size for size, _ in link.down.points] == [0, 50_000]
         assert link.rtt_ns > 0 and link.source == "measured" and load.workers == 1
         assert seen[-1][0] == seen[-1][1] == max(done for done, _, _ in seen)

@@ -109,7 +109,8 @@ def test_a_payload_that_is_kept_is_nobody_elses(
 ) -> None:
     """A hook in the worker keeps what crossed: its memory is not used again until the hook lets go."""
     caplog.set_level(logging.INFO)  # a worker that goes now stays in what is kept of the log, and gives its page back
-    eventually(lambda: pool.memory.used_bytes == 2 * mmap.PAGESIZE)  # where workers say what they are at
+    pages = 2 * mmap.PAGESIZE  # where workers say what they are at, when none starts in place of another
+    eventually(lambda: pool.memory.used_bytes == pages, "somebody has more memory than two workers", STARTS)
     for id in range(1, 5):
         ask(client, id, edge.forward(told(deadly.KEEP, 1000), end="input"))
         value(client, id)

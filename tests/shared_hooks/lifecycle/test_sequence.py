@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edge_client import Answer, EdgeClient, Failure
+from edge_client import Answer, Call, EdgeClient, Failure
 from edge_client.model_choice import ModelChoice
 from edge_client.survey.probing import fetch_profile
 from edge_client.transport.options import ConnectionOptions
@@ -141,7 +141,7 @@ class TestPairs:
     def test_the_input_is_wrong(self, split: str) -> None:
         with service() as both, both.client(split) as client:
             with pytest.raises(IsthmusError):
-                client.infer("nothing")
+                client.infer(Call("nothing"))
             client.infer(image())
             both.paired()
             assert both.edge.count(Stage.ON_ERROR) == 1 and both.cloud.count(Stage.ON_ERROR) == 0

@@ -69,7 +69,7 @@ def test_what_a_record_says_of_where_and_of_what(observers: tuple[ActivationStat
     (picture,) = (value for value in looked.values() if isinstance(value, Picture))
     assert picture.image().size == (5, 5)
     assert {key.rpartition("self_attn/")[2] for key in looked} == {
-        *("entropy/0", "entropy/1", "maximum/0", "maximum/1", "picture")
+        *("entropy/0", "entropy/1", "maximum/0", "maximum/1", "picture", "picture_max", "over_max")
     }
 
 
