@@ -61,9 +61,11 @@ class Answer:
     def __repr__(self) -> str:
         where = f"split={self.split!r}" + (f" ({self.fallback})" if self.fallback else "")
         times = self.times
-        took = f"{duration(self.measured_ns)}: edge {duration(times.edge_compute)}"
+        parts = {"edge": times.edge_compute}
         if self.layer_id is not None:
-            took += f" + network {duration(times.network)} + server {duration(times.server)}"
+            parts |= {"network": times.network, "server": times.server}
+        parts["other"] = max(0, self.measured_ns - sum(parts.values()))  # preparing, planning, waiting, encoding
+        took = f"{duration(self.measured_ns)}: " + " + ".join(f"{name} {duration(ns)}" for name, ns in parts.items())
         sent = f"{size(self.bytes_up)} up, {size(self.bytes_down)} down" if self.layer_id is not None else ""
         return told(self, f"output={brief(self.output)}", where, took, sent, self._best())
 

@@ -7,12 +7,14 @@ curl 127.0.0.1:8000/predict --data-binary @shared_hooks/models/digits/images/172
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, HTTPException, Request
 
+from edge_client import Answer
 from edge_client.aio import EdgeClient
 from shared_hooks.errors import InputMismatch, IsthmusError
 
@@ -28,11 +30,30 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(lifespan=lifespan)
 
 
+async def while_wanted(request: Request, work: Awaitable[Answer]) -> Answer:
+    """What ``work`` gives. When the caller leaves it is cancelled, here and on the cloud server."""
+
+    async def leaves() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leaves())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HTTPException(499, "the caller left")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
 @app.post("/predict")
 async def predict(request: Request) -> dict[str, object]:
     """The body is a picture's file. 400: it is none. 503: nobody could answer."""
     try:
-        answer = await request.app.state.client.infer(await request.body())
+        picture = await request.body()
+        answer = await while_wanted(request, request.app.state.client.infer(picture))
     except InputMismatch as error:
         raise HTTPException(400, str(error)) from error
     except IsthmusError as error:

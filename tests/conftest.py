@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -28,8 +29,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `-n auto`: one more than processors, for many tests wait for processes of their own."""
-    return 1 + (os.cpu_count() or 1)
+    """Of `-n auto`: two more than processors, for many tests wait for processes of their own."""
+    return 2 + (os.cpu_count() or 1)
+
+
+def pytest_collection_finish() -> None:
+    """The modules and tests that are there by now stay: the garbage collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -54,6 +54,10 @@ class Table:
         except OSError as error:
             raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            if path.suffix == ".py":
+                raise SpecError(
+                    f'{path}: a Python file, not TOML; name what makes the model: "{path.stem}:Model"'
+                ) from error
             raise SpecError(f"{path}: not valid TOML: {error}") from error
 
     def put(self, key: str, value: object) -> None:

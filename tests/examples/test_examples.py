@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import runpy
@@ -11,9 +12,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
+from fastapi import HTTPException, Request
 from nbclient import NotebookClient
 from PIL import Image
 
@@ -98,6 +101,30 @@ def test_a_web_service(monkeypatch: pytest.MonkeyPatch) -> None:
             assert answer.json()["split"] == "stage2.0.conv2"
             wrong = client.post("/predict", content=b"no picture at all")
             assert wrong.status_code == 400 and wrong.json()["detail"]
+
+
+def test_a_service_cancels_what_nobody_waits_for() -> None:
+    service = runpy.run_path(str(EXAMPLES["fastapi_service"]))
+    heard: list[str] = []
+
+    async def forever(picture: bytes) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            heard.append("cancelled")
+            raise
+
+    async def receive() -> dict[str, object]:
+        heard.append("asked")
+        return {"type": "http.request"} if len(heard) == 1 else {"type": "http.disconnect"}
+
+    async def asked() -> None:
+        service["app"].state.client = SimpleNamespace(infer=forever)
+        await service["predict"](Request({"type": "http", "method": "POST", "app": service["app"]}, receive))
+
+    with pytest.raises(HTTPException, match="499"):
+        asyncio.run(asked())
+    assert heard == ["asked", "asked", "cancelled"]
 
 
 def test_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,11 @@ def cuts_of(wrapped: WrappedModel) -> Iterator[int | str]:
 
 
 def some_cuts_of(wrapped: WrappedModel, case: Case) -> list[int | str]:
-    """All cuts of a model that has at most `MANY_CUTS`, else every third: what each costs grows with the model, too.
-    With which it begins differs from case to case.
+    """All cuts of a model that has at most `MANY_CUTS`, else every third, of twice as many every sixth: what each costs
+    grows with the model, too. With which it begins differs from case to case.
     """
     cuts = list(cuts_of(wrapped))
-    return cuts if ALL or len(cuts) <= MANY_CUTS else cuts[len(case.name) % 3 :: 3]
+    if ALL or len(cuts) <= MANY_CUTS:
+        return cuts
+    step = 3 if len(cuts) <= 2 * MANY_CUTS else 6
+    return cuts[len(case.name) % step :: step]
