@@ -29,8 +29,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `-n auto`: two more than processors, for many tests wait for processes of their own."""
-    return 2 + (os.cpu_count() or 1)
+    """Of `-n auto`: one more than processors, for many tests wait for processes of their own."""
+    return 1 + (os.cpu_count() or 1)
 
 
 def pytest_collection_finish() -> None:
