@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.screen.table import table
@@ -15,6 +15,9 @@ from edge_client.tasks.tabular import Row, Tabular
 
 if TYPE_CHECKING:
     import polars
+
+_FEW: Final = 12
+"""Ways that are all told, one a line; of more, those worth it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,13 +101,15 @@ class Swept(Tabular):
         best, foretold = self.best, (decision.predicted or {}).get("winner")
         shown = {EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, best, foretold}
         shown |= {one.name for one in measured.ranking[:3]} if measured else set()
-        rows = [
-            _cells(way, {"best": best, "predicted": foretold})
-            for way in found.ways
-            if way.name in shown and (way.mode != "local" or way.name == EDGE_ONLY)
-        ]
+        known = [way for way in found.ways if way.mode != "local" or way.name == EDGE_ONLY]
+        worth = [way for way in known if way.name in shown] if len(known) > _FEW else known
+        rows = [_cells(way, {"best": best, "predicted": foretold}) for way in worth]
         headers = ["way", "ms", "predicted", "up", "exact", "failed", ""]
         lines = [table(headers, rows, right=(1, 2, 3, 4, 5)), ""]
+        if len(worth) < len(known):
+            lines.append(
+                f"{len(worth)} of {len(known)} ways: the best, and those to compare with; all are in the report"
+            )
         if decision.median_error_percent is not None:
             lines.append(f"predicted against measured: {decision.median_error_percent:.1f} % off in the median")
         answered = sum(way.answered for way in found.ways)
