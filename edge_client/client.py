@@ -383,8 +383,7 @@ class EdgeClient:
         """Who decides where requests run; the first time it is measured on the example, or else on ``item``."""
         with self._beginning:
             if self._auto is None:
-                if self._closed:
-                    raise Cancelled("the client is closed")
+                self._refuse_closed()
                 from edge_client.adaptive import AutoOptions
                 from edge_client.adaptive.beginning import begin
 
@@ -392,7 +391,13 @@ class EdgeClient:
                 example = self._edge_model.example
                 call = Call(*example) if example is not None else self._reader.read(item)
                 file = item.path if isinstance(item, InputItem) else item if isinstance(item, Path) else None
-                self._auto = begin(self, self._auto_options or AutoOptions(), call, prepare=self._inputs_of, file=file)
+                made = begin(self, self._auto_options or AutoOptions(), call, prepare=self._inputs_of, file=file)
+                self._auto = made
+                try:
+                    self._refuse_closed()  # while it measured, and `close` found nobody to end
+                except Cancelled:
+                    made.close()
+                    raise
             return self._auto
 
     def _inputs_of(self, item: Any) -> Inputs:
@@ -490,10 +495,13 @@ class EdgeClient:
         )
         return _closing(source, answers) if named else answers
 
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise Cancelled("the client is closed")
+
     def _connect(self) -> Connection:
         with self._opening:
-            if self._closed:
-                raise Cancelled("the client is closed")
+            self._refuse_closed()
             if self.server is None:
                 raise SpecError('no server: this client was made without one, for split="edge-only"')
             if self._connection is None:

@@ -70,11 +70,19 @@ class EdgeClient:
     async def open(self) -> EdgeClient:
         """Loads the model, plans, connects; with ``split="auto"`` it measures. Raises as `edge_client.EdgeClient`."""
         if self._client is None:
-            made = await asyncio.to_thread(edge_client.client.EdgeClient, *self._arguments, **self._options)
+            await asyncio.to_thread(self._make)
+        made = self.client
+        if self._threads is None:
             self._threads = ThreadPoolExecutor(max(LEAST_THREADS, 2 * made.max_in_flight), "edge-aio")
-            self._client = made
-        await asyncio.to_thread(self._client.open)
+        await asyncio.to_thread(made.open)
         return self
+
+    def _make(self) -> None:
+        """In a thread, which goes on when who waits for it is cancelled: one that came too late is closed here."""
+        made = edge_client.client.EdgeClient(*self._arguments, **self._options)
+        self._client = made
+        if self._closed:
+            made.close()
 
     async def close(self) -> None:
         """Ends the connection; waiting requests end with Cancelled."""

@@ -111,14 +111,14 @@ class Dashboard:
         if self._closed.is_set():
             return
         self._closed.set()
+        if (link := self._link) is not None:
+            link.close()
+        self._ticker.join()  # it may have begun to follow a chooser
         if self._hooks is not None and self._client is not None:
             if self._chooser is not None:
                 self._chooser.decisions.forget(self._hooks.decided)
             with suppress(SpecError):  # somebody else has removed it
                 self._client.lifecycle.remove(self._hooks)
-        if (link := self._link) is not None:
-            link.close()
-        self._ticker.join()
         self._aside.close()
         self._server.close()
 

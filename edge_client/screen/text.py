@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from shared_hooks.showing import size as size
+
 
 def printable(text: str) -> str:
     """``text`` with what does not print escaped: control characters would clear, colour or rewrite a terminal."""
@@ -30,18 +32,6 @@ def number(value: float) -> str:
     places = max(0, 3 - math.floor(math.log10(abs(value))))
     text = f"{value:.{places}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def size(nbytes: int | None) -> str:
-    """Bytes with a unit; "-" for None."""
-    if nbytes is None:
-        return "-"
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
 
 
 def finite(value: Any) -> Any:

@@ -34,10 +34,10 @@ def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
     wrapped = WrappedModel(spec.load_model(device), depth=choice.depth)
     try:
         return Loaded(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
-    except IsthmusError:
-        raise
-    except Exception as error:
+    except BaseException as error:
         wrapped.detach()
+        if isinstance(error, IsthmusError) or not isinstance(error, Exception):
+            raise
         raise fails_on(spec, inputs[0] if inputs else "its example", error) from error
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import edge_client
 from edge_client import ConnectionOptions, aio
 from edge_client.answer import Failure
 from shared_hooks.errors import Cancelled, DeadlineExceeded, InputMismatch, ServerUnavailable
@@ -190,3 +193,48 @@ def test_a_client_that_chooses(server: Served, tmp_path: Path) -> None:
             assert [entry["kind"] for entry in one.client.decisions if entry["kind"] == "choice"] == ["choice"]
 
     asyncio.run(main())
+
+
+def test_one_that_is_cancelled_while_it_loads_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that loads goes on, and nobody else knows what it made."""
+    begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Loads:
+        max_in_flight = 1
+
+        def __init__(self, *args: Any) -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+
+        def close(self) -> None:
+            closed.set()
+
+    monkeypatch.setattr("edge_client.client.EdgeClient", Loads)
+
+    async def main() -> None:
+        opening = asyncio.ensure_future(aio.EdgeClient("127.0.0.1:9", "digits").__aenter__())
+        await until(begun.is_set)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert not closed.is_set()
+        go_on.set()
+        await until(closed.is_set)
+
+    asyncio.run(main())
+
+
+def test_a_client_closed_while_it_measures_leaves_nobody_watching(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    def begin(client: edge_client.EdgeClient, *args: Any, **more: Any) -> Any:
+        client.close()  # as another thread does, meanwhile
+        return SimpleNamespace(close=lambda: ended.append("closed"))
+
+    monkeypatch.setattr("edge_client.adaptive.beginning.begin", begin)
+    one = edge_client.EdgeClient(server.address, server.spec, split="auto")
+    with pytest.raises(Cancelled):
+        one.infer(value(1))
+    assert ended

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,28 +22,12 @@ from tests.edge_client.live import lag
 from tests.edge_client.test_client import built, image
 from tests.waiting import PATIENCE, eventually
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("starlette")
 
-BROWSER = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))),
-    None,
-)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
-
-SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 SLOW_SECONDS = 0.1
 """One way: twice that is more than the whole model takes on the edge."""
 SPLIT = "() => !['-', 'edge-only'].includes(document.querySelector('#now-cut').innerText)"
 HOSTILE = "<img src=x onerror=window.hacked=1></script><script>window.hacked=1</script>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        one = started.chromium.launch(executable_path=BROWSER, args=SWITCHES, timeout=120_000)
-        yield one
-        one.close()
 
 
 @contextlib.contextmanager

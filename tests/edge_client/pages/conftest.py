@@ -1,8 +1,7 @@
-"""A headless browser for the tests of pages, started once; a page opened from a file, with the network shut."""
+"""A page opened in the headless browser from a file, with the network shut."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,23 +9,6 @@ from typing import Any
 import pytest
 
 from tests.waiting import eventually
-
-BROWSER = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))),
-    None,
-)
-SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if BROWSER is None:
-        pytest.skip("no Chromium is installed")
-    with playwright.sync_playwright() as started:
-        one = started.chromium.launch(executable_path=BROWSER, args=SWITCHES, timeout=120_000)
-        yield one
-        one.close()
 
 
 class Opened:
