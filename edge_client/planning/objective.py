@@ -141,12 +141,18 @@ class Decision:
     scores: Mapping[str, float]
     rejected: Mapping[str, str]
 
+    @property
+    def best_cut(self) -> Candidate | None:
+        """The best that both sides compute: the winner, unless one side does all. None where no cut is allowed."""
+        return next((one for one in self.ranking if one.is_cut), None)
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able: names, not candidates."""
         return {
             "objective": self.objective,
             "winner": self.winner.name,
             "runner_up": self.runner_up.name if self.runner_up else None,
+            "best_cut": self.best_cut.name if self.best_cut else None,
             "ranking": [one.name for one in self.ranking],
             "scores": dict(self.scores),
             "rejected": dict(self.rejected),

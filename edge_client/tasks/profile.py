@@ -119,11 +119,18 @@ def profile(
         raise SpecError(f"--side {which}: the cloud's side is measured by a server: {HOW}")
     how = ProfileOptions(warmup, repetitions, seconds, codec)
     subject = subject_of(model, inputs, address, credentials)
-    edge = _edge(subject, how, progress) if which != "cloud" else None
-    if which == "edge":
-        return Profiled(edge, None)
-    assert address is not None
     warnings: list[str] = []
+
+    def warn(text: str) -> None:
+        warnings.append(text)
+        say(f"warning: {text}")
+
+    edge = _edge(subject, how, progress) if which != "cloud" else None
+    for text in edge.warnings if edge is not None else ():
+        warn(f"edge: {text}")
+    if which == "edge":
+        return Profiled(edge, None, warnings)
+    assert address is not None
     try:
         if address == OWN:
             say("starting a server on this machine")
@@ -132,13 +139,12 @@ def profile(
         else:
             cloud = _cloud(address, subject, how, credentials, progress)
         if edge is not None:
-            warnings = list(check(cloud, edge.model))
+            for text in check(cloud, edge.model):
+                warn(text)
     except CONNECTION_ERRORS as error:
         if failures == "raise" or edge is None:
             raise
-        return Profiled(edge, None, (), error)
-    for warning in warnings:
-        say(f"warning: {warning}")
+        return Profiled(edge, None, warnings, error)
     return Profiled(edge, cloud, warnings)
 
 

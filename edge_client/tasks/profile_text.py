@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from edge_client.screen.table import table
+from edge_client.screen.table import Column, fitted, table
 from edge_client.screen.text import milliseconds, printable, size
 from shared_hooks.profiling.profile import LayerProfile, Profile
 from shared_hooks.profiling.quartiles import Quartiles
@@ -40,30 +40,26 @@ def _layers(profile: Profile, width: int | None) -> str:
     def share(ns: float) -> str:
         return f"{100 * ns / whole:.1f} %" if whole else "-"
 
-    columns: list[tuple[str, bool, Callable[[LayerProfile], str], str, str]] = [
-        ("id", True, lambda layer: str(layer.layer_id), "", ""),
-        ("name", False, lambda layer: printable(layer.name), "outside layers", "whole"),
-        ("type", False, lambda layer: printable(layer.layer_type), "", ""),
-        ("time", True, lambda layer: _spread(layer.inference_ns), _spread(outside), _spread(profile.whole_ns)),
-        ("share", True, lambda layer: share(layer.inference_ns.median), share(outside.median), share(whole)),
-        ("CPU", True, lambda layer: milliseconds(layer.cpu_ns.median) if layer.cpu_ns else "-", "", ""),
-        ("peak", True, lambda layer: _bytes(layer.memory_peak.value), "", _bytes(profile.whole_memory_peak.value)),
-        ("energy", True, lambda layer: _joules(layer.energy.value), "", _joules(profile.whole_energy.value)),
-        ("crosses", True, lambda layer: size(layer.frontier_bytes) if layer.can_split else "no cut", "", ""),
+    def column(head: str, cell: Callable[[LayerProfile], str], beyond: str = "", all_of_it: str = "") -> Column:
+        return Column(head, [*map(cell, profile.layers), beyond, all_of_it], head not in ("name", "type"))
+
+    columns = [
+        column("id", lambda layer: str(layer.layer_id)),
+        column("name", lambda layer: printable(layer.name), "outside layers", "whole"),
+        column("type", lambda layer: printable(layer.layer_type)),
+        column("time", lambda layer: _spread(layer.inference_ns), _spread(outside), _spread(profile.whole_ns)),
+        column("share", lambda layer: share(layer.inference_ns.median), share(outside.median), share(whole)),
+        column("CPU", lambda layer: milliseconds(layer.cpu_ns.median) if layer.cpu_ns else "-"),
+        column("peak", lambda layer: _bytes(layer.memory_peak.value), "", _bytes(profile.whole_memory_peak.value)),
+        column("energy", lambda layer: _joules(layer.energy.value), "", _joules(profile.whole_energy.value)),
+        column("crosses", lambda layer: size(layer.frontier_bytes) if layer.can_split else "no cut"),
     ]
-    if all(layer.energy.value is None for layer in profile.layers) and profile.whole_energy.value is None:
-        columns = [column for column in columns if column[0] != "energy"]
-    if all(layer.cpu_ns is None for layer in profile.layers):
-        columns = [column for column in columns if column[0] != "CPU"]
-    while True:
-        rows = [[cell(layer) for _, _, cell, _, _ in columns] for layer in profile.layers]
-        rows += [[column[3] for column in columns], [column[4] for column in columns]]
-        right = [number for number, column in enumerate(columns) if column[1]]
-        text = table([column[0] for column in columns], rows, right)
-        spare = next((name for name in ("crosses", "type", "peak", "CPU") if name in [c[0] for c in columns]), None)
-        if width is None or spare is None or max(map(len, text.splitlines())) <= width:
-            return text
-        columns = [column for column in columns if column[0] != spare]
+    unknown = {
+        "energy": profile.whole_energy.value is None and all(layer.energy.value is None for layer in profile.layers),
+        "CPU": all(layer.cpu_ns is None for layer in profile.layers),
+    }
+    known = [column for column in columns if not unknown.get(column.header)]
+    return fitted(known, ("crosses", "type", "peak", "CPU"), width)
 
 
 def _cuts(profile: Profile, width: int | None) -> str:
