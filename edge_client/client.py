@@ -32,6 +32,7 @@ from edge_client.request import (
     taken_over,
     work_of,
 )
+from edge_client.settings import NONE, OWN
 from edge_client.standing import Standing
 from edge_client.transport import ConnectionOptions, Stamps, check_seconds, now_ns
 from edge_client.witness import check_share
@@ -113,7 +114,7 @@ class EdgeClient(Standing):
         check_share(witness)
         if fallback not in (None, "edge"):
             raise SpecError(f'fallback={fallback!r}: must be "edge" or None')
-        server = None if server is None else check_address(server)
+        server = None if server is None else _address(server)
         lifecycle = default("edge") if lifecycle is None else lifecycle
         self._split = split
         self.deadline = check_seconds("deadline", deadline)
@@ -396,6 +397,18 @@ class EdgeClient(Standing):
     def until(self, deadline: float | None) -> float:
         """``time.monotonic()`` at which a request of now is given up. Raises SpecError."""
         return time.monotonic() + check_seconds("deadline", self.deadline if deadline is None else deadline)
+
+
+def _address(server: str) -> str:
+    """HOST:PORT. SpecError for what tasks and commands take, and a client does not."""
+    if server == OWN:
+        raise SpecError(
+            'server "own" is for tasks and commands: with edge_client.local_server(MODEL) as server, '
+            "EdgeClient(server, MODEL) as client: ..."
+        )
+    if server == NONE:
+        raise SpecError('server "none": give None, and split="edge-only"')
+    return check_address(server)
 
 
 def _closing(source: Any, answers: Iterator[Answer | Failure]) -> Iterator[Answer | Failure]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from edge_client.call import Call
 from edge_client.request import EdgeModel
 from edge_client.transport import Connection, ConnectionOptions, Counters, State
 from protos.isthmus.v1 import split_pb2
@@ -126,6 +127,10 @@ class Standing:
     def counters(self) -> Counters:
         """Streams, attempts, requests sent again, stray answers."""
         return self._connection.counters if self._connection else Counters()
+
+    def plan_for(self, call: Call) -> str:
+        """Plan this call here; the plan's digest. Raises InputMismatch, ModelFailed."""
+        return self._edge_model.plan(call)
 
     @property
     def _welcome(self) -> split_pb2.Welcome | None:
