@@ -23,8 +23,8 @@ from edge_client.__main__ import main as edge_main
 from shared_hooks import WrappedModel
 from shared_hooks.errors import IsthmusError
 from shared_hooks.models import load_spec
+from tests.shipped import IMAGES
 
-IMAGES = Path(__file__).parents[1] / "shared_hooks" / "models" / "digits" / "images"
 IDENTITY = 'id = "a"\nfactory = "torch.nn:Identity"\n'
 EXAMPLE = "[[example.args]]\nshape = [1, 4]\n"
 SPECS = {

@@ -20,8 +20,8 @@ from edge_client import Call, EdgeClient, ModelChoice
 from edge_client.inputs import InputReader
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import Frame, FrameId, InputItem, ModelSpec, Prediction, load_spec
+from tests.shipped import IMAGES
 
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
 PICTURE = IMAGES / "0011_label1.png"
 
 
