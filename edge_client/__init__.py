@@ -1,6 +1,7 @@
 """The edge side: run a model up to a cut, stream what crosses it to a cloud server, get the model's own output.
 
 client      `EdgeClient`: infer, infer_many
+standing    its model and its connection, and what the server said of itself
 inputs      what infer takes, made into a call
 answer      `Answer`, `Failure`
 call        what a model is called with

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -34,15 +32,14 @@ from edge_client.request import (
     taken_over,
     work_of,
 )
-from edge_client.transport import Connection, ConnectionOptions, Counters, Stamps, State, check_seconds, now_ns
+from edge_client.settings import NONE, OWN
+from edge_client.standing import Standing
+from edge_client.transport import ConnectionOptions, Stamps, check_seconds, now_ns
 from edge_client.witness import check_share
-from protos.isthmus.v1 import split_pb2
-from shared_hooks import WrappedModel
 from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.loading import default
 from shared_hooks.models import InputItem, ModelSpec, Prediction
-from shared_hooks.profiling.kind import kind, unlike
 from shared_hooks.showing import told
 
 if TYPE_CHECKING:
@@ -58,7 +55,7 @@ CONNECTION_ERRORS: Final = (
 )  # no input's fault: the next would fail, too
 
 
-class EdgeClient:
+class EdgeClient(Standing):
     """A model's heads here, and a standing connection to its tails on a server.
 
         with EdgeClient("127.0.0.1:50051", "digits", split="stage2.0.conv1") as client:
@@ -117,11 +114,11 @@ class EdgeClient:
         check_share(witness)
         if fallback not in (None, "edge"):
             raise SpecError(f'fallback={fallback!r}: must be "edge" or None')
-        self.server = None if server is None else check_address(server)
-        self.lifecycle = default("edge") if lifecycle is None else lifecycle
+        server = None if server is None else _address(server)
+        lifecycle = default("edge") if lifecycle is None else lifecycle
         self._split = split
         self.deadline = check_seconds("deadline", deadline)
-        self.choice, self.connection, observers = taken_over(
+        self.choice, connection, observers = taken_over(
             old, ModelChoice.of(model), connection or ConnectionOptions(), observers
         )
         if split == AUTO and server is None:
@@ -129,10 +126,8 @@ class EdgeClient:
         if self.choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):
             what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
-        self._edge_model = EdgeModel(
-            self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=self.lifecycle
-        )
-        self._client_id = uuid.uuid4().hex
+        made = EdgeModel(self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=lifecycle)
+        super().__init__(server, made, connection)
         self.requests = Requests(
             self._edge_model,
             self._connect,
@@ -144,20 +139,14 @@ class EdgeClient:
             fallback=fallback is not None,
             postprocess=self._postprocess if postprocess and self.spec is not None else None,
         )
-        self._reader = InputReader(
-            self._edge_model.wrapped.model, self.spec, preprocess=preprocess, call_kwargs=call_kwargs
-        )
+        self._reader = InputReader(self.wrapped.model, self.spec, preprocess=preprocess, call_kwargs=call_kwargs)
         self._labelled = self.spec if labels or self.spec is None else replace(self.spec, labels=())
         self.codec = codec
         self._auto_options = auto
         self._auto: AutoClient | None = None
         self._beginning = threading.Lock()
         self._fallback = fallback
-        self._opening = threading.RLock()
-        self._greeting = False
         self._ending = threading.Lock()  # taken by the first who closes, and kept
-        self._connection: Connection | None = None
-        self._closed = False
 
     @property
     def split(self) -> Cut:
@@ -169,11 +158,6 @@ class EdgeClient:
         old, self._split = self._split, split
         if split != old:
             self.lifecycle.emit(Stage.ON_SPLIT_CHANGE, old=old, new=split, reason="it was set")
-
-    @property
-    def model_id(self) -> str:
-        """What the server calls the model."""
-        return self._edge_model.model_id
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
@@ -190,52 +174,6 @@ class EdgeClient:
         return told(self, f"server={self.server}", f"model={self.model_id}", split, f"{self.state.name.lower()}")
 
     @property
-    def device(self) -> torch.device:
-        """Where the model runs here."""
-        return self._edge_model.device
-
-    @property
-    def loaded(self) -> str | None:
-        """With `ModelChoice.only_head`: how much of the weights is in memory, in words; else None."""
-        only_head = self._edge_model.only_head
-        return None if only_head is None else only_head.told
-
-    @property
-    def max_in_flight(self) -> int:
-        """Requests between head and answer, at most."""
-        return self.connection.max_in_flight
-
-    @property
-    def spec(self) -> ModelSpec | None:
-        """The model's spec; None for a client made with a module."""
-        return self._edge_model.spec
-
-    @property
-    def wrapped(self) -> WrappedModel:
-        """The model as it runs here: its layers after `prepare` or `open`."""
-        return self._edge_model.wrapped
-
-    @property
-    def observers(self) -> tuple[str, ...]:
-        """Observers of every request that is begun from now on. Raises SpecError for a name that there is not."""
-        return self._edge_model.observers
-
-    @observers.setter
-    def observers(self, names: Iterable[str]) -> None:
-        self._edge_model.observe(names)
-
-    @property
-    def hooks(self) -> tuple[str, ...]:
-        """`observers` by the old name, which goes with 0.3."""
-        warnings.warn("EdgeClient.hooks is called observers now", DeprecationWarning, stacklevel=2)
-        return self.observers
-
-    @hooks.setter
-    def hooks(self, names: Iterable[str]) -> None:
-        warnings.warn("EdgeClient.hooks is called observers now", DeprecationWarning, stacklevel=2)
-        self.observers = tuple(names)
-
-    @property
     def witness(self) -> float:
         """The share of the split requests that are computed whole here, too."""
         return self.requests.witnesses.share
@@ -244,48 +182,6 @@ class EdgeClient:
     def refused(self) -> Mapping[str, str]:
         """Cuts that witnesses took out of use: the layer's name ("input": before the first), and what was found."""
         return self.requests.witnesses.refused
-
-    @property
-    def server_about(self) -> Mapping[str, str]:
-        """What the server said of its machine: versions, device, kind of processor, threads; nothing before it did."""
-        welcome = self._connection.welcome if self._connection else None
-        return {} if welcome is None else dict(welcome.about)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """In what the two sides' models differ without any effect on results, as the server found: such as an attribute
-        that only one release of torch keeps.
-        """
-        welcome = self._connection.welcome if self._connection else None
-        return () if welcome is None else tuple(welcome.notes)
-
-    @property
-    def unlike(self) -> tuple[str, ...]:
-        """Why the last bits may differ between this machine and the server's, in words: release of torch, kind of
-        processor, number of threads, what settings or tables the server found to differ. Empty where they are alike, or
-        nothing is known.
-        """
-        welcome = self._connection.welcome if self._connection else None
-        found = () if welcome is None else tuple(welcome.rounding)
-        return (*unlike(kind(self.device), self.server_about), *found)
-
-    @property
-    def cuts(self) -> frozenset[str] | None:
-        """What the server lets this side use: layers' names, "input", "cloud-only-file"; None: all, or unknown."""
-        welcome = self._connection.welcome if self._connection else None
-        return frozenset(welcome.cuts.names) if welcome is not None and welcome.HasField("cuts") else None
-
-    @property
-    def state(self) -> State:
-        """Where the connection stands."""
-        if self._closed:
-            return State.CLOSED
-        return self._connection.state if self._connection else State.UNOPENED
-
-    @property
-    def counters(self) -> Counters:
-        """Streams, attempts, requests sent again, stray answers."""
-        return self._connection.counters if self._connection else Counters()
 
     def prepare(self) -> EdgeClient:
         """Plan the example and hash the weights, without a server. If it was not called, `open` does it."""
@@ -495,44 +391,24 @@ class EdgeClient:
         )
         return _closing(source, answers) if named else answers
 
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise Cancelled("the client is closed")
-
-    def _connect(self) -> Connection:
-        with self._opening:
-            self._refuse_closed()
-            if self.server is None:
-                raise SpecError('no server: this client was made without one, for split="edge-only"')
-            if self._connection is None:
-                self._connection = Connection(
-                    self.server,
-                    self._hello(),
-                    self.connection,
-                    lifecycle=self.lifecycle,
-                    describe=self._edge_model.manifest,
-                )
-                if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
-                    self._connection.close()
-                    raise Cancelled("the client is closed")
-            return self._connection
-
-    def _hello(self) -> split_pb2.ClientFrame:
-        """The greeting, made with the lock; hooks hear of its plan."""
-        if self._greeting:
-            raise SpecError("a hook at before_plan or after_plan asked for a request while the first one is planned")
-        self._greeting = True
-        try:
-            return self._edge_model.greeting(self._client_id)
-        finally:
-            self._greeting = False
-
     def _cut(self, split: Cut | None) -> Cut:
         return self.split if split is None else split
 
     def until(self, deadline: float | None) -> float:
         """``time.monotonic()`` at which a request of now is given up. Raises SpecError."""
         return time.monotonic() + check_seconds("deadline", self.deadline if deadline is None else deadline)
+
+
+def _address(server: str) -> str:
+    """HOST:PORT. SpecError for what tasks and commands take, and a client does not."""
+    if server == OWN:
+        raise SpecError(
+            'server "own" is for tasks and commands: with edge_client.local_server(MODEL) as server, '
+            "EdgeClient(server, MODEL) as client: ..."
+        )
+    if server == NONE:
+        raise SpecError('server "none": give None, and split="edge-only"')
+    return check_address(server)
 
 
 def _closing(source: Any, answers: Iterator[Answer | Failure]) -> Iterator[Answer | Failure]:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import ClassVar
 
 
@@ -172,7 +173,22 @@ def by_name(name: str) -> type[IsthmusError]:
     return {error.__name__: error for error in _descendants(IsthmusError)}.get(name, RemoteError)
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """For the end of a message about an unknown ``name``: ``" Did you mean a, b?"``, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+def near_path(name: str, known: Iterable[str]) -> str:
+    """As `near`, of dotted paths: first those that end alike, below another prefix ("layer.0", "encoder.layer.0")."""
+    known, parts = list(known), name.split(".")[::-1]
+    alike = {
+        path: len(list(takewhile(lambda pair: pair[0] == pair[1], zip(parts, path.split(".")[::-1], strict=False))))
+        for path in known
+    }
+    most = max(alike.values(), default=0)
+    if most < min(2, len(parts)):
+        return near(name, known)
+    return near(name, [path for path, count in alike.items() if count == most], cutoff=0.0)
+
+
+def near(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """For the end of a message about an unknown ``name``: ``" Did you mean a, b?"``, or nothing. ``cutoff``: how near,
+    1 the same.
+    """
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" Did you mean {', '.join(close)}?" if close else ""

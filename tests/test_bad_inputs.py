@@ -23,8 +23,8 @@ from edge_client.__main__ import main as edge_main
 from shared_hooks import WrappedModel
 from shared_hooks.errors import IsthmusError
 from shared_hooks.models import load_spec
+from tests.shipped import IMAGES
 
-IMAGES = Path(__file__).parents[1] / "shared_hooks" / "models" / "digits" / "images"
 IDENTITY = 'id = "a"\nfactory = "torch.nn:Identity"\n'
 EXAMPLE = "[[example.args]]\nshape = [1, 4]\n"
 SPECS = {
@@ -140,14 +140,15 @@ EDGE: list[tuple[str, str]] = [
     ("layers --example 1,a", "expected sizes such as 1,3,224,224"),
     ("layers --example 1,3,64,64", "to have 1 channels, but got 3 channels"),
     ("layers --input no.png", "Did you mean ok.png"),
+    ("layers --input shape.npy", "image is float32 [1, 7, 3], in the example float32 [1, 1, 32, 32]"),
     ("layers --input empty", "empty holds no input; looked for "),
     ("layers --input words.txt", "(images, .npy and .safetensors are read)"),
     ("layers --input clip.mp4", "videos and cameras are inputs of run"),
     ("RUN no.png", "Did you mean ok.png"),
     ("RUN *.jpg", 'no input file matches "*.jpg"'),
     ("RUN broken.png", "cannot be read as an image"),
-    ("RUN shape.npy", "(the input is float32 [1, 7, 3], the example float32 [1, 1, 32, 32])"),
-    ("RUN integers.npy", "(the input is int64 [1, 1, 32, 32], the example float32 [1, 1, 32, 32])"),
+    ("RUN shape.npy", "image is float32 [1, 7, 3], in the example float32 [1, 1, 32, 32]"),
+    ("RUN integers.npy", "image is int64 [1, 1, 32, 32], in the example float32 [1, 1, 32, 32]"),
     ("RUN objects.npy", "cannot be read as a .npy array"),
     ("RUN nonsense.safetensors", "cannot be read as safetensors"),
     ("RUN /dev/video97", "no such camera"),
@@ -180,6 +181,8 @@ EDGE: list[tuple[str, str]] = [
     ("SPLIT nope --server 127.0.0.1:1", "edge-client layers lists them"),
     ("SPLIT EDGE-ONLY --server none", "no server"),
     ("SPLIT stage9 --server 127.0.0.1:1", "Did you mean stage"),
+    ("SPLIT resnet.layers.conv2 --server 127.0.0.1:1", "Did you mean stage"),
+    ("SPLIT net.0.conv2 --server 127.0.0.1:1", "Did you mean stage"),
     ("SPLIT edge_only --server 127.0.0.1:1", "Did you mean edge-only"),
     ("SPLIT 0 --server 127.0.0.1:1 --ca no.pem", "no.pem: cannot be read"),
     ("SPLIT 0 --server 127.0.0.1:1 --token-file no", "no: cannot be read"),
@@ -280,12 +283,17 @@ PYTHON: list[tuple[Callable[[], Any], str]] = [
     (lambda: EdgeClient(None, ModelChoice("digits", device="tpu")), 'expected "auto"'),
     (lambda: EdgeClient(None, ModelChoice("digits", threads=0)), "threads must be 1 to 1024"),
     (lambda: EdgeClient(None, ModelChoice("digits", example="1,a")), "expected sizes such as"),
-    (lambda: EdgeClient(None, "digits", "edge-only").infer(torch.ones(3)), "the example float32 [1, 1, 32, 32]"),
+    (lambda: EdgeClient(None, "digits", "edge-only").infer(torch.ones(3)), "in the example float32 [1, 1, 32, 32]"),
+    (lambda: EdgeClient(None, "digits", "edge-only").infer(3.5), "image is of type float, in the example float32"),
+    (lambda: EdgeClient(None, "digits", "edge-only").infer("a good day"), "what the model's tokenizer makes"),
+    (lambda: EdgeClient("own", "digits"), "with edge_client.local_server(MODEL) as server"),
+    (lambda: EdgeClient("none", "digits"), 'give None, and split="edge-only"'),
     (lambda: load_spec("no.toml"), "cannot be read"),
     (lambda: WrappedModel(SMALL).head("nope", torch.ones(1, 4)), "no layer 'nope'"),
     (lambda: WrappedModel(SMALL).head(9, torch.ones(1, 4)), "layers 0 to 2"),
     (lambda: WrappedModel(SMALL).head(True, torch.ones(1, 4)), "a cut is a layer id, a layer name"),
     (lambda: edge_client.layers(SMALL.train()), "eval()"),
+    (lambda: WrappedModel(nn.ModuleDict({"body": SMALL})["body"]).head("net.2", torch.ones(1, 4)), "no layer 'net.2'"),
     (lambda: edge_client.layers(3), "a model is a name"),  # type: ignore[arg-type]
     (lambda: edge_client.plan("digits", "digits"), "the server comes first, then the model"),
 ]

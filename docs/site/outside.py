@@ -85,7 +85,15 @@ def _reference(package: str, about: str) -> Iterator[str]:
         yield f"\n::: {package}\n    options: {{show_root_heading: false, members_order: source}}"
     else:
         have_pages = {"__version__", *(name.rpartition(".")[2] for name in REFERENCE)}
-        yield from (f"\n::: {package}.{name}" for name in names if name not in have_pages)
+        yield from (_entry(package, name) for name in names if name not in have_pages)
+
+
+def _entry(package: str, name: str) -> str:
+    """With what it inherits from a class of ours that has no entry itself."""
+    thing = getattr(import_module(package), name)
+    bases = [base for base in getattr(thing, "__mro__", ())[1:] if base.__module__.startswith(package)]
+    inherits = str(any(not hasattr(import_module(package), base.__name__) for base in bases)).lower()
+    return f"\n::: {package}.{name}\n    options: {{inherited_members: {inherits}}}"
 
 
 def _command_lines() -> Iterator[str]:

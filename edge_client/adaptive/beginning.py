@@ -82,7 +82,7 @@ def _loaded(client: EdgeClient, call: Call) -> Loaded:
     """The client's own model, planned on ``call``. A module has no spec: one that says its name stands in."""
     spec = client.spec or ModelSpec(client.model_id, f"the module {client.model_id}", Path(), "")
     args, kwargs = to_device(call.args, client.device), to_device(dict(call.kwargs), client.device)
-    return Loaded(client.choice, spec, client.wrapped, args, kwargs, client.wrapped.plan(*args, **kwargs).digest)
+    return Loaded(client.choice, spec, client.wrapped, args, kwargs, client.plan_for(call))
 
 
 def _gather(loaded: Loaded, wanted: Wanted, options: AutoOptions, patience: float) -> Gathered | Profile:

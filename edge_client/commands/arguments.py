@@ -105,8 +105,8 @@ def _add_run(commands: Commands, model: Parser) -> None:
         nargs="+",
         required=True,
         metavar="PATH",
-        help="an image, .npy, .safetensors, a folder, a glob, a video; or several. Or one camera: a device as "
-        "/dev/video0, an address as rtsp://...",
+        help="an image, .npy, .safetensors, a folder, a glob, a video; or several, each as often as given. Or one "
+        "camera: a device as /dev/video0, an address as rtsp://...",
     )
     run.add_argument("--frames", type=_count, metavar="N", help="of a video or a camera: end after N frames")
     run.add_argument(
@@ -307,7 +307,7 @@ def _add_sweep(commands: Commands, model: Parser) -> None:
         action="extend",
         nargs="+",
         metavar="PATH",
-        help="an image, .npy, .safetensors, a folder or a glob; or several (default: the model's own)",
+        help="an image, .npy, .safetensors, a folder or a glob; or several, each once (default: the model's own)",
     )
     cuts = sweep.add_mutually_exclusive_group()
     cuts.add_argument("--cuts", metavar="NAME,NAME", help="these cuts (default: all that are allowed)")

@@ -6,8 +6,9 @@ bytes are read as the model's spec says, by its own code, so that they give what
 reader     `InputReader`: which kind an input is
 arguments  positional and keyword arguments, by the signature of the model's forward
 kinds      arrays, pictures, bytes
+unfit      why a model raised, where its inputs say so
 
-May import call, sources; of the engine models, tensors, errors.
+May import call, model_choice, screen, sources; of the engine models, tensors, errors.
 """
 
 from edge_client.inputs.reader import TAKEN, InputReader

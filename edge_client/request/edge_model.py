@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from edge_client.call import Call
+from edge_client.inputs.unfit import another_size, unfit
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.request.only_head import OnlyHead
@@ -31,7 +32,7 @@ from shared_hooks.modules.manifest import encode
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.texts import Texts
-from shared_hooks.tensors import classes_of, dtype_name, flatten, unflatten
+from shared_hooks.tensors import classes_of, flatten, unflatten
 
 Cut = int | str
 Records = tuple[list[LayerMetrics], ForwardMetrics | None]
@@ -154,12 +155,17 @@ class EdgeModel:
         return "" if self.example is None else self.plan(Call(*self.example))
 
     def plan(self, call: Call) -> str:
-        """Plan this call, or add the path that it takes; the plan's digest."""
+        """Plan this call, or add the path that it takes; the plan's digest. Raises InputMismatch, ModelFailed."""
         return self._planned(call).digest
 
     def _planned(self, call: Call) -> Plan:
         args, kwargs = self._placed(call)
-        return self.wrapped.plan(*args, **kwargs)
+        try:
+            return self.wrapped.plan(*args, **kwargs)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            raise self._failed(error, self.model_id, args, kwargs) from error
 
     def head(self, call: Call, cut: Cut, stamps: Stamps) -> Head:
         """Run the model up to ``cut`` and pack what crosses; stamps `computed` and `packed`.
@@ -249,21 +255,17 @@ class EdgeModel:
             raise
         except Exception as error:
             what = f"the head of {self.model_id}" if part == "head" else self.model_id
-            raise ModelFailed(f"{what} raised {type(error).__name__}: {error}{self._unlike(args, kwargs)}") from error
+            raise self._failed(error, what, args, kwargs) from error
         stamps.head_ns = self.wrapped.durations().get(part, 0) + now_ns() - returned
         return output, observations, names
 
-    def _unlike(self, args: Any, kwargs: Any) -> str:
-        """For the end of a message: in what the inputs differ from the example, which the model takes."""
-        try:
-            these, those = flatten((args, kwargs))[1], flatten(self.example or ((), {}))[1]
-        except IsthmusError:
-            return ""
-        for one, other in zip(these, those, strict=False):
-            if one.dtype != other.dtype or one.dim() != other.dim() or one.shape[1:] != other.shape[1:]:
-                found, example = (f"{dtype_name(t.dtype)} {list(t.shape)}" for t in (one, other))
-                return f" (the input is {found}, the example {example})"
-        return ""
+    def _failed(self, error: Exception, what: str, args: Any, kwargs: Any) -> IsthmusError:
+        """What to raise where the model raised ``error``: InputMismatch if the inputs say why, else ModelFailed."""
+        model, inputs = self.wrapped.model, (args, kwargs)
+        if (wrong := unfit(model, inputs, self.example, error)) is not None:
+            return wrong
+        more = another_size(model, inputs, self.example)
+        return ModelFailed(f"{what} raised {type(error).__name__}: {error}{more}")
 
     def _placed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = call.args, dict(call.kwargs)

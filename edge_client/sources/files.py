@@ -12,9 +12,10 @@ from shared_hooks.models.inputs import InputItem, find_inputs
 def folder(*paths: str | Path) -> Files:
     """The images and tensors of a folder, by name; or a file, or of a glob; or of several of these.
 
-    A file that cannot be read fails at its place. Raises InputMismatch where there is none.
+    A file that is given twice comes twice. One that cannot be read fails at its place. Raises InputMismatch where there
+    is none.
     """
-    return Files(find_inputs(paths), ", ".join(map(str, paths)))
+    return Files(find_inputs(paths, once=False), ", ".join(map(str, paths)))
 
 
 class Files(Source):

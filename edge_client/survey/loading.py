@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from torch import nn
+
 from edge_client.client import EdgeClient
+from edge_client.inputs.unfit import unfit
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.screen.text import one_line
@@ -16,7 +19,7 @@ from edge_client.sources.videos import SUFFIXES as VIDEO_SUFFIXES
 from edge_client.survey.loaded import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
-from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near
+from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near_path
 from shared_hooks.models import InputItem, ModelSpec, find_inputs
 from shared_hooks.models.example import to_device
 from shared_hooks.modules import walk
@@ -38,12 +41,14 @@ def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
         wrapped.detach()
         if isinstance(error, IsthmusError) or not isinstance(error, Exception):
             raise
-        raise fails_on(spec, inputs[0] if inputs else "its example", error) from error
+        raise fails_on(spec, inputs[0] if inputs else None, error, wrapped.model, (args, kwargs)) from error
 
 
-def fails_on(spec: ModelSpec, what: str, error: Exception) -> ModelFailed:
-    """The model itself raised ``error`` on ``what``, on which it should be planned."""
-    said = one_line(f"{type(error).__name__}: {error}")
+def fails_on(spec: ModelSpec, name: str | None, error: Exception, model: nn.Module, inputs: Inputs) -> IsthmusError:
+    """The model itself raised ``error`` on what it should be planned on: the input ``name``; None: the example."""
+    if name is not None and (wrong := unfit(model, inputs, spec.example(), error)) is not None:
+        return InputMismatch(f"{name}: {wrong}")
+    said, what = one_line(f"{type(error).__name__}: {error}"), name or "its example"
     return ModelFailed(f"{spec.origin}: the model fails on {what}: {said} (--example and --input say another)")
 
 
@@ -126,7 +131,7 @@ def cut_of(text: str, wrapped: WrappedModel, option: str = "--split") -> int | s
             raise UnknownLayer(f"{option} {text}: layer ids are 0 to {len(layers) - 1}")
         known = [*by_name, *blocks(by_name), "input", *(WORDS if option == "--split" else ())]
         raise UnknownLayer(
-            f'{option} {text}: no such layer or block, and not "input".{near(text, known)} '
+            f'{option} {text}: no such layer or block, and not "input".{near_path(text, known)} '
             "(edge-client layers lists them)"
         )
     if not layer.can_split:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near
+from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near_path
 from shared_hooks.planning import LayerInfo, blocks, last_layer
 
 Mode = Literal["networked", "local"]
@@ -51,7 +51,8 @@ def choose(layers: Sequence[LayerInfo], cuts: str | None = None, every: int | No
             layer = layers[last]
         if not word or layer is None:
             raise UnknownLayer(
-                f'--cuts: no layer "{word}".{near(word, [*by_name, *blocks(by_name)])} (edge-client layers lists them)'
+                f'--cuts: no layer "{word}".{near_path(word, [*by_name, *blocks(by_name)])} '
+                "(edge-client layers lists them)"
             )
         if not layer.can_split:
             raise CutRefused(f"--cuts: the model cannot be cut after {layer.name}: {layer.reason}")

@@ -88,7 +88,8 @@ class Subject:
                 problem = problem or error
             except Exception as error:
                 wrapped.detach()
-                raise fails_on(self.spec, "its example" if each is None else each.name, error) from error
+                name = None if each is None else each.name
+                raise fails_on(self.spec, name, error, wrapped.model, (args, kwargs)) from error
             except BaseException:
                 wrapped.detach()
                 raise

@@ -65,21 +65,20 @@ def truth_of(path: Path) -> str | None:
     return found.group(1) if found else None
 
 
-def find_inputs(patterns: str | Path | Sequence[str | Path]) -> list[InputItem]:
+def find_inputs(patterns: str | Path | Sequence[str | Path], *, once: bool = True) -> list[InputItem]:
     """The input files of a file, a folder (its images and tensors, no sub-folders), or a glob pattern; or of several.
 
-    Sorted by name inside one pattern, in the order of the patterns, each file once. Raises InputMismatch when a pattern
-    finds nothing.
+    Sorted by name inside one pattern, in the order of the patterns; each file ``once``, or as often as it is given.
+    Raises InputMismatch when a pattern finds nothing.
     """
     if isinstance(patterns, (str, Path)):
         patterns = [patterns]
-    found: dict[Path, InputItem] = {}
+    found: list[Path] = []
     for pattern in patterns:
         if not str(pattern):
             raise InputMismatch("no such input: an empty path")
-        for path in _paths(Path(pattern)):
-            found.setdefault(path, InputItem.of(path))
-    return list(found.values())
+        found += _paths(Path(pattern))
+    return [InputItem.of(path) for path in (dict.fromkeys(found) if once else found)]
 
 
 def _paths(pattern: Path) -> list[Path]:
@@ -98,7 +97,8 @@ def _paths(pattern: Path) -> list[Path]:
             raise InputMismatch(f'no input file matches "{pattern}"')
         return paths
     siblings = [path.name for path in pattern.parent.iterdir()] if pattern.parent.is_dir() else []
-    raise InputMismatch(f"no such input: {pattern}.{near(pattern.name, siblings)}")
+    words = " A text names a file; of words give what the model's tokenizer makes." if " " in pattern.name else ""
+    raise InputMismatch(f"no such input: {pattern}.{near(pattern.name, siblings) or words}")
 
 
 def read_tensors(path: Path, keywords: frozenset[str] = frozenset()) -> Inputs:

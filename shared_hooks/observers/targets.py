@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from shared_hooks.errors import UnknownLayer, near
+from shared_hooks.errors import UnknownLayer, near, near_path
 from shared_hooks.modules import ROOT, walk
 from shared_hooks.observers import groups
 
@@ -80,7 +80,7 @@ def _nothing(target: Any, names: dict[str, nn.Module]) -> str:
         return f"no module is in the group {target[6:]!r}.{near(target[6:], groups.RULES) or _some(list(groups.RULES))}"
     text = target.pattern if isinstance(target, re.Pattern) else target
     plain = re.sub(r"^re:|[\\*?^$()\[\]+|]", "", text)
-    return f"no module is called {text!r}.{near(plain, names) or _some(list(names))}"
+    return f"no module is called {text!r}.{near_path(plain, names) or _some(list(names))}"
 
 
 def _some(names: list[str]) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from shared_hooks.crossing import Crossing
-from shared_hooks.errors import CutRefused, UnknownLayer, near
+from shared_hooks.errors import CutRefused, UnknownLayer, near_path
 from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import Cutting, crossing_of, cut_after
 from shared_hooks.planning.following import footprint, form_of_result
@@ -120,7 +120,9 @@ class Plan:
         for block in (cut, alias):
             if (last := last_layer(block, self._ids)) is not None:
                 return last
-        raise UnknownLayer(f"no layer {cut!r} ran in this model.{near(cut, [*self._ids, *blocks(self._ids), INPUT])}")
+        raise UnknownLayer(
+            f"no layer {cut!r} ran in this model.{near_path(cut, [*self._ids, *blocks(self._ids), INPUT])}"
+        )
 
     def resolve(self, cut: Cut) -> LayerInfo | None:
         """The layer of a cut; None for ``"input"``."""

@@ -17,7 +17,7 @@ from torch import fx, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from shared_hooks.errors import CutRefused, SpecError, near
+from shared_hooks.errors import CutRefused, SpecError, near_path
 from shared_hooks.modules import ROOT, fast_path_off
 from shared_hooks.selection.capture import Sample, same_buffers
 from shared_hooks.tensors import copied
@@ -109,7 +109,7 @@ class Graph:
                 f"layer {layer}: torch.fx does not see the layer itself, only what contains it or is in it"
             )
         if not calls:
-            raise SpecError(f"layer {layer}: no module of this name in the graph.{near(path, self._modules)}")
+            raise SpecError(f"layer {layer}: no module of this name in the graph.{near_path(path, self._modules)}")
         if not 1 <= which <= len(calls):
             raise SpecError(f"layer {layer}: {path} runs {len(calls)} times")
         node: fx.Node = calls[which - 1]

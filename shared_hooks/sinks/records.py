@@ -53,8 +53,8 @@ def _where(fields: Mapping[str, Any]) -> str:
 
 def _values(fields: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
     for key, value in fields.items():
-        if key in PLACES or key in ("low", "high"):
-            continue
+        if key in PLACES or key in ("low", "high") or fields.get(key.removesuffix("_max")) == "":
+            continue  # the last: what is white in a picture that there is not
         if key == "histogram":
             if (histogram := _histogram(fields)) is not None:
                 yield key, histogram

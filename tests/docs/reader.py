@@ -37,12 +37,12 @@ from tests.docs.commands import PROMPT, Command, commands
 from tests.docs.pages import ROOT, Block
 from tests.docs.serving import serving
 from tests.docs.shapes import match, plain
+from tests.shipped import IMAGES
 
 WIDTH = "100"
 """Columns of the terminal."""
 ADDRESS = re.compile(r"\b(localhost|HOST|cloud|\d+\.\d+\.\d+\.\d+):(PORT|\d{4,5})\b")
 STANDS_FOR = {"SPEC": "digits", "LAYER": "stage2.0.conv2"}
-IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
 FILE = re.compile(r"# ([\w./-]+\.\w+)\b")
 ANSWERED = {"token", "doctor", "--hooks", "--version", "--help", "--print-completion"}
 """With these words ``cloud-server`` serves nothing."""

@@ -33,8 +33,8 @@ from shared_hooks.models import InputItem, find_inputs, load_spec
 from tests.edge_client import fake_server as fake
 from tests.edge_client import small_models
 from tests.edge_client.fake_server import FakeServer
+from tests.shipped import IMAGES
 
-IMAGES = Path(__file__).parents[2] / "shared_hooks" / "models" / "digits" / "images"
 SMALL = "tests.edge_client.small_models"
 
 

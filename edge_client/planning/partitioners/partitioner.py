@@ -8,7 +8,7 @@ from typing import Protocol
 
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.objective import Constraints, Decision, Objective, decide
-from shared_hooks.errors import SpecError, near
+from shared_hooks.errors import SpecError, near_path
 from shared_hooks.profiling.profile import Profile
 
 
@@ -75,7 +75,7 @@ class Fixed:
         by_id = {str(one.layer_id): one for one in situation.candidates if one.layer_id is not None}
         pick = names.get(wanted) or by_id.get(wanted)
         if pick is None:
-            raise SpecError(f"partitioner fixed: no candidate {wanted!r}.{near(wanted, names)}")
+            raise SpecError(f"partitioner fixed: no candidate {wanted!r}.{near_path(wanted, names)}")
         decision = ByObjective().decide(situation)
         if pick.name in decision.rejected:
             raise SpecError(f"partitioner fixed: {pick.name} is not allowed: {decision.rejected[pick.name]}")

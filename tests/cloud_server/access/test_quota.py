@@ -11,7 +11,7 @@ from cloud_server.access.quota import BURST_SECONDS, KEPT
 from cloud_server.core import Core
 from shared_hooks.errors import QuotaExceeded
 from tests.cloud_server.fakes import CoreClient, FakeEngine
-from tests.cloud_server.test_core import SMALL
+from tests.cloud_server.small import SMALL
 
 
 class Clock:

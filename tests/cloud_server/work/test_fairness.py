@@ -5,7 +5,7 @@ from __future__ import annotations
 from cloud_server.access import Caller
 from cloud_server.core import Core
 from tests.cloud_server.fakes import CoreClient, FakeEngine
-from tests.cloud_server.test_core import SMALL, Gate
+from tests.cloud_server.small import SMALL, Gate
 
 
 def order(*asked: tuple[Caller, str, int]) -> str:

@@ -13,7 +13,7 @@ from cloud_server.core import Core
 from cloud_server.work.line import Forecast
 from cloud_server.work.payer import Payer
 from tests.cloud_server.fakes import CoreClient, FakeEngine, cancel
-from tests.cloud_server.test_core import SMALL, Gate
+from tests.cloud_server.small import SMALL, Gate
 from tests.cloud_server.work.simulation import Simulation, Task
 from tests.waiting import eventually
 

@@ -42,9 +42,9 @@ from tests.edge_client.fake_server import FakeServer
 from tests.edge_client.test_client import built, image
 from tests.edge_client.test_processes import cloud
 from tests.ports import free_port
+from tests.shipped import IMAGES
 from tests.waiting import PATIENCE, eventually
 
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
 NOTHING = Reading.unavailable("a test")
 
 

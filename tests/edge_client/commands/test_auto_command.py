@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from edge_client.__main__ import main
-
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
+from tests.shipped import folder_of
 
 
 def words(folder: Path) -> list[str]:
@@ -20,11 +18,8 @@ def words(folder: Path) -> list[str]:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    folder = tmp_path / "images"
-    folder.mkdir()
+    folder = folder_of(tmp_path / "images", 3)
     (folder / "0000_broken.png").write_text("no image")
-    for path in sorted(IMAGES.glob("*.png"))[:3]:
-        shutil.copy(path, folder)
     return folder
 
 

@@ -28,10 +28,10 @@ from tests.edge_client import fake_server as fake
 from tests.edge_client import small_models
 from tests.edge_client.fake_server import FakeServer
 from tests.ports import free_port
+from tests.shipped import IMAGES, folder_of
 from tests.starts import Started
 from tests.waiting import eventually
 
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
 CUT = "stage2.0.conv1"
 Captured = pytest.CaptureFixture[str]
 
@@ -51,11 +51,7 @@ def server() -> Iterator[FakeServer]:
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
     """Six shipped images in a folder of their own."""
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for path in sorted(IMAGES.glob("*_label*.png"))[:6]:
-        shutil.copy(path, folder)
-    return folder
+    return folder_of(tmp_path / "images", 6, "*_label*.png")
 
 
 def complaint(capsys: Captured) -> str:

@@ -16,7 +16,8 @@ from edge_client.__main__ import main
 from edge_client.commands.kept import Kept
 from shared_hooks.errors import SpecError
 from shared_hooks.models import InputItem, load_spec
-from tests.edge_client.commands.test_commands import IMAGES, Captured
+from tests.edge_client.commands.test_commands import Captured
+from tests.shipped import IMAGES
 
 Pair = namedtuple("Pair", "small large")
 

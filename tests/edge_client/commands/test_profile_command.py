@@ -17,8 +17,8 @@ from shared_hooks.models import load_spec
 from shared_hooks.profiling.profile import Profile
 from shared_hooks.profiling.profile_file import from_json, read, to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud, profile_edge
+from tests.shipped import IMAGES
 
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
 QUICK = ["profile", "--model", "digits", "--device", "cpu", "--repetitions", "1", "--warmup", "1", "--no-progress"]
 ONCE = ProfileOptions(warmup=1, repetitions=1, pause=0.0)
 Captured = pytest.CaptureFixture[str]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,8 @@ from edge_client.__main__ import main
 from edge_client.commands.run_journal import RunJournal
 from shared_hooks.errors import InputMismatch, ServerUnavailable, SpecError
 from shared_hooks.models import InputItem
-from tests.edge_client.commands.test_commands import IMAGES, Captured
+from tests.edge_client.commands.test_commands import Captured
+from tests.shipped import folder_of
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = {"model": "m", "weights": "w"}
@@ -39,11 +39,7 @@ class Killer:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for path in sorted(IMAGES.glob("*_label*.png"))[:6]:
-        shutil.copy(path, folder)
-    return folder
+    return folder_of(tmp_path / "images", 6, "*_label*.png")
 
 
 def words(images: Path, journal: Path) -> list[str]:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from edge_client import Call, EdgeClient, ModelChoice
 from edge_client.inputs import InputReader
-from shared_hooks.errors import InputMismatch, ModelFailed, SpecError
+from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import Frame, FrameId, InputItem, ModelSpec, Prediction, load_spec
+from tests.shipped import IMAGES
 
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
 PICTURE = IMAGES / "0011_label1.png"
 
 
@@ -149,7 +149,7 @@ def test_one_input_is_not_many_and_pictures_are_no_second_argument(digits: EdgeC
             digits.infer_many(one)
     with pytest.raises(InputMismatch, match="argument 1 is of type PngImageFile"):
         digits.infer(picture(), torch.ones(1))
-    with pytest.raises(ModelFailed):
+    with pytest.raises(InputMismatch, match="too many positional arguments: it takes image"):
         digits.infer(torch.ones(1), torch.ones(1))
 
 

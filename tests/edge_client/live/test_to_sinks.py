@@ -17,9 +17,8 @@ from edge_client.model_choice import ModelChoice
 from shared_hooks.sinks import Histogram, Value
 from tests.edge_client import small_models
 from tests.edge_client.test_client import built, image, pair
+from tests.shipped import IMAGES
 from tests.waiting import PATIENCE
-
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
 
 
 class Kept:

@@ -36,6 +36,17 @@ class Opened:
         """Wait for it; the page's policy lets nobody poll inside it."""
         eventually(lambda: bool(self.page.evaluate(expression)), expression)
 
+    def fits_everywhere(self) -> None:
+        """A wide window, a tablet, a telephone and A4; nothing cut off, nothing too pale to read."""
+        for width in (1400, 768, 360):
+            self.page.set_viewport_size({"width": width, "height": 844})
+            self.until(f"[...document.querySelectorAll('svg')].every((one) => one.clientWidth < {width})")
+            assert self.overflowing() == [] == self.low_contrast()
+        self.page.set_viewport_size({"width": 703, "height": 1032})
+        self.page.emulate_media(media="print")
+        self.until("document.querySelector('svg').clientWidth === 700")
+        assert self.overflowing() == []
+
     def overflowing(self) -> list[str]:
         """What reaches beyond the page's right edge, text in charts included."""
         return list(self.page.evaluate(OVERFLOWING))

@@ -29,14 +29,7 @@ def test_it_can_be_read_at_every_width_and_on_paper(opened: Any, known: dict[str
     sums = [one for one in known["compared"] if one["stage"] == SUM]
     networked = [one for one in sums if one["mode"] == "networked" or one["way"] == "edge-only"]
     assert shown.count("#ratios .row") == shown.count("#times .row") == len(networked) < len(sums)
-    for width in (1400, 768, 360):
-        shown.page.set_viewport_size({"width": width, "height": 844})
-        shown.until(f"[...document.querySelectorAll('svg')].every((one) => one.clientWidth < {width})")
-        assert shown.overflowing() == [] == shown.low_contrast()
-    shown.page.set_viewport_size({"width": 703, "height": 1032})
-    shown.page.emulate_media(media="print")
-    shown.until("document.querySelector('svg').clientWidth === 700")
-    assert shown.overflowing() == []
+    shown.fits_everywhere()
 
 
 def test_what_is_shown_is_what_was_compared(opened: Any, known: dict[str, Any]) -> None:

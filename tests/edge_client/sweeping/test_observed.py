@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from edge_client.sweeping.ways import ways_of
 from shared_hooks.observers.thumbnails import decoded
 from tests.edge_client.sweeping import synthetic
 from tests.edge_client.sweeping.test_report import data, shape
-from tests.edge_client.sweeping.test_sweep import IMAGES, complaint, inputs_in, summary, words
+from tests.edge_client.sweeping.test_sweep import complaint, inputs_in, summary, words
+from tests.shipped import folder_of
 
 READER = """
 id = "reader"
@@ -73,11 +73,7 @@ def test_a_server_of_its_own_allows_them_and_the_page_shows_them(tmp_path: Path)
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for path in sorted(IMAGES.glob("*.png"))[:2]:
-        shutil.copy(path, folder)
-    return folder
+    return folder_of(tmp_path / "images", 2)
 
 
 def test_an_interrupted_one_goes_on_and_keeps_what_was_seen(images: Path, tmp_path: Path, capsys: Captured) -> None:

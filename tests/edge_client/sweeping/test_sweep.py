@@ -17,11 +17,11 @@ from edge_client.model_choice import ModelChoice
 from edge_client.process.local_server import local_server
 from edge_client.sweeping import extras
 from tests.ports import free_port
+from tests.shipped import IMAGES, folder_of
 from tests.starts import Started
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
-IMAGES = ROOT / "shared_hooks" / "models" / "digits" / "images"
 CUTS = "stage1.0.conv2,classifier"
 WAYS = 3 + 2 + 2  # everything here, there, there as a file; two cuts, networked and local
 MANY = 4
@@ -39,11 +39,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for path in sorted(IMAGES.glob("*.png"))[:3]:
-        shutil.copy(path, folder)
-    return folder
+    return folder_of(tmp_path / "images", 3)
 
 
 def words(out: Path, *more: str) -> list[str]:

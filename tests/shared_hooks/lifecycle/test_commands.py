@@ -14,9 +14,9 @@ from shared_hooks.lifecycle import Stage
 from shared_hooks.models import load_spec
 from tests.cloud_server.real import Process
 from tests.shared_hooks.lifecycle.service import service
+from tests.shipped import IMAGES
 
 HERE = "tests.shared_hooks.lifecycle.left"
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
 HOOKS = f"""[lifecycle]
 hooks = [
     "{HERE}:marked",

@@ -43,9 +43,8 @@ from tests.shared_hooks.lifecycle.service import (
     too_much,
     whole,
 )
+from tests.shipped import IMAGES
 from tests.waiting import eventually
-
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
 
 EDGE = [
     *("before_request", "before_head", "before_bank", "after_bank", "after_head", "before_encode", "after_encode"),

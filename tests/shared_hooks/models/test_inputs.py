@@ -107,6 +107,8 @@ def test_find_inputs(tmp_path: Path) -> None:
     expected = [("a.npy", "4"), ("b_labelcat.png", "cat")]
     assert [(item.name, item.truth) for item in find_inputs(tmp_path)] == expected
     assert [(item.name, item.truth) for item in find_inputs([tmp_path / "a.npy", f"{tmp_path}/*"])] == expected
+    twice = find_inputs([tmp_path / "a.npy", tmp_path / "a.npy"], once=False)
+    assert [item.name for item in twice] == ["a.npy", "a.npy"]
     for pattern, message in {
         "*.jpg": "no input file matches",
         "c.npy": r"no such input: .*c\.npy\. Did you mean a\.npy",

@@ -18,8 +18,7 @@ from safetensors.torch import save
 from shared_hooks.config.table import Table
 from shared_hooks.errors import InputMismatch, TooLarge
 from shared_hooks.models import ModelSpec, load_spec, spec_from_table
-
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
+from tests.shipped import IMAGES
 
 
 def spec_of(folder: Path = Path(), **entries: Any) -> ModelSpec:

@@ -34,8 +34,8 @@ from shared_hooks.observers import Transform, kinds, named
 from shared_hooks.observers.kinds.tokens import Tokens
 from tests.shared_hooks.observers.left import hooks_left
 from tests.shared_hooks.observers.small import Residual, image
+from tests.shipped import IMAGES
 
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
 CUT = "stage2.0.conv1"
 RESIDUAL = "m=tests.shared_hooks.observers.small:Residual"
 

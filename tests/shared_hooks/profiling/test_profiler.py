@@ -17,6 +17,7 @@ from shared_hooks.profiling.profile import CutProfile, Profile
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud, profile_edge
 from shared_hooks.profiling.timers import HeadTimer, Inputs, TimedRun
 from shared_hooks.profiling.whole import WholeForwards
+from tests.shipped import IMAGES
 from tests.zoo import CASES, Case
 
 ONCE = ProfileOptions(warmup=1, repetitions=1, seconds=600, pause=0.0)
@@ -26,7 +27,6 @@ scripted_submodule lstm packed_sequence_lstm one_module_several_times shared_sub
 in_place_residual_sum unet_skips hf_bert module_returns_closure sparse_product training_mode_norms threads_inside
 """.split()
 BY_NAME = {case.name: case for case in CASES}
-IMAGES = Path(__file__).parents[3] / "shared_hooks" / "models" / "digits" / "images"
 MEASURE = {"edge": profile_edge, "cloud": profile_cloud}
 
 

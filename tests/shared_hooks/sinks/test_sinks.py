@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ def test_what_a_record_says_of_where_and_of_what(observers: tuple[ActivationStat
     assert {key.rpartition("self_attn/")[2] for key in looked} == {
         *("entropy/0", "entropy/1", "maximum/0", "maximum/1", "picture", "picture_max", "over_max")
     }
+    bare = of_records([replace(attention.records[0], picture="", over="")])
+    assert not any(key.endswith("_max") for key in bare)
 
 
 def test_readings_counts_and_nothing_that_is_no_number() -> None:
