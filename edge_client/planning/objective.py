@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from edge_client.planning.candidate import Candidate
+from edge_client.spoken import either, option
 from shared_hooks.errors import SpecError
 from shared_hooks.showing import short
 
@@ -73,12 +74,13 @@ class Objective:
     def _cost(self, name: str, one: Candidate) -> float:
         cost = COSTS[name](one)
         if cost is None:
-            why = one.edge_energy.note if name == "energy" else "unknown"
-            raise SpecError(f"objective {name}: unavailable for {one.name} ({why}){_HELP.get(name, '')}")
+            if name != "energy":
+                raise SpecError(f"objective {name}: unavailable for {one.name} (unknown)")
+            give = either("--power-active and --power-idle give", "power=(active, idle) gives")
+            raise SpecError(
+                f"objective energy: unavailable for {one.name} ({one.edge_energy.note}); {give} this machine's watts"
+            )
         return cost
-
-
-_HELP: Final = {"energy": "; --power-active and --power-idle give this machine's watts"}
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ class Constraints:
 
     def __post_init__(self) -> None:
         if (self.max_bytes_per_second is None) != (self.rate is None):
-            raise SpecError("--max-bytes-per-second and --rate (requests per second) go together")
+            raise SpecError(f"{option('max_bytes_per_second')} and {option('rate')} (requests per second) go together")
         if self.min_accuracy is not None and not 0 <= self.min_accuracy <= 1:  # which rejects NaN, too
-            raise SpecError(f"--min-accuracy {self.min_accuracy:g}: expected a share from 0 to 1")
+            raise SpecError(f"{option('min_accuracy', self.min_accuracy)}: expected a share from 0 to 1")
 
     def violated(self, one: Candidate) -> _Violation | None:
         """The first constraint that ``one`` breaks."""

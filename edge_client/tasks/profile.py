@@ -11,7 +11,8 @@ from edge_client.client import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
 from edge_client.process.local_server import local_server
 from edge_client.screen.progress import progress as bar
-from edge_client.settings import HOW, OWN
+from edge_client.settings import OWN, how_named
+from edge_client.spoken import option
 from edge_client.survey.gather import Say
 from edge_client.survey.probing import fetch_profile
 from edge_client.tasks.profile_text import as_text
@@ -116,7 +117,7 @@ def profile(
     address = None if side == "edge" else address_of(server)
     which = side or ("both" if address else "edge")
     if which != "edge" and not address:
-        raise SpecError(f"--side {which}: the cloud's side is measured by a server: {HOW}")
+        raise SpecError(f"{option('side', which)}: the cloud's side is measured by a server: {how_named()}")
     how = ProfileOptions(warmup, repetitions, seconds, codec)
     subject = subject_of(model, inputs, address, credentials)
     warnings: list[str] = []

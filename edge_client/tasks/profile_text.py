@@ -7,6 +7,7 @@ from typing import Final
 
 from edge_client.screen.table import Column, fitted, table
 from edge_client.screen.text import milliseconds, printable, size
+from edge_client.spoken import option
 from shared_hooks.profiling.profile import LayerProfile, Profile
 from shared_hooks.profiling.quartiles import Quartiles
 
@@ -85,7 +86,8 @@ def _cuts(profile: Profile, width: int | None) -> str:
     text = rows(_spread)
     if width is not None and max(map(len, text.splitlines())) > width:
         text = rows(lambda stage: milliseconds(stage.median))
-    return text + (f"\n{estimated} cuts are estimated (~), not measured: give more --seconds" if estimated else "")
+    more = f"\n{estimated} cuts are estimated (~), not measured: give more {option('seconds')}"
+    return text + more if estimated else text
 
 
 def _many(count: object, what: str) -> str:
