@@ -47,6 +47,8 @@ class Planned(Tabular):
         "best": "best",
         "name": "cut after",
         "latency_ns": "ms",
+        "latency_q1_ns": "1st quartile",
+        "latency_q3_ns": "3rd quartile",
         "edge_ns": "edge",
         "network_ns": "network",
         "tail_ns": "server",
