@@ -1,8 +1,11 @@
-"""A profile as text: machine, layers, what lies outside them, the slowest cuts."""
+"""A profile as text: machine, layers, what lies outside them, the slowest cuts.
+
+A module that is called several times in a forward is one row, of all its calls; in the profile each call is a layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from edge_client.screen.table import table
@@ -21,16 +24,31 @@ def as_text(profile: Profile, width: int | None = None) -> str:
     machine, settings = profile.machine, profile.settings
     quota = machine.get("cpu_quota")
     limit = f", {quota:g} processors by quota" if isinstance(quota, (int, float)) else ""
+    spread = "; median [first quartile, third quartile], ms" if profile.whole_ns.n > 1 else ", ms"
+    together = "; calls of one module together, medians added" if _calls(profile) else ""
     about = [
         f"{profile.model.model_id} on the {profile.side}: {machine.get('name')}, {machine.get('cpu') or '?'}, "
         f"{settings.get('device')}, {_many(settings.get('threads'), 'thread')}{limit}",
-        f"{_many(profile.whole_ns.n, 'whole forward')}; median [first quartile, third quartile], ms",
+        f"{_many(profile.whole_ns.n, 'whole forward')}{spread}{together}",
     ]
     parts = ["\n".join(map(printable, about)), _layers(profile, width), _cuts(profile, width)]
     if profile.files:
         rows = [[printable(file.name), size(file.nbytes), _spread(file.prepare_ns)] for file in profile.files]
         parts.append(table(["input file", "size", "to prepare"], rows, right=(1, 2)))
     return "\n\n".join(parts)
+
+
+def _modules(profile: Profile) -> list[list[LayerProfile]]:
+    """The layers of each module, one for each call, in the order of the first."""
+    found: dict[str, list[LayerProfile]] = {}
+    for layer in profile.layers:
+        found.setdefault(layer.name.partition("#")[0], []).append(layer)
+    return list(found.values())
+
+
+def _calls(profile: Profile) -> bool:
+    """Whether a module is called more than once."""
+    return len(_modules(profile)) < len(profile.layers)
 
 
 def _layers(profile: Profile, width: int | None) -> str:
@@ -40,23 +58,38 @@ def _layers(profile: Profile, width: int | None) -> str:
     def share(ns: float) -> str:
         return f"{100 * ns / whole:.1f} %" if whole else "-"
 
-    columns: list[tuple[str, bool, Callable[[LayerProfile], str], str, str]] = [
-        ("id", True, lambda layer: str(layer.layer_id), "", ""),
-        ("name", False, lambda layer: printable(layer.name), "outside layers", "whole"),
-        ("type", False, lambda layer: printable(layer.layer_type), "", ""),
-        ("time", True, lambda layer: _spread(layer.inference_ns), _spread(outside), _spread(profile.whole_ns)),
-        ("share", True, lambda layer: share(layer.inference_ns.median), share(outside.median), share(whole)),
-        ("CPU", True, lambda layer: milliseconds(layer.cpu_ns.median) if layer.cpu_ns else "-", "", ""),
-        ("peak", True, lambda layer: _bytes(layer.memory_peak.value), "", _bytes(profile.whole_memory_peak.value)),
-        ("energy", True, lambda layer: _joules(layer.energy.value), "", _joules(profile.whole_energy.value)),
-        ("crosses", True, lambda layer: size(layer.frontier_bytes) if layer.can_split else "no cut", "", ""),
+    columns: list[tuple[str, bool, Callable[[list[LayerProfile]], str], str, str]] = [
+        ("id", True, lambda calls: str(calls[0].layer_id), "", ""),
+        ("name", False, lambda calls: printable(calls[0].name.partition("#")[0]), "outside layers", "whole"),
+        ("type", False, lambda calls: printable(calls[0].layer_type), "", ""),
+        ("calls", True, lambda calls: str(len(calls)), "", ""),
+        ("time", True, _time, _spread(outside), _spread(profile.whole_ns)),
+        (
+            "share",
+            True,
+            lambda calls: share(_sum(one.inference_ns for one in calls)),
+            share(outside.median),
+            share(whole),
+        ),
+        (
+            "CPU",
+            True,
+            lambda calls: milliseconds(_sum(one.cpu_ns for one in calls)) if calls[0].cpu_ns else "-",
+            "",
+            "",
+        ),
+        ("peak", True, _peak, "", _bytes(profile.whole_memory_peak.value)),
+        ("energy", True, _energy, "", _joules(profile.whole_energy.value)),
+        ("crosses", True, lambda calls: size(calls[0].frontier_bytes) if calls[0].can_split else "no cut", "", ""),
     ]
+    if not _calls(profile):
+        columns = [column for column in columns if column[0] != "calls"]
     if all(layer.energy.value is None for layer in profile.layers) and profile.whole_energy.value is None:
         columns = [column for column in columns if column[0] != "energy"]
     if all(layer.cpu_ns is None for layer in profile.layers):
         columns = [column for column in columns if column[0] != "CPU"]
     while True:
-        rows = [[cell(layer) for _, _, cell, _, _ in columns] for layer in profile.layers]
+        rows = [[cell(calls) for _, _, cell, _, _ in columns] for calls in _modules(profile)]
         rows += [[column[3] for column in columns], [column[4] for column in columns]]
         right = [number for number, column in enumerate(columns) if column[1]]
         text = table([column[0] for column in columns], rows, right)
@@ -96,7 +129,29 @@ def _many(count: object, what: str) -> str:
     return f"1 {what}" if count == 1 else f"{count} {what}s"
 
 
+def _time(calls: list[LayerProfile]) -> str:
+    """Of several calls the sum of medians, whose quartiles nobody knows."""
+    return _spread(calls[0].inference_ns) if len(calls) == 1 else milliseconds(_sum(one.inference_ns for one in calls))
+
+
+def _peak(calls: list[LayerProfile]) -> str:
+    return _bytes(max((one.memory_peak.value for one in calls if one.memory_peak.value is not None), default=None))
+
+
+def _energy(calls: list[LayerProfile]) -> str:
+    known = [one.energy.value for one in calls if one.energy.value is not None]
+    return _joules(sum(known) if len(known) == len(calls) else None)
+
+
+def _sum(values: Iterable[Quartiles | None]) -> float:
+    """Of medians."""
+    return sum(value.median for value in values if value is not None)
+
+
 def _spread(value: Quartiles) -> str:
+    """The median; with its quartiles where there are several values."""
+    if value.n < 2:
+        return milliseconds(value.median)
     return f"{milliseconds(value.median)} [{milliseconds(value.q1)}, {milliseconds(value.q3)}]"
 
 
