@@ -7,6 +7,7 @@ answer      `Answer`, `Failure`
 call        what a model is called with
 given       one input, from a file or from memory
 units       sizes, rates and durations as people write them
+spoken      what messages call a setting: an option, or a keyword of Python
 modes       ways to run without a cut
 sources     where inputs come from: files, videos, cameras
 tracing     a trace for every request, for OpenTelemetry

@@ -14,6 +14,7 @@ from edge_client import interrupts
 from edge_client.commands import exits
 from edge_client.commands.arguments import make_parser
 from edge_client.screen.text import one_line
+from edge_client.spoken import by_command
 from shared_hooks.command_line import quiet_libraries
 
 
@@ -44,7 +45,8 @@ def _run(options: argparse.Namespace) -> int:
         try:
             command = import_module(f"edge_client.commands.{options.command}")
             interrupts.insists()
-            status: int = command.main(options)
+            with by_command():
+                status: int = command.main(options)
             sys.stdout.flush()
             options.stdout.flush()
             return status

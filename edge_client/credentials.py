@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from edge_client.spoken import either
 from shared_hooks.showing import short
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Credentials:
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise _wrong("credentials: a certificate needs its key, and a key its certificate (--cert, --key)")
+            raise _wrong("credentials: a certificate needs its key, and a key its certificate")
         if self.token is not None and self.token_file is not None:
             raise _wrong("credentials: a token and a file of one; one of them is enough")
 
@@ -72,7 +73,8 @@ class Credentials:
         if not self.insecure and self.read_token() is not None:
             raise _wrong(
                 f"the token would travel to {server} in the clear, where whoever reads it can use it: connect by TLS "
-                "(--tls, or --ca FILE), or say --insecure if everybody on that network is trusted"
+                f"({either('--tls, or --ca FILE', 'tls=True, or ca=FILE')}), or say "
+                f"{either('--insecure', 'insecure=True')} if everybody on that network is trusted"
             )
 
 

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from edge_client.credentials import Credentials
+from edge_client.spoken import either
 from shared_hooks.errors import Disagreement, IsthmusError, NotAuthenticated, SpecError
 
 SECONDS: Final = 3.0
 """For each step."""
 
 _NOT_YET, _EXPIRED = 9, 10
-_UNKNOWN: Final = (
-    "its certificate is signed by an authority that this side does not know (--ca FILE names those it does)"
-)
+_UNKNOWN: Final = "its certificate is signed by an authority that this side does not know (ca: a file of those it does)"
 _THEIRS: Final = {
     _NOT_YET: "its certificate is not valid yet, or this machine's clock is wrong",
     _EXPIRED: "its certificate has expired, or this machine's clock is wrong",
@@ -34,10 +33,10 @@ _THEIRS: Final = {
 """By OpenSSL's X509_V_ERR_* (openssl/x509_vfy.h)."""
 
 _FILES: Final = {
-    "NO_CERTIFICATE_OR_CRL_FOUND": "--ca wants certificates in PEM, and there is none",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "ca: certificates in PEM are wanted, and there is none",
     "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
 }
-_WANTED: Final = "it wants a certificate of this side, and none was given (--cert, --key)"
+_WANTED: Final = "it wants a certificate of this side, and none was given (certificate and key)"
 _STRANGE: Final = "it does not know the authority that signed this side's certificate"
 _OURS_EXPIRED: Final = "this side's certificate has expired"
 _ALERTS: Final = {
@@ -96,7 +95,8 @@ def _clear(address: tuple[str, int], server: str) -> IsthmusError | None:
     except ssl.SSLError as error:
         if _alert(error, server) is None:
             return None
-    return Disagreement(f"{server} speaks TLS, and this side was told of none: give --ca FILE, or --tls")
+    give = either("--ca FILE, or --tls", "Credentials(ca=FILE), or Credentials(tls=True)")
+    return Disagreement(f"{server} speaks TLS, and this side was told of none: give {give}")
 
 
 def _encrypted(address: tuple[str, int], server: str, name: str, credentials: Credentials) -> IsthmusError | None:

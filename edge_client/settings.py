@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from edge_client.spoken import either
 from shared_hooks.errors import SpecError
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ FILE_NAME: Final = "isthmus.toml"
 OTHERS: Final = ("lifecycle", "tracing")
 """Tables of the same file that are not ours."""
 
-HOW: Final = f'give --server HOST:PORT, set {VARIABLE}, or write server = "HOST:PORT" under [client] in {FILE_NAME}'
+
+def how_named() -> str:
+    """What to do where nobody named a server."""
+    give = either("--server HOST:PORT", 'server="HOST:PORT"')
+    return f'give {give}, set {VARIABLE}, or write server = "HOST:PORT" under [client] in {FILE_NAME}'
 
 
 class ServerChoice(NamedTuple):

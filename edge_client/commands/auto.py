@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from edge_client.call import Call
 from edge_client.client import EdgeClient
 from edge_client.commands.constraints import constraints_of
 from edge_client.commands.loading import first_readable
-from edge_client.screen.text import one_line
+from edge_client.commands.output import say
 from edge_client.sources import Item
 from shared_hooks.errors import SpecError
 from shared_hooks.models import InputItem
@@ -43,7 +42,7 @@ def choosing_of(options: argparse.Namespace) -> Choosing:
             cloud_profile=options.cloud_profile,
             profile_seconds=options.profile_seconds,
             progress=not options.no_progress,
-            say=_say,
+            say=say,
         ),
         options.log_decisions,
     )
@@ -77,13 +76,9 @@ def _writer(target: str | None, stack: ExitStack) -> Callable[[dict[str, Any]], 
                 file.write(json.dumps(entry).encode() + b"\n")
         except OSError as error:
             file.close()
-            _say(f"--log-decisions: {target} cannot be written any more: {error.strerror}")
+            say(f"--log-decisions: {target} cannot be written any more: {error.strerror}")
 
     return write
-
-
-def _say(text: str) -> None:
-    print(f"edge-client: {one_line(text)}", file=sys.stderr, flush=True)
 
 
 def log_moves(debug: bool) -> None:

@@ -1,14 +1,26 @@
-"""JSON: standard output holds what was asked for, and nothing else."""
+"""What commands print. Where JSON is asked for, standard output holds that and nothing else."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any, TextIO
 
 from edge_client.screen.table import table as table
-from edge_client.screen.text import finite
+from edge_client.screen.text import finite, one_line
 from shared_hooks.errors import SpecError
+
+
+def say(text: str) -> None:
+    """One line for people, beside what was asked for."""
+    print(f"edge-client: {one_line(text)}", file=sys.stderr, flush=True)
+
+
+def screen_width() -> int | None:
+    """Of the terminal; None where standard output is none: a file is as wide as its lines."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def write_json(value: Any, target: str, stdout: TextIO) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of, find
-from edge_client.commands.output import check_json_target, write_json
+from edge_client.commands.output import check_json_target, say, screen_width, write_json
 from edge_client.commands.server import chosen
 from edge_client.planning.partitioners import partitioners
-from edge_client.screen.text import one_line
 from edge_client.settings import NONE
 from edge_client.tasks.plan import plan
 from shared_hooks.errors import SpecError
@@ -47,12 +45,12 @@ def main(options: argparse.Namespace) -> int:
         codec=options.codec,
         credentials=credentials_of(options),
         progress=not options.no_progress,
-        say=_say,
+        say=say,
     )
     if options.json:
         write_json(found.as_dict(explanation=options.explain), options.json, options.stdout)
     if options.json != "-":
-        print(found.text(options.top))
+        print(found.text(options.top, screen_width()))
         if options.explain:
             print(f"\n{found.explain()}")
     return exits.OK
@@ -65,7 +63,3 @@ def _power(options: argparse.Namespace) -> tuple[float, float] | None:
     if options.power_active is None or options.power_idle is None:
         raise SpecError("--power-active and --power-idle go together")
     return options.power_active, options.power_idle
-
-
-def _say(text: str) -> None:
-    print(f"edge-client: {one_line(text)}", file=sys.stderr, flush=True)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
 
 from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of, find
-from edge_client.commands.output import check_json_target, write_json
+from edge_client.commands.output import check_json_target, say, screen_width, write_json
 from edge_client.commands.server import chosen
-from edge_client.screen.text import one_line
 from edge_client.settings import NONE
 from edge_client.tasks.profile import profile
 
@@ -33,19 +30,15 @@ def main(options: argparse.Namespace) -> int:
         credentials=credentials_of(options),
         failures="raise" if options.debug else "return",
         progress=not options.no_progress,
-        say=_say,
+        say=say,
     )
     if (error := found.failure) is not None:
-        _say(f"error: {type(error).__name__}: {error}")
+        say(f"error: {type(error).__name__}: {error}")
     for one in found.profiles:
         if one.whole_energy.value is None:
-            _say(f"{one.side}: {one.whole_energy.note}")
+            say(f"{one.side}: {one.whole_energy.note}")
     if options.json != "-":
-        print(found.text(shutil.get_terminal_size().columns if sys.stdout.isatty() else None), flush=True)
+        print(found.text(screen_width()), flush=True)
     if options.json:
         write_json(found.as_dict(), options.json, options.stdout)
     return exits.OK if found.failure is None else exits.CONNECTION
-
-
-def _say(text: str) -> None:
-    print(f"edge-client: {one_line(text)}", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from edge_client.settings import FILE_NAME, HOW, NONE, OWN, VARIABLE, server_of
+from edge_client.settings import FILE_NAME, NONE, OWN, VARIABLE, how_named, server_of
 from shared_hooks.errors import SpecError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def needed(options: argparse.Namespace) -> str:
     """The same, where there is no doing without. Raises SpecError."""
     server = chosen(options)
     if server is None:
-        raise SpecError(f"no server: {HOW}; --server {OWN} starts one on this machine for as long as this runs")
+        raise SpecError(f"no server: {how_named()}; --server {OWN} starts one on this machine for as long as this runs")
     return server
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from edge_client.client import CONNECTION_ERRORS
 from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.loading import choice_of
-from edge_client.commands.output import check_json_target, write_json
+from edge_client.commands.output import check_json_target, say, write_json
 from edge_client.commands.server import chosen
-from edge_client.screen.text import one_line
 from edge_client.settings import NONE
 from edge_client.sweeping import extras
 from edge_client.tasks.sweep import sweep
@@ -52,15 +50,15 @@ def main(options: argparse.Namespace) -> int:
     )
     status = _status(found)
     if isinstance(found.failure, CONNECTION_ERRORS):
-        _complain(found.ended or "")
+        say(found.ended or "")
     if found.summary is None:
-        _complain(f"{found.text()}; the same command tries again")
+        say(f"{found.text()}; the same command tries again")
         return status
     print(found.text(), flush=True)
     print(f"report: {found.report}", flush=True)
     if found.ended is not None:
         inputs = f"{found.measured} of {found.inputs} inputs are measured"
-        _complain(f"{found.ended}: {inputs}; the same command goes on where it stopped")
+        say(f"{found.ended}: {inputs}; the same command goes on where it stopped")
     if options.json:
         write_json({**found.as_dict(), "exit_status": status}, options.json, options.stdout)
     return status
@@ -79,10 +77,6 @@ def _status(found: Swept) -> int:
 def _say(line: str) -> None:
     """Of the journal on standard output, all else beside it."""
     if line.startswith(("warning:", "starting")):
-        _complain(line)
+        say(line)
     else:
         print(line, flush=True)
-
-
-def _complain(line: str) -> None:
-    print(f"edge-client: {one_line(line)}", file=sys.stderr, flush=True)

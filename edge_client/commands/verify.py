@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Iterator
+from typing import Final
 
 from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
@@ -15,6 +17,9 @@ from edge_client.settings import NONE
 from edge_client.survey.verified import Verified
 from edge_client.tasks.verify import verify
 from edge_client.witness.comparison import Comparison
+
+WIDTH: Final = 80
+"""Of what is said in more than a few words."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -62,7 +67,12 @@ def _lines(found: Verified) -> Iterator[str]:
         yield f"without any effect on results: {'; '.join(map(printable, found.notes))}"
     if found.unlike:
         unlike = printable("; ".join(found.unlike))
-        yield f"the last bits are not promised between these machines ({unlike}); {found.limit:.2g} may be"
+        yield from textwrap.wrap(
+            f"up to {found.limit:.2g} of the output's scale is allowed, for the last bits are not promised between "
+            f"these machines ({unlike})",
+            WIDTH,
+            subsequent_indent="  ",
+        )
     yield "ok" if found.ok else "NOT OK"
 
 

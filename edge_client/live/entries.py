@@ -109,7 +109,7 @@ def observed(answer: Answer, number: int) -> Entry:
     """What observers found in it: tables of text, and pictures of attention as PNG in base64 (checked on arrival)."""
     shown = [
         {"title": one.title, "headers": ["side", "module", *one.headers[2:]], "rows": one.rows, "notes": one.notes}
-        for one in tables(answer.observations, TABLE_ROWS, "sinks and --json have them")
+        for one in tables(answer.observations, TABLE_ROWS, "sinks and the JSON have them")
     ]
     pictures = [
         {"side": side, "name": said(record["name"]), "png": record["picture"]}

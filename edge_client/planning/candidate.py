@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from edge_client.modes import CLOUD_FILE
 from shared_hooks.metrics import Reading
 from shared_hooks.showing import short
 
@@ -33,6 +34,21 @@ class Candidate:
     throughput: float | None = None
     """Requests per second with several under way: what the slowest of edge, link (each way), workers lets through."""
     notes: tuple[str, ...] = field(default=())
+    quartiles_ns: tuple[float, float] | None = None
+    """Between which half of such requests would lie, by the spread of the times measured on both sides and of the
+    probe's rounds; None where too few were measured.
+    """
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether both sides compute: after a layer, not before the first."""
+        return self.layer_id is not None and self.layer_id >= 0 and self.name != CLOUD_FILE
+
+    def as_near_as(self, other: Candidate) -> bool:
+        """Whether the spreads of both overlap, so that either may turn out the faster one."""
+        if self.quartiles_ns is None or other.quartiles_ns is None:
+            return False
+        return self.quartiles_ns[0] <= other.quartiles_ns[1] and other.quartiles_ns[0] <= self.quartiles_ns[1]
 
     @property
     def latency_ns(self) -> float:
@@ -43,11 +59,17 @@ class Candidate:
         """What it takes of the server: not the waiting."""
         return self.stages_ns.get("tail", 0.0)
 
+    def quartiles(self) -> dict[str, float | None]:
+        """By the names they have in tables and JSON."""
+        low, high = self.quartiles_ns or (None, None)
+        return {"latency_q1_ns": low, "latency_q3_ns": high}
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "layer_id": self.layer_id,
             "latency_ns": self.latency_ns,
+            **self.quartiles(),
             "stages_ns": dict(self.stages_ns),
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,

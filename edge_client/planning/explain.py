@@ -36,9 +36,9 @@ class BreakEven:
     more: bool = False
 
     def __str__(self) -> str:
-        now = "which cannot be told now" if self.now is None else f"now {number(self.now)} {self.unit}"
+        now = "now cannot be told" if self.now is None else f"now {number(self.now)} {self.unit}"
         if self.at is None:
-            return f"{self.what}: at no value ({now})"
+            return f"{self.what}: no change would do"
         return f"{self.what}: {'above' if self.more else 'below'} {number(self.at)} {self.unit} ({now})"
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,8 +80,9 @@ def break_evens(decision: Decision, objective: Objective, link: Link, repredict:
     result = []
     for what, unit, now, difference in found:
         factor = crossing(difference) if math.isfinite(now) else None
-        at = None if factor is None else factor * now
+        # One figure for the link, the one that people are told; the curve's own slope only where that is not known.
         known = now if what != "uplink goodput" else None if told is None else told * 8 / 1e6
+        at = None if factor is None else factor * (now if known is None else known)
         result.append(BreakEven(what, unit, known, at, factor is not None and factor > 1))
     return result
 
@@ -119,26 +120,30 @@ def explain(
 ) -> tuple[str, dict[str, Any]]:
     """As text of at most 80 columns (names aside), and JSON-able."""
     winner, by_name = decision.winner, {one.name: one for one in candidates}
+    compared_with = [one.name for one in (decision.runner_up, decision.best_cut) if one is not None]
     others = dict.fromkeys(
-        name
-        for name in (decision.runner_up.name if decision.runner_up else None, EDGE_ONLY, CLOUD_ONLY)
-        if name in by_name and name != winner.name
+        name for name in (*compared_with, EDGE_ONLY, CLOUD_ONLY) if name in by_name and name != winner.name
     )
     lines = [f"{winner.name} wins in {decision.objective}: {_ms(winner.latency_ns)} ms"]
     compared = []
     for name in others:
-        other = by_name[str(name)]
+        other = by_name[name]
         deltas = {stage: other.stages_ns.get(stage, 0.0) - winner.stages_ns.get(stage, 0.0) for stage in STAGES}
         compared.append({"name": name, "latency_ns": other.latency_ns, "more_ns": deltas})
         rejected = decision.rejected.get(other.name)
-        lines.append(f"against {name}: {_ms(other.latency_ns)} ms{f'; not allowed: {rejected}' if rejected else ''}")
+        apart = other.latency_ns - winner.latency_ns
+        takes = f"{name} takes {_ms(other.latency_ns)} ms, {_ms(abs(apart))} ms {'more' if apart >= 0 else 'less'}"
+        lines.append(f"{takes}; not allowed: {rejected}" if rejected else takes)
         more = [f"{stage} {ns / 1e6:+.3f}" for stage, ns in deltas.items() if abs(ns) >= 500]
-        takes = f"it takes, ms: {', '.join(more) or 'the same'}; {other.bytes_up - winner.bytes_up:+,d} bytes up"
-        lines += textwrap.wrap(takes, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        stages = f"stage by stage, ms: {', '.join(more) or 'the same'}; {other.bytes_up - winner.bytes_up:+,d} bytes up"
+        lines += textwrap.wrap(stages, WIDTH, initial_indent="  ", subsequent_indent="    ")
     if decision.runner_up is None:
         lines.append("no other candidate is allowed")
     elif not breaks:
         lines.append(f"what {decision.runner_up.name} would need to win is not known: not the objective alone decided")
+    elif all(one.at is None for one in breaks):
+        alone = ", ".join(one.what for one in breaks)
+        lines += textwrap.wrap(f"{decision.runner_up.name} would not win by a change of one alone: {alone}", WIDTH)
     else:
         lines.append(f"for {decision.runner_up.name} to win, one of these alone:")
         lines += [f"  {one}" for one in breaks]

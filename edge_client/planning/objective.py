@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from edge_client.planning.candidate import Candidate
+from edge_client.spoken import either, option
 from shared_hooks.errors import SpecError
 from shared_hooks.showing import short
 
@@ -73,12 +74,13 @@ class Objective:
     def _cost(self, name: str, one: Candidate) -> float:
         cost = COSTS[name](one)
         if cost is None:
-            why = one.edge_energy.note if name == "energy" else "unknown"
-            raise SpecError(f"objective {name}: unavailable for {one.name} ({why}){_HELP.get(name, '')}")
+            if name != "energy":
+                raise SpecError(f"objective {name}: unavailable for {one.name} (unknown)")
+            give = either("--power-active and --power-idle give", "power=(active, idle) gives")
+            raise SpecError(
+                f"objective energy: unavailable for {one.name} ({one.edge_energy.note}); {give} this machine's watts"
+            )
         return cost
-
-
-_HELP: Final = {"energy": "; --power-active and --power-idle give this machine's watts"}
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ class Constraints:
 
     def __post_init__(self) -> None:
         if (self.max_bytes_per_second is None) != (self.rate is None):
-            raise SpecError("--max-bytes-per-second and --rate (requests per second) go together")
+            raise SpecError(f"{option('max_bytes_per_second')} and {option('rate')} (requests per second) go together")
         if self.min_accuracy is not None and not 0 <= self.min_accuracy <= 1:  # which rejects NaN, too
-            raise SpecError(f"--min-accuracy {self.min_accuracy:g}: expected a share from 0 to 1")
+            raise SpecError(f"{option('min_accuracy', self.min_accuracy)}: expected a share from 0 to 1")
 
     def violated(self, one: Candidate) -> _Violation | None:
         """The first constraint that ``one`` breaks."""
@@ -141,12 +143,18 @@ class Decision:
     scores: Mapping[str, float]
     rejected: Mapping[str, str]
 
+    @property
+    def best_cut(self) -> Candidate | None:
+        """The best that both sides compute: the winner, unless one side does all. None where no cut is allowed."""
+        return next((one for one in self.ranking if one.is_cut), None)
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able: names, not candidates."""
         return {
             "objective": self.objective,
             "winner": self.winner.name,
             "runner_up": self.runner_up.name if self.runner_up else None,
+            "best_cut": self.best_cut.name if self.best_cut else None,
             "ranking": [one.name for one in self.ranking],
             "scores": dict(self.scores),
             "rejected": dict(self.rejected),

@@ -5,11 +5,14 @@
     throughput = 1 / the slowest of: the edge's work, each direction of the link, the tail over the workers
 
 The middles of profiles are added (`Quartiles`); what is not in them (a transport's fixed overhead) is `Calibration`'s.
+Quartiles are not: on one machine times rise and fall together, so how far they lie from their middles is added; edge,
+link and server do so independently of each other, and are added as squares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge_client.load import Load
@@ -20,6 +23,10 @@ from edge_client.planning.link import Link
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.profiling.profile import INPUT_CUT, CutProfile, FileInput, Profile
+from shared_hooks.profiling.quartiles import Quartiles
+
+LEAST_MEASURED = 3
+"""Repetitions below which nothing is said of a spread."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,7 @@ class _Edge:
     def alone(self) -> Candidate:
         whole = self.profile.alone_ns.middle * self.factor
         stages = {"prepare": self.prepare_ns, "edge": whole}
+        spread = self.spread([self.profile.alone_ns], finishes=False)
         work = self.prepare_ns + whole
         return Candidate(
             EDGE_ONLY,
@@ -117,7 +125,16 @@ class _Edge:
             edge_energy=self.energy(self.profile.whole_energy, work, 0.0),
             edge_memory=self.memory(self.profile.whole_memory_peak),
             throughput=_rate(work),
+            quartiles_ns=_quartiles(stages, spread),
         )
+
+    def spread(self, own: Sequence[Quartiles], *, prepares: bool = True, finishes: bool = True) -> _Spread | None:
+        """Of ``own`` and what a request does around it."""
+        around = [
+            *([self.file.prepare_ns] if self.file and prepares else []),
+            *([self.profile.finish_ns] if self.profile.finish_ns and finishes else []),
+        ]
+        return _spread(self.profile, [*own, *around], self.factor)
 
     def energy(self, own: Reading, work_ns: float, waiting_ns: float) -> Reading:
         """Joules of ``work_ns`` of computing, whose head took ``own``, and of waiting for the rest."""
@@ -160,6 +177,14 @@ class _Cloud:
         overhead = self.calibration.overhead_ns if self.calibration else 0.0
         return max(0.0, self.link.network_ns(bytes_up, self.profile.answer_bytes) + overhead)
 
+    def network_spread(self, bytes_up: float) -> _Spread:
+        """A link that was given has none."""
+        if self.link.quarters is None:
+            return _Spread(0.0, 0.0)
+        low, high = self.link.quarters
+        middle = self.link.up.ns(bytes_up)
+        return _Spread(max(0.0, middle - low.ns(bytes_up)), max(0.0, high.ns(bytes_up) - middle))
+
     def rate(self, work_ns: float, bytes_up: float, tail_ns: float) -> float | None:
         """Round trips overlap when several are under way; what they occupy does not."""
         up, down = self.link.up, self.link.down
@@ -180,18 +205,24 @@ def _cut(here: _Edge, there: _Cloud, name: str, head: CutProfile, tail: CutProfi
     network_ns = there.network_ns(head.wire_bytes)
     work = here.prepare_ns + edge_ns + encode_ns
     notes = [f"{side}: {cut.estimated}" for side, cut in (("edge", head), ("cloud", tail)) if cut.estimated]
+    stages = {
+        "prepare": here.prepare_ns,
+        "edge": edge_ns,
+        "encode": encode_ns,
+        "network": network_ns,
+        "queue": there.load.queue_ns,
+        "tail": tail_ns,
+        "finish": here.finish_ns,
+    }
+    spreads = (
+        here.spread([head.stages["head"], head.stages["encode"]]),
+        there.network_spread(head.wire_bytes),
+        _spread(there.profile, list(tail.stages.values()), there.factor),
+    )
     return Candidate(
         name,
         head.layer_id,
-        {
-            "prepare": here.prepare_ns,
-            "edge": edge_ns,
-            "encode": encode_ns,
-            "network": network_ns,
-            "queue": there.load.queue_ns,
-            "tail": tail_ns,
-            "finish": here.finish_ns,
-        },
+        stages,
         bytes_up=head.wire_bytes,
         bytes_down=there.profile.answer_bytes,
         edge_energy=here.energy(head.energy, work, network_ns + there.load.queue_ns + tail_ns),
@@ -199,6 +230,7 @@ def _cut(here: _Edge, there: _Cloud, name: str, head: CutProfile, tail: CutProfi
         throughput=there.rate(work, head.wire_bytes, tail_ns),
         accuracy=_agreement(here.profile, there.profile),
         notes=tuple(notes),
+        quartiles_ns=_quartiles(stages, *spreads),
     )
 
 
@@ -211,10 +243,16 @@ def _file(here: _Edge, there: _Cloud, file: FileInput, tail: CutProfile | None) 
     energy = here.power.idle if here.power else here.profile.idle_power.value
     waiting = network_ns + there.load.queue_ns + tail_ns
     source = "given" if here.power else here.profile.idle_power.note
+    stages = {"network": network_ns, "queue": there.load.queue_ns, "tail": tail_ns, "finish": here.finish_ns}
+    spreads = (
+        here.spread([], prepares=False),
+        there.network_spread(file.nbytes),
+        _spread(there.profile, [there.profile.alone_ns, known.prepare_ns if known else file.prepare_ns], there.factor),
+    )
     return Candidate(
         CLOUD_FILE,
         INPUT_CUT,
-        {"network": network_ns, "queue": there.load.queue_ns, "tail": tail_ns, "finish": here.finish_ns},
+        stages,
         bytes_up=file.nbytes,
         bytes_down=there.profile.answer_bytes,
         edge_energy=Reading.unavailable(f"idle power: {source}")
@@ -226,7 +264,34 @@ def _file(here: _Edge, there: _Cloud, file: FileInput, tail: CutProfile | None) 
         throughput=there.rate(0.0, file.nbytes, tail_ns),
         accuracy=_agreement(here.profile, there.profile),
         notes=(f"the server's reading of the file is estimated: {guess}",) if guess else (),
+        quartiles_ns=_quartiles(stages, *spreads),
     )
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """How far the first quartile lies below the middle, and the third above it, in ns."""
+
+    below: float
+    above: float
+
+
+def _spread(profile: Profile, times: Sequence[Quartiles], factor: float) -> _Spread | None:
+    """Of what one side does in turn; None where too little was measured (``n`` 0: estimated from measured ones)."""
+    if profile.alone_ns.n < LEAST_MEASURED or any(0 < one.n < LEAST_MEASURED for one in times):
+        return None
+    below, above = (one.middle - one.q1 for one in times), (one.q3 - one.middle for one in times)
+    return _Spread(factor * sum(max(0.0, ns) for ns in below), factor * sum(max(0.0, ns) for ns in above))
+
+
+def _quartiles(stages: Mapping[str, float], *spreads: _Spread | None) -> tuple[float, float] | None:
+    """Around the sum of ``stages``, of what is independent of each other; None where one of them is not known."""
+    known = [one for one in spreads if one is not None]
+    if len(known) < len(spreads):
+        return None
+    latency = sum(stages.values())
+    below, above = math.hypot(*(one.below for one in known)), math.hypot(*(one.above for one in known))
+    return latency - below, latency + above
 
 
 def _reading(edge: Profile, cloud: Profile, file: FileInput) -> tuple[float, str]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from edge_client.given import Given, labelled, named
+from edge_client.spoken import option
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import InputItem, ModelSpec, find_inputs
 from shared_hooks.models.example import to_device
@@ -48,25 +49,28 @@ def separate(data: Data, calibration: Data | None) -> tuple[list[Given], list[Gi
 
     Without ``calibration`` every other one of each class is to choose by, so that either half has all classes.
     """
-    judged = _all(data, "--data")
+    judged = _all(data, option("data"))
     if calibration is None:
         if len(judged) < 4:
-            raise SpecError(f"--data: {len(judged)} files are too few to calibrate and test on; give --calibration")
+            raise SpecError(
+                f"{option('data')}: {len(judged)} files are too few to calibrate and test on; give "
+                f"{option('calibration')}"
+            )
         order = sorted(range(len(judged)), key=lambda at: judged[at].truth or "")
         first = set(order[0::2])
         return [judged[at] for at in sorted(first)], [one for at, one in enumerate(judged) if at not in first]
-    chosen = _all(calibration, "--calibration")
+    chosen = _all(calibration, option("calibration"))
     known = {one.digest(): one for one in chosen}
     for one in judged:
         if (twin := known.get(one.digest())) is not None:
             raise SpecError(
-                f"{one.origin} is also in --calibration ({twin.origin}): choose and test on different files"
+                f"{one.origin} is also in {option('calibration')} ({twin.origin}): choose and test on different files"
             )
     return chosen, judged
 
 
-def _all(data: Data, option: str) -> list[Given]:
-    return find(str(data), option) if isinstance(data, (str, Path)) else labelled(data, option)
+def _all(data: Data, name: str) -> list[Given]:
+    return find(str(data), name) if isinstance(data, (str, Path)) else labelled(data, name)
 
 
 def samples(
@@ -157,7 +161,7 @@ def answers(spec: ModelSpec, model: nn.Module, given: Sequence[Sample]) -> list[
         if len(rows) != max(len(sample.labels), 1):
             raise InputMismatch(
                 f"{len(rows)} predictions for a batch of {len(sample.labels)}: prune needs class scores per input"
-                f" ([postprocess] of the spec, --batch 1)"
+                f" ([postprocess] of the spec, {option('batch', 1)})"
             )
         found += [rows[row] for row in sorted(rows)]
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from edge_client.pruning.data import Judged, answers, by_class, judge
+from edge_client.spoken import option
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError
 from shared_hooks.models import ModelSpec
 from shared_hooks.selection import SCORINGS, Mask, Sample, best, capture, masked, score
@@ -62,21 +63,21 @@ class Trial:
 
 
 def keeps_of(text: str | None, channels: int) -> list[int]:
-    """--keep: numbers from 1 to the layer's channels, ascending. Raises SpecError."""
+    """``keep``: numbers from 1 to the layer's channels, ascending. Raises SpecError."""
     if text is None:
         return sorted({max(1, channels // 4), max(1, channels // 2), max(1, 3 * channels // 4)})
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 1 <= int(part) <= channels for part in parts):
-        raise SpecError(f"--keep {text}: expected numbers from 1 to {channels}, the layer's channels")
+        raise SpecError(f"{option('keep', text)}: expected numbers from 1 to {channels}, the layer's channels")
     return sorted({int(part) for part in parts})
 
 
 def scorings_of(text: str | None) -> list[str]:
-    """--scores; the random control always comes along, last. Raises SpecError."""
+    """``scores``; the random control always comes along, last. Raises SpecError."""
     names = [name.strip() for name in text.split(",")] if text else list(SCORINGS)
     for name in names:
         if name not in SCORINGS:
-            raise SpecError(f'--scores: no scoring "{name}"; there is {", ".join(SCORINGS)}')
+            raise SpecError(f'{option("scores")}: no scoring "{name}"; there is {", ".join(SCORINGS)}')
     return [*dict.fromkeys(name for name in names if name != RANDOM), RANDOM]
 
 

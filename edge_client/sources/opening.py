@@ -11,6 +11,7 @@ from edge_client.sources.files import Files, folder
 from edge_client.sources.live_source import KEPT
 from edge_client.sources.source import Item, Source
 from edge_client.sources.videos import SUFFIXES, video
+from edge_client.spoken import either, option
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES
 
@@ -34,7 +35,10 @@ def open_source(
         kept = KEPT if queue is None else queue
         return camera(cameras[0], size=size, rate=rate, pixel_format=pixel_format, queue=kept)
     if size or rate or pixel_format or queue:
-        raise SpecError("--queue and --camera-... are for a camera: files and videos wait, and nothing is dropped")
+        of_it = either("--camera-...", "size, rate and pixel_format")
+        raise SpecError(
+            f"{option('queue')} and {of_it} are for a camera: files and videos wait, and nothing is dropped"
+        )
     parts: list[Source] = []
     files: list[str] = []
     for word in words:

@@ -152,6 +152,9 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
             cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
             for text in profile_file.check(cloud, who):
                 warn(text)
+        for side, profile in (("edge", edge), ("cloud", cloud)):
+            for text in profile.warnings:
+                warn(f"{side}: {text}")
         served = None if server is None else _served(server, who.model_id, credentials)
         if wanted.cloud_profile is not None and server is not None:
             for text in _of_another_machine(cloud, who, server, served):

@@ -16,6 +16,7 @@ from edge_client.screen.text import one_line
 from edge_client.sources import Item
 from edge_client.sources.cameras import is_camera, without_password
 from edge_client.sources.videos import SUFFIXES as VIDEO_SUFFIXES
+from edge_client.spoken import either, option
 from edge_client.survey.loaded import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
@@ -54,7 +55,8 @@ def fails_on(
     if name is not None and inputs is not None and (wrong := unfit(model, inputs, spec.example(), error)) is not None:
         return InputMismatch(f"{name}: {wrong}")
     said, what = one_line(f"{type(error).__name__}: {error}"), name or "its example"
-    return ModelFailed(f"{spec.origin}: the model fails on {what}: {said} (--example and --input say another)")
+    others = either("--example and --input say another", "ModelChoice(..., example=...) and inputs say another")
+    return ModelFailed(f"{spec.origin}: the model fails on {what}: {said} ({others})")
 
 
 def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inputs:
@@ -63,7 +65,10 @@ def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inpu
     call = spec.preprocess(find(inputs)[0]) if inputs else spec.example(device)
     if call is None:
         resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # a wrong name is to be reported first
-        raise SpecError(f"{spec.origin}: no example input to plan on; give one with --example 1,3,224,224 or --input")
+        raise SpecError(
+            f"{spec.origin}: no example input to plan on; give one with "
+            + either("--example 1,3,224,224 or --input", "ModelChoice(..., example='1,3,224,224')")
+        )
     return to_device(call[0], device), to_device(call[1], device)
 
 
@@ -115,13 +120,15 @@ def cut_for(client: EdgeClient, split: str, items: Sequence[Item]) -> int | str:
     return split if isinstance(found, str) else found  # a block ends elsewhere on another path
 
 
-def cut_of(text: str, wrapped: WrappedModel, option: str = "--split") -> int | str:
-    """``option`` as the engine takes it: "input", a name, or a layer's id. Raises UnknownLayer, CutRefused.
+def cut_of(text: str, wrapped: WrappedModel, name: str | None = None) -> int | str:
+    """A cut as the engine takes it: "input", a name, or a layer's id. ``name``: what messages call it; None: the
+    option or keyword `split`, which takes more words. Raises UnknownLayer, CutRefused.
 
     A name stays a name: on another path through the model the layer has another id. A block stands for its last layer.
     """
     if text == "input":
         return text
+    called, words = (option("split"), WORDS) if name is None else (name, ())
     layers = wrapped.layers
     by_name = {layer.name: layer for layer in layers}
     by_id = {str(layer.layer_id): layer for layer in layers}
@@ -133,15 +140,15 @@ def cut_of(text: str, wrapped: WrappedModel, option: str = "--split") -> int | s
         if _unused(text, wrapped):
             return text
         if text.lstrip("-").isdigit():
-            raise UnknownLayer(f"{option} {text}: layer ids are 0 to {len(layers) - 1}")
-        known = [*by_name, *blocks(by_name), "input", *(WORDS if option == "--split" else ())]
+            raise UnknownLayer(f"{called} {text}: layer ids are 0 to {len(layers) - 1}")
+        known = [*by_name, *blocks(by_name), "input", *words]
         raise UnknownLayer(
-            f'{option} {text}: no such layer or block, and not "input".{near_path(text, known)} '
+            f'{called} {text}: no such layer or block, and not "input".{near_path(text, known)} '
             "(edge-client layers lists them)"
         )
     if not layer.can_split:
         where = f"layer {layer.layer_id}{'' if text in (layer.name, str(layer.layer_id)) else f' ({layer.name})'}"
-        raise CutRefused(f"{option} {text}: the model cannot be cut after {where}: {layer.reason}")
+        raise CutRefused(f"{called} {text}: the model cannot be cut after {where}: {layer.reason}")
     return text if text in by_name else layer.layer_id
 
 

@@ -108,10 +108,15 @@ def probe(
         if on_progress:
             on_progress(total, total, "done")
     nothing = _middle(asked[0, 0])
-    ups = sorted((nbytes, _middle(rounds)) for (nbytes, answer), rounds in asked.items() if not answer)
+    ups = [(nbytes, _took(rounds)) for (nbytes, answer), rounds in sorted(asked.items()) if not answer]
     downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in asked.items() if answer]
-    link = Link(Curve(tuple(ups)), Curve(((0, 0.0), *downs)), measured_up=told, measured_down=_speed(found, 1))
-    return link, last.load
+    return Link(
+        Curve(tuple((nbytes, took.middle) for nbytes, took in ups)),
+        Curve(((0, 0.0), *downs)),
+        measured_up=told,
+        measured_down=_speed(found, 1),
+        quarters=(Curve(tuple((n, took.q1) for n, took in ups)), Curve(tuple((n, took.q3) for n, took in ups))),
+    ), last.load
 
 
 def _speed(found: Mapping[tuple[int, int], Sequence[Round]], way: int) -> Speed:
@@ -199,8 +204,12 @@ def _parsed(data: bytes, server: str) -> dict[str, Any]:
     return found
 
 
+def _took(rounds: Sequence[Round]) -> Quartiles:
+    return Quartiles.of([one.network_ns for one in rounds])
+
+
 def _middle(rounds: Sequence[Round]) -> float:
-    return Quartiles.of([one.network_ns for one in rounds]).middle
+    return _took(rounds).middle
 
 
 def _compute(seconds: float) -> None:

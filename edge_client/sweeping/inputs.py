@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from edge_client.call import Call
 from edge_client.given import Given, given, named
+from edge_client.spoken import either
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import BUILT_IN, ModelSpec, find_inputs
 
@@ -13,18 +14,21 @@ HANDFUL: Final = 5
 """Of the images that come with a model, as many, spread over all."""
 
 
-def inputs_of(spec: ModelSpec, inputs: Any = None) -> list[Given]:
-    """Those of --input; without any the shipped images, else the example. Raises SpecError when there is none."""
-    if inputs is not None:
-        try:
-            return given(inputs)
-        except InputMismatch as error:
-            raise SpecError(f"--input: {error}") from error
+def handed_over(inputs: Any) -> list[Given] | None:
+    """Those of ``inputs``; None for None. Raises SpecError."""
+    try:
+        return None if inputs is None else given(inputs)
+    except InputMismatch as error:
+        raise SpecError(f"{either('--input', 'inputs')}: {error}") from error
+
+
+def inputs_that_come_with(spec: ModelSpec) -> list[Given]:
+    """The shipped images, else the example. Raises SpecError when there is none."""
     images = spec.folder / "images"
     if images.is_dir() and spec.folder in {path.parent.resolve() for path in BUILT_IN.values()}:
         found = find_inputs(images)
         return named(found[:: max(1, len(found) // HANDFUL)][:HANDFUL])
     example = spec.example()
     if example is None:
-        raise SpecError(f"{spec.origin}: the spec has no example input; give inputs with --input")
+        raise SpecError(f"{spec.origin}: the spec has no example input; give {either('inputs with --input', 'inputs')}")
     return [Given("example", value=Call(*example), made=True)]

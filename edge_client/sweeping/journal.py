@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from edge_client.journal import JournalFile
+from edge_client.spoken import option
 from edge_client.sweeping.settings import Settings, difference
 from shared_hooks.errors import SpecError
 
@@ -59,7 +60,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / NAME
-        self._file = JournalFile(self.path, "--out", "sweep")
+        self._file = JournalFile(self.path, option("out"), "sweep")
 
     def __enter__(self) -> Journal:
         return self
@@ -80,7 +81,7 @@ class Journal:
         if fresh:
             with self.path.open("rb") as file:
                 if (first := file.readline()) and not first.startswith(_OURS):
-                    raise SpecError(f"--out: {self.path} does not belong to a sweep and is left alone")
+                    raise SpecError(f"{option('out')}: {self.path} does not belong to a sweep and is left alone")
             self._file.clear()
             for name in RESULTS:
                 (self.folder / name).unlink(missing_ok=True)
@@ -90,7 +91,8 @@ class Journal:
             return Contents(settings)
         if changed := difference(contents.settings, settings):
             raise SpecError(
-                f"{self.folder} holds another sweep ({changed}); give another folder, or --fresh to start over"
+                f"{self.folder} holds another sweep ({changed}); give another folder, or {option('fresh')} to start "
+                "over"
             )
         return contents
 
@@ -126,8 +128,8 @@ def open_journal(folder: str | os.PathLike[str]) -> Journal:
         path.mkdir(parents=True, exist_ok=True)
         others = sorted(entry.name for entry in path.iterdir()) if not (path / NAME).exists() else []
     except OSError as error:
-        raise SpecError(f"--out: {path} cannot be a folder of results: {error.strerror}") from error
+        raise SpecError(f"{option('out')}: {path} cannot be a folder of results: {error.strerror}") from error
     if others:
         shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-        raise SpecError(f"--out: {path} holds something else ({shown}); give an empty or a new folder")
+        raise SpecError(f"{option('out')}: {path} holds something else ({shown}); give an empty or a new folder")
     return Journal(path)

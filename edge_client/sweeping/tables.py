@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_client.modes import EDGE_ONLY
+from edge_client.spoken import option
 from edge_client.sweeping.columns import PREDICTED, REQUESTS, ROWS, Columns, Kind
 from edge_client.sweeping.journal import Entry
 from shared_hooks.errors import SpecError
@@ -71,4 +72,4 @@ def whole_file(path: Path, fill: Callable[[Path], Any]) -> None:
         os.replace(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise SpecError(f"--out: {path} cannot be written: {error.strerror or error}") from error
+        raise SpecError(f"{option('out')}: {path} cannot be written: {error.strerror or error}") from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.spoken import option
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near_path
 from shared_hooks.planning import LayerInfo, blocks, last_layer
 
@@ -36,7 +37,7 @@ def choose(layers: Sequence[LayerInfo], cuts: str | None = None, every: int | No
     Raises SpecError for nonsense, UnknownLayer (with near matches) and CutRefused for a named cut.
     """
     if cuts is not None and every is not None:
-        raise SpecError("--cuts or --every, not both")
+        raise SpecError(f"{option('cuts')} or {option('every')}, not both")
     if cuts is None:
         allowed = [(layer.name, layer.layer_id) for layer in layers if layer.can_split]
         return allowed[:: every or 1]
@@ -51,11 +52,11 @@ def choose(layers: Sequence[LayerInfo], cuts: str | None = None, every: int | No
             layer = layers[last]
         if not word or layer is None:
             raise UnknownLayer(
-                f'--cuts: no layer "{word}".{near_path(word, [*by_name, *blocks(by_name)])} '
+                f'{option("cuts")}: no layer "{word}".{near_path(word, [*by_name, *blocks(by_name)])} '
                 "(edge-client layers lists them)"
             )
         if not layer.can_split:
-            raise CutRefused(f"--cuts: the model cannot be cut after {layer.name}: {layer.reason}")
+            raise CutRefused(f"{option('cuts')}: the model cannot be cut after {layer.name}: {layer.reason}")
         chosen[layer.name] = layer.layer_id
     return sorted(chosen.items(), key=lambda cut: cut[1])
 

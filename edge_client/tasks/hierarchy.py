@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.screen.text import one_line
+from edge_client.spoken import option
 from edge_client.tasks.onnx_files import OnnxFiles, Written, cut_at, write_onnx
 from edge_client.tasks.subject import Model, subject_of
 from edge_client.tasks.tabular import Row, Tabular
@@ -112,7 +113,7 @@ def hierarchy(
     whole, head, tail = (None if one is None else str(one) for one in (onnx, head_onnx, tail_onnx))
     files = OnnxFiles(whole, head, tail, validate)
     if (split is not None) != bool(files.head or files.tail):
-        raise SpecError("--split goes together with --head-onnx, --tail-onnx or both")
+        raise SpecError(f"{option('split')} goes together with {option('head_onnx')}, {option('tail_onnx')} or both")
     files.check()
     subject = subject_of(model, inputs)
     if subject.choice.device == "auto":  # one forward: nothing here gets faster elsewhere

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from edge_client.screen.text import size
+from edge_client.spoken import option
 from edge_client.survey.loaded import Loaded
 from edge_client.survey.loading import cut_of
 from shared_hooks.errors import CutRefused, SpecError
@@ -46,9 +47,14 @@ class OnnxFiles:
     def check(self) -> None:
         """SpecError for what cannot be, before anything is loaded."""
         if self.validate and not self.paths:
-            raise SpecError("--validate needs a file to check: --onnx, or --split with --head-onnx and --tail-onnx")
+            raise SpecError(
+                f"{option('validate')} needs a file to check: {option('onnx')}, or {option('split')} with "
+                f"{option('head_onnx')} and {option('tail_onnx')}"
+            )
         if len({Path(path).resolve() for path in self.paths}) != len(self.paths):
-            raise SpecError("--onnx, --head-onnx and --tail-onnx must be different files")
+            raise SpecError(
+                f"{option('onnx')}, {option('head_onnx')} and {option('tail_onnx')} must be different files"
+            )
         if not self.paths:
             return
         check_extra()
@@ -60,7 +66,10 @@ class OnnxFiles:
 def cut_at(split: str, loaded: Loaded) -> LayerInfo:
     found = loaded.wrapped.plan(*loaded.args, **loaded.kwargs).resolve(cut_of(split, loaded.wrapped))
     if found is None:
-        raise CutRefused("--split input: nothing runs before it; the tail is the whole model, and --onnx writes that")
+        raise CutRefused(
+            f"{option('split', 'input')}: nothing runs before it; the tail is the whole model, and {option('onnx')} "
+            "writes that"
+        )
     return found
 
 

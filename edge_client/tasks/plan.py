@@ -14,6 +14,7 @@ from edge_client.planning.objective import Constraints, Decision, Objective
 from edge_client.planning.partitioners import Partitioner, Situation, find_partitioner
 from edge_client.planning.predict import Power
 from edge_client.settings import OWN
+from edge_client.spoken import option
 from edge_client.survey.gather import Gathered, Say, Wanted, gather
 from edge_client.survey.loaded import Loaded
 from edge_client.tasks.planned import Planned
@@ -161,18 +162,19 @@ def _watts(power: tuple[float, float] | None) -> Power | None:
 
 
 def _amount(name: str, value: str | float | None) -> float | None:
-    return units.size(f"--{name.replace('_', '-')}", value) if isinstance(value, str) else value
+    return units.size(option(name), value) if isinstance(value, str) else value
 
 
 def given_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Link | None:
-    """The link of --uplink, --downlink and --rtt; None where none is given. Raises SpecError for half of one."""
+    """A link by its numbers; None where none is given. Raises SpecError for half of one."""
     if uplink is None and downlink is None and rtt is None:
         return None
     if uplink is None or rtt is None:
         raise SpecError(
-            "a link that is not probed needs --uplink and --rtt (--downlink is the same as --uplink by default)"
+            f"a link that is not probed needs {option('uplink')} and {option('rtt')} ({option('downlink')} is the same "
+            f"as {option('uplink')} by default)"
         )
-    up, fixed = units.rate("--uplink", uplink), units.nanoseconds("--rtt", rtt)
-    down = units.rate("--downlink", downlink) if downlink else up
+    up, fixed = units.rate(option("uplink"), uplink), units.nanoseconds(option("rtt"), rtt)
+    down = units.rate(option("downlink"), downlink) if downlink else up
     given = f"given: {uplink} up, {downlink or uplink} down, {rtt} round trip"
     return Link(Curve.line(fixed, up), Curve.line(0.0, down), given)

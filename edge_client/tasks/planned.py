@@ -13,21 +13,20 @@ from edge_client.planning.explain import BreakEven, explain
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Constraints, Decision
 from edge_client.planning.predict import Power
-from edge_client.screen.table import table
+from edge_client.screen.table import Column, fitted
 from edge_client.screen.text import one_line, printable, size
 from edge_client.tasks.tabular import Row, Tabular
 from shared_hooks.profiling.profile import Profile
-
-NAME_WIDTH = 26
 
 
 @dataclass(frozen=True, repr=False)
 class Planned(Tabular):
     """`edge_client.plan` returns it. A row is a candidate, in the order of the layers; times in ns.
 
-    ``candidates``: what every way to run a request would take; ``decision``: which is best (`best` is its name), and
-    the ranking; ``edge`` and ``cloud``: both sides' profiles; ``link`` and ``load``: as they were probed; ``breaks``:
-    what would have to change for the runner-up to win; ``warnings``: what makes all this less sure.
+    ``candidates``: what every way to run a request would take; ``decision``: which is best (`best` is its name,
+    `best_cut` the best cut's), and the ranking; ``edge`` and ``cloud``: both sides' profiles; ``link`` and ``load``: as
+    they were probed; ``breaks``: what would have to change for the runner-up to win; ``warnings``: what makes all this
+    less sure. ``latency_q1_ns`` and ``latency_q3_ns`` are by the spread of what was measured (docs/planning.md).
     """
 
     model: str
@@ -63,6 +62,11 @@ class Planned(Tabular):
         """The winner's name, which is what `split` of an `EdgeClient` takes."""
         return self.decision.winner.name
 
+    @property
+    def best_cut(self) -> str | None:
+        """The best that both sides compute, whether it is the winner or not; None where no cut is allowed."""
+        return self.decision.best_cut.name if self.decision.best_cut else None
+
     def title(self) -> str:
         winner = self.decision.winner
         return (
@@ -79,6 +83,7 @@ class Planned(Tabular):
                 "rank": rank.get(one.name),
                 "best": one.name == self.best,
                 "latency_ns": one.latency_ns,
+                **one.quartiles(),
                 **{f"{stage}_ns": one.stages_ns.get(stage, 0.0) for stage in STAGES},
                 "bytes_up": one.bytes_up,
                 "bytes_down": one.bytes_down,
@@ -131,43 +136,58 @@ class Planned(Tabular):
             **({"explanation": self._explained()[1]} if explanation else {}),
         }
 
-    def text(self, top: int | None = None) -> str:
-        """As the command prints it; of all candidates the best ``top``."""
-        shown = list(self.candidates)
-        if top is not None:
-            best = {one.name for one in self.decision.ranking[:top]}
-            shown = [one for one in shown if one.name in best]
+    def text(self, top: int | None = None, width: int | None = None) -> str:
+        """As the command prints it, in the order of the layers; of all candidates the best ``top``, the best first. No
+        wider than ``width``, where that can be done by leaving columns out: names are whole.
+        """
+        shown = list(self.candidates if top is None else self.decision.ranking[:top])
         energy = any(one.edge_energy.value is not None for one in self.candidates)
-        headers = ["", "cut after", "ms", "edge", "net", "server", "up", "memory", *(["mJ"] if energy else [])]
-        rows = [self._cells(one, energy) for one in shown]
-        return "\n".join([table(headers, rows, right=range(2, len(headers))), "", *self._below(len(shown), energy)])
+        found = fitted(self._columns(shown, energy), ("memory", "mJ", "up", "server", "net", "edge"), width)
+        return "\n".join([found, "", *self._below(len(shown), energy)])
 
-    def _cells(self, one: Candidate, energy: bool) -> list[str]:
-        stages = one.stages_ns
-        edge = sum(stages.get(stage, 0.0) for stage in ("prepare", "edge", "encode", "finish"))
-        server = sum(stages.get(stage, 0.0) for stage in ("queue", "tail"))
-        mark = "*" if one is self.decision.winner else "x" if one.name in self.decision.rejected else ""
-        joules, memory = one.edge_energy.value, one.edge_memory.value
+    def _columns(self, shown: Sequence[Candidate], energy: bool) -> list[Column]:
+        def stages(*names: str) -> list[str]:
+            return [f"{sum(one.stages_ns.get(name, 0.0) for name in names) / 1e6:.2f}" for one in shown]
+
+        joules, memory = [one.edge_energy.value for one in shown], [one.edge_memory.value for one in shown]
         return [
-            mark,
-            _short(printable(one.name)),
-            *(f"{ns / 1e6:.2f}" for ns in (one.latency_ns, edge, stages.get("network", 0.0), server)),
-            size(one.bytes_up),
-            "-" if memory is None else size(round(memory)),
-            *(["-" if joules is None else f"{joules * 1e3:.1f}"] if energy else []),
+            Column("", [self._mark(one) for one in shown], right=False),
+            Column("cut after", [printable(one.name) for one in shown], right=False),
+            Column("ms", [f"{one.latency_ns / 1e6:.2f}{_spread(one)}" for one in shown]),
+            Column("edge", stages("prepare", "edge", "encode", "finish")),
+            Column("net", stages("network")),
+            Column("server", stages("queue", "tail")),
+            Column("up", [size(one.bytes_up) for one in shown]),
+            Column("memory", ["-" if one is None else size(round(one)) for one in memory]),
+            *([Column("mJ", ["-" if one is None else f"{one * 1e3:.1f}" for one in joules])] if energy else []),
         ]
 
+    def _mark(self, one: Candidate) -> str:
+        return "*" if one is self.decision.winner else "x" if one.name in self.decision.rejected else ""
+
     def _below(self, shown: int, energy: bool) -> list[str]:
-        decision, lines = self.decision, []
+        decision, winner, lines = self.decision, self.decision.winner, []
         if shown < len(self.candidates):
-            lines.append(f"the best {shown} of {len(self.candidates)} candidates")
-        lines.append(f"{self.model}: {decision.winner.name} is best in {decision.objective} (*)")
+            lines.append(f"the best {shown} of {len(self.candidates)} candidates, the best first")
+        lines.append(f"{self.model}: {winner.name} is best in {decision.objective} (*)")
         if decision.runner_up:
-            lines.append(f"runner-up: {decision.runner_up.name}")
+            near = ": their spreads overlap" if decision.runner_up.as_near_as(winner) else ""
+            lines.append(f"runner-up: {decision.runner_up.name}{near}")
+        if decision.best_cut is None:
+            lines.append(f"best cut: none{' is allowed' if any(one.is_cut for one in self.candidates) else ''}")
+        elif decision.best_cut is not winner:
+            lines.append(f"best cut: {decision.best_cut.name}, {decision.best_cut.latency_ns / 1e6:.2f} ms")
         if decision.rejected:
             lines.append(f"not allowed (x): {len(decision.rejected)} of {len(self.candidates)} candidates")
+        if winner.quartiles_ns is None:
+            lines.append("no spread: fewer than 3 repetitions were measured")
+        else:
+            of_link = " and of the probe's rounds" if self.link.quarters else "; the given link has none"
+            lines.append(f"[quartiles]: by those of the times on both sides{of_link}")
         lines.append(f"link, {self.link.source}: {self.link.rtt_ns / 1e6:.3f} ms round trip")
         lines.append(f"up: {self.link.speed_up}")
+        if self.link.measured_up is not None:  # what few bytes take is no matter of speed
+            lines.append("up is by the probe's largest rounds, net what its rounds of like size took")
         for side, profile in (("edge", self.edge), ("cloud", self.cloud)):
             lines.append(f"{side}: {_machine(profile.machine)}")
         if not energy and self.candidates:
@@ -179,6 +199,5 @@ def _machine(machine: Mapping[str, Any]) -> str:
     return printable(str(machine.get("name", "?")))
 
 
-def _short(name: str) -> str:
-    """The end of a long name tells more than its beginning."""
-    return name if len(name) <= NAME_WIDTH else f"…{name[-NAME_WIDTH + 1 :]}"
+def _spread(one: Candidate) -> str:
+    return "" if one.quartiles_ns is None else " [{:.2f}, {:.2f}]".format(*(ns / 1e6 for ns in one.quartiles_ns))

@@ -11,7 +11,8 @@ from edge_client.client import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
 from edge_client.process.local_server import local_server
 from edge_client.screen.progress import progress as bar
-from edge_client.settings import HOW, OWN
+from edge_client.settings import OWN, how_named
+from edge_client.spoken import option
 from edge_client.survey.gather import Say
 from edge_client.survey.probing import fetch_profile
 from edge_client.tasks.profile_text import as_text
@@ -118,14 +119,21 @@ def profile(
     address = None if side == "edge" else address_of(server)
     which = side or ("both" if address else "edge")
     if which != "edge" and not address:
-        raise SpecError(f"--side {which}: the cloud's side is measured by a server: {HOW}")
+        raise SpecError(f"{option('side', which)}: the cloud's side is measured by a server: {how_named()}")
     how = ProfileOptions(warmup, repetitions, seconds, codec)
     subject = subject_of(model, inputs, address, credentials)
-    edge = _edge(subject, how, progress) if which != "cloud" else None
-    if which == "edge":
-        return Profiled(edge, None)
-    assert address is not None
     warnings: list[str] = []
+
+    def warn(text: str) -> None:
+        warnings.append(text)
+        say(f"warning: {text}")
+
+    edge = _edge(subject, how, progress) if which != "cloud" else None
+    for text in edge.warnings if edge is not None else ():
+        warn(f"edge: {text}")
+    if which == "edge":
+        return Profiled(edge, None, warnings)
+    assert address is not None
     try:
         if address == OWN:
             say("starting a server on this machine")
@@ -134,13 +142,12 @@ def profile(
         else:
             cloud = _cloud(address, subject, how, credentials, progress)
         if edge is not None:
-            warnings = list(check(cloud, edge.model))
+            for text in check(cloud, edge.model):
+                warn(text)
     except CONNECTION_ERRORS as error:
         if failures == "raise" or edge is None:
             raise
-        return Profiled(edge, None, (), error)
-    for warning in warnings:
-        say(f"warning: {warning}")
+        return Profiled(edge, None, warnings, error)
     return Profiled(edge, cloud, warnings)
 
 

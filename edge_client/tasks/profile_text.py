@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from edge_client.screen.table import table
+from edge_client.screen.table import Column, fitted, table
 from edge_client.screen.text import milliseconds, printable, size
+from edge_client.spoken import option
 from shared_hooks.profiling.profile import LayerProfile, Profile
 from shared_hooks.profiling.quartiles import Quartiles
 
@@ -42,8 +43,13 @@ def _modules(profile: Profile) -> list[list[LayerProfile]]:
     """The layers of each module, one for each call, in the order of the first."""
     found: dict[str, list[LayerProfile]] = {}
     for layer in profile.layers:
-        found.setdefault(layer.name.partition("#")[0], []).append(layer)
+        found.setdefault(_path(layer), []).append(layer)
     return list(found.values())
+
+
+def _path(layer: LayerProfile) -> str:
+    """Of its module."""
+    return layer.name.partition("#")[0]
 
 
 def _calls(profile: Profile) -> bool:
@@ -58,45 +64,33 @@ def _layers(profile: Profile, width: int | None) -> str:
     def share(ns: float) -> str:
         return f"{100 * ns / whole:.1f} %" if whole else "-"
 
-    columns: list[tuple[str, bool, Callable[[list[LayerProfile]], str], str, str]] = [
-        ("id", True, lambda calls: str(calls[0].layer_id), "", ""),
-        ("name", False, lambda calls: printable(calls[0].name.partition("#")[0]), "outside layers", "whole"),
-        ("type", False, lambda calls: printable(calls[0].layer_type), "", ""),
-        ("calls", True, lambda calls: str(len(calls)), "", ""),
-        ("time", True, _time, _spread(outside), _spread(profile.whole_ns)),
-        (
-            "share",
-            True,
-            lambda calls: share(_sum(one.inference_ns for one in calls)),
-            share(outside.median),
-            share(whole),
-        ),
-        (
-            "CPU",
-            True,
-            lambda calls: milliseconds(_sum(one.cpu_ns for one in calls)) if calls[0].cpu_ns else "-",
-            "",
-            "",
-        ),
-        ("peak", True, _peak, "", _bytes(profile.whole_memory_peak.value)),
-        ("energy", True, _energy, "", _joules(profile.whole_energy.value)),
-        ("crosses", True, lambda calls: size(calls[0].frontier_bytes) if calls[0].can_split else "no cut", "", ""),
+    modules = _modules(profile)
+
+    def column(head: str, cell: Callable[[list[LayerProfile]], str], beyond: str = "", all_of_it: str = "") -> Column:
+        return Column(head, [*map(cell, modules), beyond, all_of_it], head not in ("name", "type"))
+
+    def time_of(calls: list[LayerProfile]) -> float:
+        return _sum(one.inference_ns for one in calls)
+
+    columns = [
+        column("id", lambda calls: str(calls[0].layer_id)),
+        column("name", lambda calls: printable(_path(calls[0])), "outside layers", "whole"),
+        column("type", lambda calls: printable(calls[0].layer_type)),
+        column("calls", lambda calls: str(len(calls))),
+        column("time", _time, _spread(outside), _spread(profile.whole_ns)),
+        column("share", lambda calls: share(time_of(calls)), share(outside.median), share(whole)),
+        column("CPU", lambda calls: milliseconds(_sum(one.cpu_ns for one in calls)) if calls[0].cpu_ns else "-"),
+        column("peak", _peak, "", _bytes(profile.whole_memory_peak.value)),
+        column("energy", _energy, "", _joules(profile.whole_energy.value)),
+        column("crosses", lambda calls: size(calls[0].frontier_bytes) if calls[0].can_split else "no cut"),
     ]
-    if not _calls(profile):
-        columns = [column for column in columns if column[0] != "calls"]
-    if all(layer.energy.value is None for layer in profile.layers) and profile.whole_energy.value is None:
-        columns = [column for column in columns if column[0] != "energy"]
-    if all(layer.cpu_ns is None for layer in profile.layers):
-        columns = [column for column in columns if column[0] != "CPU"]
-    while True:
-        rows = [[cell(calls) for _, _, cell, _, _ in columns] for calls in _modules(profile)]
-        rows += [[column[3] for column in columns], [column[4] for column in columns]]
-        right = [number for number, column in enumerate(columns) if column[1]]
-        text = table([column[0] for column in columns], rows, right)
-        spare = next((name for name in ("crosses", "type", "peak", "CPU") if name in [c[0] for c in columns]), None)
-        if width is None or spare is None or max(map(len, text.splitlines())) <= width:
-            return text
-        columns = [column for column in columns if column[0] != spare]
+    unknown = {
+        "calls": not _calls(profile),
+        "energy": profile.whole_energy.value is None and all(layer.energy.value is None for layer in profile.layers),
+        "CPU": all(layer.cpu_ns is None for layer in profile.layers),
+    }
+    known = [column for column in columns if not unknown.get(column.header)]
+    return fitted(known, ("crosses", "type", "peak", "CPU"), width)
 
 
 def _cuts(profile: Profile, width: int | None) -> str:
@@ -122,7 +116,8 @@ def _cuts(profile: Profile, width: int | None) -> str:
     text = rows(_spread)
     if width is not None and max(map(len, text.splitlines())) > width:
         text = rows(lambda stage: milliseconds(stage.median))
-    return text + (f"\n{estimated} cuts are estimated (~), not measured: give more --seconds" if estimated else "")
+    more = f"\n{estimated} cuts are estimated (~), not measured: give more {option('seconds')}"
+    return text + more if estimated else text
 
 
 def _many(count: object, what: str) -> str:

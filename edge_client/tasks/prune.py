@@ -18,6 +18,7 @@ from edge_client.pruning.served import serve as through_a_server
 from edge_client.pruning.trial import Trial, keeps_of, scorings_of, try_all
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import printable
+from edge_client.spoken import option
 from edge_client.survey.loading import cut_of
 from edge_client.tasks.pruned import Pruned
 from edge_client.tasks.subject import Model, Subject, subject_of
@@ -71,21 +72,21 @@ def prune(
         needs_scikit()
     numbers = _words(keep)
     if predictions and not boxes:
-        raise SpecError("--predictions needs --boxes, the true ones")
+        raise SpecError(f"{option('predictions')} needs {option('boxes')}, the true ones")
     chosen_by, judged_on = files.separate(data, calibration)
     truths = read_boxes(str(boxes)) if boxes else None
     predicted = read_boxes(str(predictions)) if predictions else None
     places_of = None if truths is None else files.boxes_of(truths, predicted)
     subject = subject_of(model, judged_on[:1])
     if subject.spec.selection is not None:
-        raise SpecError("--selection: prune begins with the whole model")
+        raise SpecError(f"{option('selection')}: prune begins with the whole model")
     device = pick_device(subject.choice.device)
     layer = _layer(subject, str(split))
     spec = subject.spec
     whole = spec.load_model(device)
     if places_of is not None and not any(one.file_name in places_of for one in chosen_by):
         named = ", ".join(list(places_of)[:3]) or "no file"
-        raise SpecError(f"--boxes names {named}, but no calibration input such as {chosen_by[0].file_name}")
+        raise SpecError(f"{option('boxes')} names {named}, but no calibration input such as {chosen_by[0].file_name}")
     calibrating = files.samples(spec, chosen_by, device, batch, None)
     if structural:  # refused now, not when all masks have been judged
         few = min(keeps_of(numbers, space_of(whole, layer, calibrating[0]).channels))
@@ -142,11 +143,11 @@ def _layer(subject: Subject, split: str) -> str:
     with loaded.wrapped as wrapped:
         cut = cut_of(split, wrapped)
         if cut == "input":
-            raise CutRefused("--split input: no layer runs before it")
+            raise CutRefused(f"{option('split', 'input')}: no layer runs before it")
         known = [layer.name for layer in wrapped.layers]
         name = cut if isinstance(cut, str) else known[cut]
         if name not in known:
-            raise CutRefused(f"--split {split}: the model does not run it")
+            raise CutRefused(f"{option('split', split)}: the model does not run it")
         return name
 
 
@@ -156,7 +157,7 @@ def _folder(out: str | Path | None) -> Path | None:
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecError(f"--out: {out} cannot be written: {error.strerror}") from error
+        raise SpecError(f"{option('out')}: {out} cannot be written: {error.strerror}") from error
     return Path(out)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from edge_client.pruning.page import accuracy_table, served_table, structural_table
 from edge_client.pruning.report import Report
 from edge_client.screen.table import table
+from edge_client.spoken import either
 from edge_client.tasks.tabular import Row, Tabular
 
 
@@ -87,5 +88,6 @@ class Pruned(Tabular):
         if self.folder is not None:
             written = ", ".join(Path(file).name for file in report.files)
             lines.append(f"\nwritten to {self.folder}: report.html, {written}")
-            lines.append(f"served by both sides with --selection FILE; cut a masked model at {report.trial.split}")
+            taken = either("--selection FILE", "ModelChoice(..., selection=FILE)")
+            lines.append(f"served by both sides with {taken}; cut a masked model at {report.trial.split}")
         return "\n".join(lines)

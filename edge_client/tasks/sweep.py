@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,11 +17,12 @@ from edge_client.process.local_server import local_server
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import one_line
 from edge_client.settings import OWN
+from edge_client.spoken import either, option
 from edge_client.survey.gather import Say, Wanted, gather
 from edge_client.survey.loaded import Loaded
 from edge_client.survey.loading import first_readable
 from edge_client.sweeping import extras
-from edge_client.sweeping.inputs import inputs_of
+from edge_client.sweeping.inputs import handed_over, inputs_that_come_with
 from edge_client.sweeping.journal import Journal, open_journal
 from edge_client.sweeping.meter import Meter
 from edge_client.sweeping.prediction import predicted
@@ -107,11 +109,11 @@ def sweep(
         calibrate=calibrate,
         progress=progress,
     )
-    subject = subject_of(model, None, address, credentials)
+    subject = subject_of(model, handed_over(inputs), address, credentials)
     if "tokens" in how.observers:
         subject.spec.load_tokenizer()  # a wrong one is reported before hours of work
-    items = inputs_of(subject.spec, inputs)
-    subject = subject_of(model, items, address, credentials)
+    items = subject.inputs or inputs_that_come_with(subject.spec)
+    subject = replace(subject, inputs=items)
     with open_journal(str(out)) as journal, ExitStack() as stack:
         loaded = subject.load()
         stack.callback(loaded.wrapped.detach)
@@ -124,7 +126,7 @@ def sweep(
         ended: str | None = None
         failure: BaseException | None = None
         if len(done) == len(items):
-            say(f"{journal.folder}: all {len(done)} inputs are measured already; --fresh measures them again")
+            say(f"{journal.folder}: all {len(done)} inputs are measured already; {option('fresh')} measures them again")
         else:
             if done:
                 say(f"{journal.folder}: going on after {len(done)} of {len(items)} inputs")
@@ -134,7 +136,7 @@ def sweep(
                 interrupts.heard()
                 ended, failure = "interrupted", error
             except HookRefused as error:  # an older server has no more special name for it
-                ended, failure = f"--observe: {one_line(str(error))}", error
+                ended, failure = f"{either('--observe', 'observers')}: {one_line(str(error))}", error
             except CONNECTION_ERRORS as error:
                 ended, failure = one_line(f"{type(error).__name__}: {error}"), error
         measured = len(journal.read().done)

@@ -97,7 +97,8 @@ def _cell(column: str, value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return printable(str(value)) if len(str(value)) <= 80 else f"{printable(str(value)[:79])}…"
+    whole = len(str(value)) <= 80 or column == "name"  # which is to be copied
+    return printable(str(value)) if whole else f"{printable(str(value)[:79])}…"
 
 
 def _library(name: str, package: str) -> Any:

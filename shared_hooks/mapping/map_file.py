@@ -59,4 +59,4 @@ def write_graphml(known: HierarchyMap, path: str) -> None:
     try:
         networkx.write_graphml(graph, path)
     except OSError as error:
-        raise SpecError(f"--graphml: {path} cannot be written: {error.strerror}") from error
+        raise SpecError(f"graphml: {path} cannot be written: {error.strerror}") from error

@@ -145,7 +145,7 @@ def example_like(shape: tuple[int, ...], dtype: torch.dtype, keyword: str | None
     return MadeExample((), {keyword: made}, 0), frozenset((keyword,))
 
 
-def entry_of(text: str, option: str = "--example") -> object:
+def entry_of(text: str, option: str = "example") -> object:
     """The spec's ``example`` entry for ``1,3,224,224[:dtype]`` (or 1x3x224x224), a file, or ``module:callable``, as a
     command line has it. Raises SpecError.
     """

@@ -313,7 +313,7 @@ def load_spec(
         table, folder = Table.read(BUILT_IN[text]), BUILT_IN[text].resolve().parent
     elif looks_like_target(text):
         entries = {"id": name or text.rpartition(":")[2].rpartition(".")[2], "factory": text}
-        table = Table(entries, f"--model {reference}")
+        table = Table(entries, f"model {reference}")
     else:
         raise UnknownModel(
             f'no model "{text}": not built in ({", ".join(BUILT_IN)}), no spec file, and not "module:callable".'
@@ -331,7 +331,7 @@ def _instead(text: str) -> str:
     if path.suffix == ".py":
         return f' A model in a Python file is named "{path.stem}:CALLABLE", from its folder.'
     if path.suffix in CODE_OR_WEIGHTS:
-        return " Weights alone are no model: --model names what builds it, --weights a file of safetensors."
+        return " Weights alone are no model: model names what builds it, weights a file of safetensors."
     module, dot, name = text.rpartition(".")
     if dot and all(part.isidentifier() for part in text.split(".")):
         return f' Did you mean "{module}:{name}"?'

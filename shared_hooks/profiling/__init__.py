@@ -2,6 +2,7 @@
 
 profiler, profile, profile_file  measures; the result; kept
 around, whole, cuts, timers      the parts of a measurement
+threads                          whether torch's threads pay
 inspection, machine, kind        what was measured, and on what
 power, quartiles, estimation     what is computed from it
 options, fields                  what was asked for; values read from a file

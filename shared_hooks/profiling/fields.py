@@ -43,6 +43,13 @@ class Fields:
     def text(self, key: str) -> str:
         return self.of(key, str, "a string")
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings."""
+        found = self.of(key, list, "a list of strings")
+        if not all(type(one) is str for one in found):
+            self.fail(key, "expected a list of strings")
+        return tuple(found)
+
     def flag(self, key: str) -> bool:
         return self.of(key, bool, "true or false")
 

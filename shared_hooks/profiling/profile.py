@@ -115,6 +115,8 @@ class Profile:
     """A whole forward as a request runs it: without layer metrics unless ``settings`` say so. None: as `whole_ns`."""
     finish_ns: Quartiles | None = None
     """The edge's: an answer's bytes to tensors."""
+    warnings: tuple[str, ...] = ()
+    """For people: what makes the times unlike those of a machine at rest."""
 
     def __repr__(self) -> str:
         whole = f"whole forward {duration(self.whole_ns.middle)}"

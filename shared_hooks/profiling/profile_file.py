@@ -162,6 +162,7 @@ def _profile(top: Fields, side: Side) -> Profile:
         files=tuple(_file(item) for item in top.each("files")),
         bare_ns=top.quartiles("bare_ns") if top.has("bare_ns") else None,
         finish_ns=top.quartiles("finish_ns") if top.has("finish_ns") else None,
+        warnings=top.texts("warnings") if top.has("warnings") else (),
     )
 
 

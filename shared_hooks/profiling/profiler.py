@@ -24,6 +24,7 @@ from shared_hooks.profiling.options import ProfileOptions
 from shared_hooks.profiling.power import Power
 from shared_hooks.profiling.profile import FileInput, LayerProfile, ModelIdentity, Profile, Side
 from shared_hooks.profiling.quartiles import Quartiles
+from shared_hooks.profiling.threads import warnings_of_threads
 from shared_hooks.profiling.timers import HeadTimer, Inputs, TailTimer
 from shared_hooks.profiling.whole import WholeForwards, WholeTimes
 from shared_hooks.wrapped import WrappedModel
@@ -35,6 +36,8 @@ Progress = Callable[[int, int, str], None]
 
 WARM_SHARE = 0.2
 """Of the budget, at most, to warm up."""
+TRIED_SHARE = 0.1
+"""And to try one thread."""
 
 
 def identity(wrapped: WrappedModel, model_id: str, plan_digest: str) -> ModelIdentity:
@@ -125,7 +128,11 @@ class _Profiler:
         answer = self._answer()
         around = Around(answer, files[0] if files else None, prepare) if self.side == "edge" else None
         cuts = Cuts(plan, timer, options, deadline, around)
-        cuts.measure(self._warm(forwards), forwards, self._step)
+        first = self._warm(forwards)
+        slowed: tuple[str, ...] = ()
+        if self.side == "edge":
+            slowed = warnings_of_threads(wrapped, self.inputs, options.pause, TRIED_SHARE * options.seconds)
+        cuts.measure(first, forwards, self._step)
         whole = forwards.take()
         whole_energy = self.power.repeat(forwards.run_bare, "whole forwards")
         inspected = self._inspect(plan)
@@ -156,6 +163,7 @@ class _Profiler:
             files=tuple(self._file(*one, prepare, around) for one in zip(files, sizes, strict=True)) if prepare else (),
             bare_ns=whole.bare,
             finish_ns=Quartiles.of(around.finish_ns) if around else None,
+            warnings=slowed,
         )
 
     def _step(self, done: int, what: str) -> None:

@@ -21,19 +21,19 @@ def open_sink(text: str) -> Sink:
     kind, _, rest = text.partition(":")
     if kind in KINDS:
         if not rest:
-            raise SpecError(f'--sink {text}: what comes after "{kind}:" is missing; there are {FORMS}')
+            raise SpecError(f'sink {text}: what comes after "{kind}:" is missing; there are {FORMS}')
         return KINDS[kind](rest)
     name, _, argument = rest.partition(":")
     hint = near(kind, KINDS)
     if hint or not name:
-        raise SpecError(f'--sink: no sink is called "{kind[:80]}".{hint} There are {FORMS}')
-    make = resolve(f"{kind}:{name}", Path.cwd(), f"--sink {text}")
+        raise SpecError(f'sink: no sink is called "{kind[:80]}".{hint} There are {FORMS}')
+    make = resolve(f"{kind}:{name}", Path.cwd(), f"sink {text}")
     try:
         made = make(argument) if argument else make()
     except Exception as error:
-        raise SpecError(f"--sink {text}: making it raised {type(error).__name__}: {error}") from error
+        raise SpecError(f"sink {text}: making it raised {type(error).__name__}: {error}") from error
     missing = [method for method in ("write", "close") if not callable(getattr(made, method, None))]
     if missing:
-        raise SpecError(f"--sink {text}: what {name} returns has no method {' and no method '.join(missing)}")
+        raise SpecError(f"sink {text}: what {name} returns has no method {' and no method '.join(missing)}")
     sink: Sink = made
     return sink

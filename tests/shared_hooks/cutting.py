@@ -1,6 +1,6 @@
 """Head and tail in one process, through bytes: what most tests of the engine do.
 
-``ISTHMUS_EVERY_CUT=1``: models of many layers are cut everywhere, too.
+``ISTHMUS_EVERY_CUT=1``: models of many layers are cut everywhere, too, and what else is sampled is done whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared_hooks.errors import CutRefused
 from tests.zoo import CASES, Call, Case
 
 MAX_BYTES = 1 << 24
-MANY_CUTS = 60
+MANY_CUTS = 24
 ALL = bool(os.environ.get("ISTHMUS_EVERY_CUT"))
 
 
@@ -71,11 +71,11 @@ def cuts_of(wrapped: WrappedModel) -> Iterator[int | str]:
 
 
 def some_cuts_of(wrapped: WrappedModel, case: Case) -> list[int | str]:
-    """All cuts of a model that has at most `MANY_CUTS`, else every third, of twice as many every sixth: what each costs
-    grows with the model, too. With which it begins differs from case to case.
+    """All cuts of a model that has at most `MANY_CUTS`, else every third, of thrice as many every sixth: what each
+    costs grows with the model, too. With which it begins differs from case to case.
     """
     cuts = list(cuts_of(wrapped))
     if ALL or len(cuts) <= MANY_CUTS:
         return cuts
-    step = 3 if len(cuts) <= 2 * MANY_CUTS else 6
+    step = 3 if len(cuts) <= 3 * MANY_CUTS else 6
     return cuts[len(case.name) % step :: step]

@@ -1,6 +1,6 @@
 """The first promise: every cut of every model is exact, or refused with a reason.
 
-Of models with many cuts `some_cuts_of` takes a third.
+Of models with many cuts `some_cuts_of` takes some.
 """
 
 from __future__ import annotations

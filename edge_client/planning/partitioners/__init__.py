@@ -18,6 +18,7 @@ from edge_client.planning.partitioners.partitioner import Cycle, Fixed
 from edge_client.planning.partitioners.partitioner import Partitioner as Partitioner
 from edge_client.planning.partitioners.partitioner import Situation as Situation
 from edge_client.planning.partitioners.regression import Regression
+from edge_client.spoken import option
 from shared_hooks.errors import SpecError, near
 
 GROUP: Final = "isthmus.partitioners"
@@ -46,13 +47,15 @@ def find_partitioner(name: str) -> Partitioner:
         return BUILT_IN[name]()
     plugged = _plugged().get(name)
     if plugged is None:
-        raise SpecError(f"--partitioner {name}: no such partitioner.{near(name, partitioners())}")
+        raise SpecError(f"{option('partitioner', name)}: no such partitioner.{near(name, partitioners())}")
     try:
         made = plugged.load()()
     except Exception as error:
-        raise SpecError(f"--partitioner {name}: {plugged.value} raised {type(error).__name__}: {error}") from error
+        raise SpecError(
+            f"{option('partitioner', name)}: {plugged.value} raised {type(error).__name__}: {error}"
+        ) from error
     if not callable(getattr(made, "decide", None)):
-        raise SpecError(f"--partitioner {name}: {plugged.value} has no decide(situation)")
+        raise SpecError(f"{option('partitioner', name)}: {plugged.value} has no decide(situation)")
     found: Partitioner = made
     return found
 

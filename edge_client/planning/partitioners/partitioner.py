@@ -8,6 +8,7 @@ from typing import Protocol
 
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.objective import Constraints, Decision, Objective, decide
+from edge_client.spoken import option
 from shared_hooks.errors import SpecError, near_path
 from shared_hooks.profiling.profile import Profile
 
@@ -70,7 +71,7 @@ class Fixed:
     def decide(self, situation: Situation) -> Decision:
         wanted = situation.option
         if wanted is None:
-            raise SpecError("partitioner fixed: name the candidate with --partitioner-option")
+            raise SpecError(f"partitioner fixed: name the candidate with {option('partitioner_option')}")
         names = {one.name: one for one in situation.candidates}
         by_id = {str(one.layer_id): one for one in situation.candidates if one.layer_id is not None}
         pick = names.get(wanted) or by_id.get(wanted)

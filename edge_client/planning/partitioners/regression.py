@@ -102,4 +102,4 @@ def _again(one: Candidate, edge: _Times, cloud: _Times, around: Mapping[int, flo
     elif "edge" in stages:
         stages["edge"] = edge.until(one.layer_id) if one.layer_id != INPUT_CUT else stages["edge"]
         stages["tail"] = cloud.whole - cloud.until(one.layer_id) + around.get(one.layer_id, 0.0)
-    return replace(one, stages_ns=stages, notes=(*one.notes, edge.note, cloud.note))
+    return replace(one, stages_ns=stages, quartiles_ns=None, notes=(*one.notes, edge.note, cloud.note))

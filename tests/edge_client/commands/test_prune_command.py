@@ -166,7 +166,7 @@ def test_no_file_is_judged_that_was_chosen_by(tmp_path: Path) -> None:
             Image.new("L", (4, 4), 10 * index + len(name) * (name == "b") * index).save(
                 tmp_path / name / f"{index}.png"
             )
-    with pytest.raises(SpecError, match="is also in --calibration"):
+    with pytest.raises(SpecError, match="is also in calibration"):
         data.separate(str(tmp_path / "a"), str(tmp_path / "b"))
     with pytest.raises(SpecError, match="too few"):
         data.separate(str(tmp_path / "a"), None)

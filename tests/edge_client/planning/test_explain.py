@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from edge_client.modes import EDGE_ONLY
 from edge_client.planning.candidate import Candidate
-from edge_client.planning.explain import break_evens, crossing, explain, round_trip, uplink
+from edge_client.planning.explain import BreakEven, break_evens, crossing, explain, round_trip, uplink
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Objective, decide
 from edge_client.planning.partitioners.partitioner import chosen
 from edge_client.planning.predict import predict
+from edge_client.planning.speed import Speed
 from tests.edge_client.planning.made import MS, Layer, profile
 
 EDGE = profile("edge", [Layer(100, 1, 50_000)], input_bytes=50_000, encode_ms=0.0)
@@ -57,7 +59,7 @@ def test_what_can_never_be_is_said() -> None:
     found = {one.what: one for one in break_evens(decision, Objective(), slow, again)}
     assert decision.winner.name == EDGE_ONLY
     assert found["uplink goodput"].at is None
-    assert "at no value" in str(found["uplink goodput"])
+    assert str(found["uplink goodput"]) == "uplink goodput: no change would do"
     assert found["round trip"].at == pytest.approx(48.2, rel=1e-3)
 
 
@@ -65,10 +67,37 @@ def test_the_text_tells_stages_and_break_evens() -> None:
     decision = decide(again(LINK))
     text, known = explain(decision, again(LINK), break_evens(decision, Objective(), LINK, again))
     assert text.startswith("cloud-only wins in latency: 61.8")
-    assert "against edge-only: 100.000 ms" in text and "edge +100.000" in text
+    assert "\nedge-only takes 100.000 ms, 38.200 ms more\n  stage by stage, ms: edge +100.000" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert [one["name"] for one in known["against"]] == ["edge-only"]
     assert len(known["break_even"]) == 4
+
+
+def test_one_figure_for_the_link_is_told_now_and_at_the_break_even() -> None:
+    """The probe's own figure, and not the slope of its curve, of which the break-even is so many times as much."""
+    link = replace(LINK, measured_up=Speed(2e6, 1.9e6, 2.1e6))
+    goodput = break_evens(decide(again(link)), Objective(), link, again)[0]
+    assert goodput.now == 16 and goodput.at == pytest.approx(16 * 50.2 / 88.4, rel=1e-3)
+    unknown = replace(LINK, measured_up=Speed(None, None, None, "noise"))
+    goodput = break_evens(decide(again(unknown)), Objective(), unknown, again)[0]
+    assert str(goodput) == "uplink goodput: below 4.543 Mbit/s (now cannot be told)"
+
+
+def test_what_nothing_alone_would_change_is_one_line() -> None:
+    decision = decide(again(LINK))
+    never = [BreakEven(what, "x", 1.0, None) for what in ("uplink goodput", "edge speed")]
+    text = explain(decision, again(LINK), never)[0]
+    assert text.endswith("\nedge-only would not win by a change of one alone: uplink goodput, edge speed")
+
+
+def test_the_best_cut_is_compared_where_one_side_alone_wins() -> None:
+    link = Link(Curve.line(500 * MS, 1e6), Curve.line(0, 1e6))
+    candidates = predict(EDGE, CLOUD, link)
+    decision = decide(candidates)
+    assert decision.winner.name == EDGE_ONLY and decision.best_cut is not None
+    assert decision.best_cut.name == decision.as_dict()["best_cut"] == "layer0"
+    assert "layer0 takes 65" in explain(decision, candidates, [])[0]
+    assert decide(again(link)).best_cut is None
 
 
 def test_alone_there_is_nothing_to_compare() -> None:

@@ -65,7 +65,7 @@ def test_fixed_takes_what_is_named_or_says_why_not() -> None:
     assert fixed.decide(situation("layer3")).winner.name == "layer3"
     assert fixed.decide(situation("3")).winner.name == "layer3"
     assert fixed.decide(situation("cloud-only")).winner.name == "cloud-only"
-    for option, says in ((None, "--partitioner-option"), ("layer99", "no candidate")):
+    for option, says in ((None, "with partitioner_option"), ("layer99", "no candidate")):
         with pytest.raises(SpecError, match=says):
             fixed.decide(situation(option))
     with pytest.raises(SpecError, match="not allowed: bytes per second"):

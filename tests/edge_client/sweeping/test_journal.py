@@ -72,7 +72,7 @@ def test_an_end_that_was_cut_off_is_one_input_and_can_be_written_on(
 def test_another_sweep_is_not_gone_on_with(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     with started(tmp_path, 1):
         pass
-    with open_journal(tmp_path) as journal, pytest.raises(SpecError, match=f"{said}.*--fresh"):
+    with open_journal(tmp_path) as journal, pytest.raises(SpecError, match=f"{said}.*or fresh to"):
         journal.begin({**SETTINGS, **change}, fresh=False)
     with open_journal(tmp_path) as journal:
         assert len(journal.read().done) == 1
@@ -105,7 +105,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "out"):
-        with pytest.raises(SpecError, match="--out: .*file"):
+        with pytest.raises(SpecError, match="^out: .*file"):
             open_journal(out)
 
 

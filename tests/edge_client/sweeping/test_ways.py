@@ -43,7 +43,7 @@ def test_named_ones_in_the_order_of_the_layers() -> None:
 
 @pytest.mark.parametrize("words", ["bod.1", "body.9", "", "stem,,head", "17"])
 def test_an_unknown_cut_is_named(words: str) -> None:
-    with pytest.raises(UnknownLayer, match="--cuts: no layer"):
+    with pytest.raises(UnknownLayer, match="^cuts: no layer"):
         choose(layers(), words)
 
 

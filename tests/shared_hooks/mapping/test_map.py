@@ -144,5 +144,5 @@ def test_graphml_holds_what_the_json_holds(tmp_path: Path) -> None:
 
 def test_graphml_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     known = mapped(nn.Linear(2, 2), ((torch.ones(1, 2),), {}))
-    with pytest.raises(SpecError, match="--graphml: .* cannot be written"):
+    with pytest.raises(SpecError, match="graphml: .* cannot be written"):
         write_graphml(known, str(tmp_path / "none" / "map.graphml"))

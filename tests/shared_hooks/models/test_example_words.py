@@ -50,10 +50,10 @@ def test_files_and_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("1,3,a", "--example 1,3,a: expected sizes such as 1,3,224,224"),
+        ("1,3,a", "example 1,3,a: expected sizes such as 1,3,224,224"),
         ("", "expected sizes"),
         ("1,3:flot32", "flot32 is no dtype: float32, "),
-        ("missing.npy", "--example missing.npy: no such file"),
+        ("missing.npy", "example missing.npy: no such file"),
         ("1,99999999999", "at most"),
         ("nowhere:make", 'cannot import "nowhere"'),
     ],

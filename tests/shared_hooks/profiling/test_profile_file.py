@@ -96,6 +96,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         files=tuple(
             FileInput(draw(texts), ".png", draw(sizes), draw(quartiles)) for _ in range(draw(st.integers(0, 2)))
         ),
+        warnings=tuple(draw(st.lists(texts, max_size=1))),
     )
 
 
@@ -223,7 +224,7 @@ def test_what_is_missing_is_named() -> None:
         for key in path[:-1]:
             inside = inside[key]
         del inside[path[-1]]
-        if path[-1] in ("bare_ns", "cpu_ns", "depth", "finish_ns", "frontier_bytes", "value"):
+        if path[-1] in ("bare_ns", "cpu_ns", "depth", "finish_ns", "frontier_bytes", "value", "warnings"):
             continue  # null says the same
         with pytest.raises(SpecError):
             from_json(data)
@@ -235,6 +236,7 @@ def test_what_is_missing_is_named() -> None:
         (("format",), "other", "not a profile"),
         (("version",), 2, "reads 1, found 2"),
         (("side",), "fog", 'edge or cloud, found "fog"'),
+        (("warnings",), [3], "expected a list of strings"),
         (
             ("layers", 0, "inference_ns", "median"),
             math.nan,

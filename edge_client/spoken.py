@@ -1,0 +1,30 @@
+"""What its user calls a setting, for messages: an option on the command line, a keyword in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_commanded = False
+
+
+@contextmanager
+def by_command() -> Iterator[None]:
+    """While a command runs: it is all of its process."""
+    global _commanded
+    before, _commanded = _commanded, True
+    try:
+        yield
+    finally:
+        _commanded = before
+
+
+def either(command: str, python: str) -> str:
+    """The one that is understood."""
+    return command if _commanded else python
+
+
+def option(keyword: str, value: object = None) -> str:
+    """``max_edge_memory``, or ``--max-edge-memory``; with its ``value``, if there is one: ``rate=2``, ``--rate 2``."""
+    command = f"--{keyword.replace('_', '-')}"
+    return either(command, keyword) if value is None else either(f"{command} {value}", f"{keyword}={value!r}")
