@@ -79,7 +79,8 @@ class EdgeClient(Standing):
 
     `fallback="edge"`: what the server does not answer (it is gone, serves something else, refuses us) is answered by
     the whole model here, and the answer says why (`Answer.fallback`). Once nothing was served for
-    `connection.patience`, later requests do not wait for it again; the server is called beside them until it is back.
+    `connection.patience` (a second where nobody listens at the address), later requests do not wait for it again; the
+    server is called beside them until it is back.
 
     What `infer` takes and `Answer.result` is follows the model's spec, as in ``edge-client run`` (docs/python.md);
     ``preprocess``, ``postprocess``, ``labels``, ``call_kwargs`` switch one of its parts off.
@@ -127,7 +128,7 @@ class EdgeClient(Standing):
             what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
         made = EdgeModel(self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=lifecycle)
-        super().__init__(server, made, connection)
+        super().__init__(server, made, connection, otherwise=fallback is not None)
         self.requests = Requests(
             self._edge_model,
             self._connect,
@@ -145,7 +146,6 @@ class EdgeClient(Standing):
         self._auto_options = auto
         self._auto: AutoClient | None = None
         self._beginning = threading.Lock()
-        self._fallback = fallback
         self._ending = threading.Lock()  # taken by the first who closes, and kept
 
     @property
@@ -213,7 +213,7 @@ class EdgeClient(Standing):
         try:
             self._connect().open(self.connection.patience if seconds is None else seconds)
         except CONNECTION_ERRORS:
-            if self._fallback is None:
+            if not self._otherwise:
                 raise
 
     def close(self) -> None:

@@ -24,11 +24,15 @@ class Standing:
     None: everything runs here). Any thread may ask.
     """
 
-    def __init__(self, server: str | None, edge_model: EdgeModel, connection: ConnectionOptions) -> None:
+    def __init__(
+        self, server: str | None, edge_model: EdgeModel, connection: ConnectionOptions, *, otherwise: bool
+    ) -> None:
+        """``otherwise``: what the server does not answer is answered here."""
         self.server = server
         self.connection = connection
         self.lifecycle = edge_model.lifecycle
         self._edge_model = edge_model
+        self._otherwise = otherwise
         self._client_id = uuid.uuid4().hex
         self._opening = threading.RLock()
         self._greeting = False
@@ -152,6 +156,7 @@ class Standing:
                     self.connection,
                     lifecycle=self.lifecycle,
                     describe=self._edge_model.manifest,
+                    otherwise=self._otherwise,
                 )
                 if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
                     self._connection.close()

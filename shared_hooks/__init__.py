@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from shared_hooks.planning import LayerInfo, Plan
     from shared_hooks.report import Report
     from shared_hooks.tail import Recipe, RehearsalLimits
+    from shared_hooks.tensors import identical
     from shared_hooks.wrapped import WrappedModel
 
 _HOME = {
@@ -72,6 +73,7 @@ _HOME = {
     "Report": "report",
     "TensorShape": "metrics",
     "WrappedModel": "wrapped",
+    "identical": "tensors",
 }
 
 __all__ = [
@@ -91,6 +93,7 @@ __all__ = [
     "WrappedModel",
     "__version__",
     "errors",
+    "identical",
 ]
 
 

@@ -45,9 +45,14 @@ def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
         raise fails_on(spec, inputs[0] if inputs else None, error, wrapped.model, (args, kwargs)) from error
 
 
-def fails_on(spec: ModelSpec, name: str | None, error: Exception, model: nn.Module, inputs: Inputs) -> IsthmusError:
-    """The model itself raised ``error`` on what it should be planned on: the input ``name``; None: the example."""
-    if name is not None and (wrong := unfit(model, inputs, spec.example(), error)) is not None:
+def fails_on(
+    spec: ModelSpec, name: str | None, error: Exception, model: nn.Module, inputs: Inputs | None
+) -> IsthmusError:
+    """The model itself raised ``error`` on what it should be planned on: the input ``name``; None: the example.
+
+    ``inputs``: what it was called with; None: reading the input raised.
+    """
+    if name is not None and inputs is not None and (wrong := unfit(model, inputs, spec.example(), error)) is not None:
         return InputMismatch(f"{name}: {wrong}")
     said, what = one_line(f"{type(error).__name__}: {error}"), name or "its example"
     others = either("--example and --input say another", "ModelChoice(..., example=...) and inputs say another")

@@ -67,7 +67,9 @@ class Profiled(Tabular):
         return [_row(profile, layer) for profile in self.profiles for layer in profile.layers]
 
     def slowest(self, side: Literal["edge", "cloud"] = "edge", count: int = 5) -> list[LayerProfile]:
-        """The layers of one side that take longest, the longest first. SpecError for a side without a profile."""
+        """The layers of one side (each a call of a module) that take longest, the longest first. SpecError for a side
+        without a profile.
+        """
         profile = self.edge if side == "edge" else self.cloud
         if profile is None:
             raise SpecError(f"the {side}'s side was not measured")

@@ -1,8 +1,11 @@
-"""A profile as text: machine, layers, what lies outside them, the slowest cuts."""
+"""A profile as text: machine, layers, what lies outside them, the slowest cuts.
+
+A module that is called several times in a forward is one row, of all its calls; in the profile each call is a layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from edge_client.screen.table import Column, fitted, table
@@ -22,16 +25,36 @@ def as_text(profile: Profile, width: int | None = None) -> str:
     machine, settings = profile.machine, profile.settings
     quota = machine.get("cpu_quota")
     limit = f", {quota:g} processors by quota" if isinstance(quota, (int, float)) else ""
+    spread = "; median [first quartile, third quartile], ms" if profile.whole_ns.n > 1 else ", ms"
+    together = "; calls of one module together, medians added" if _calls(profile) else ""
     about = [
         f"{profile.model.model_id} on the {profile.side}: {machine.get('name')}, {machine.get('cpu') or '?'}, "
         f"{settings.get('device')}, {_many(settings.get('threads'), 'thread')}{limit}",
-        f"{_many(profile.whole_ns.n, 'whole forward')}; median [first quartile, third quartile], ms",
+        f"{_many(profile.whole_ns.n, 'whole forward')}{spread}{together}",
     ]
     parts = ["\n".join(map(printable, about)), _layers(profile, width), _cuts(profile, width)]
     if profile.files:
         rows = [[printable(file.name), size(file.nbytes), _spread(file.prepare_ns)] for file in profile.files]
         parts.append(table(["input file", "size", "to prepare"], rows, right=(1, 2)))
     return "\n\n".join(parts)
+
+
+def _modules(profile: Profile) -> list[list[LayerProfile]]:
+    """The layers of each module, one for each call, in the order of the first."""
+    found: dict[str, list[LayerProfile]] = {}
+    for layer in profile.layers:
+        found.setdefault(_path(layer), []).append(layer)
+    return list(found.values())
+
+
+def _path(layer: LayerProfile) -> str:
+    """Of its module."""
+    return layer.name.partition("#")[0]
+
+
+def _calls(profile: Profile) -> bool:
+    """Whether a module is called more than once."""
+    return len(_modules(profile)) < len(profile.layers)
 
 
 def _layers(profile: Profile, width: int | None) -> str:
@@ -41,21 +64,28 @@ def _layers(profile: Profile, width: int | None) -> str:
     def share(ns: float) -> str:
         return f"{100 * ns / whole:.1f} %" if whole else "-"
 
-    def column(head: str, cell: Callable[[LayerProfile], str], beyond: str = "", all_of_it: str = "") -> Column:
-        return Column(head, [*map(cell, profile.layers), beyond, all_of_it], head not in ("name", "type"))
+    modules = _modules(profile)
+
+    def column(head: str, cell: Callable[[list[LayerProfile]], str], beyond: str = "", all_of_it: str = "") -> Column:
+        return Column(head, [*map(cell, modules), beyond, all_of_it], head not in ("name", "type"))
+
+    def time_of(calls: list[LayerProfile]) -> float:
+        return _sum(one.inference_ns for one in calls)
 
     columns = [
-        column("id", lambda layer: str(layer.layer_id)),
-        column("name", lambda layer: printable(layer.name), "outside layers", "whole"),
-        column("type", lambda layer: printable(layer.layer_type)),
-        column("time", lambda layer: _spread(layer.inference_ns), _spread(outside), _spread(profile.whole_ns)),
-        column("share", lambda layer: share(layer.inference_ns.median), share(outside.median), share(whole)),
-        column("CPU", lambda layer: milliseconds(layer.cpu_ns.median) if layer.cpu_ns else "-"),
-        column("peak", lambda layer: _bytes(layer.memory_peak.value), "", _bytes(profile.whole_memory_peak.value)),
-        column("energy", lambda layer: _joules(layer.energy.value), "", _joules(profile.whole_energy.value)),
-        column("crosses", lambda layer: size(layer.frontier_bytes) if layer.can_split else "no cut"),
+        column("id", lambda calls: str(calls[0].layer_id)),
+        column("name", lambda calls: printable(_path(calls[0])), "outside layers", "whole"),
+        column("type", lambda calls: printable(calls[0].layer_type)),
+        column("calls", lambda calls: str(len(calls))),
+        column("time", _time, _spread(outside), _spread(profile.whole_ns)),
+        column("share", lambda calls: share(time_of(calls)), share(outside.median), share(whole)),
+        column("CPU", lambda calls: milliseconds(_sum(one.cpu_ns for one in calls)) if calls[0].cpu_ns else "-"),
+        column("peak", _peak, "", _bytes(profile.whole_memory_peak.value)),
+        column("energy", _energy, "", _joules(profile.whole_energy.value)),
+        column("crosses", lambda calls: size(calls[0].frontier_bytes) if calls[0].can_split else "no cut"),
     ]
     unknown = {
+        "calls": not _calls(profile),
         "energy": profile.whole_energy.value is None and all(layer.energy.value is None for layer in profile.layers),
         "CPU": all(layer.cpu_ns is None for layer in profile.layers),
     }
@@ -94,7 +124,29 @@ def _many(count: object, what: str) -> str:
     return f"1 {what}" if count == 1 else f"{count} {what}s"
 
 
+def _time(calls: list[LayerProfile]) -> str:
+    """Of several calls the sum of medians, whose quartiles nobody knows."""
+    return _spread(calls[0].inference_ns) if len(calls) == 1 else milliseconds(_sum(one.inference_ns for one in calls))
+
+
+def _peak(calls: list[LayerProfile]) -> str:
+    return _bytes(max((one.memory_peak.value for one in calls if one.memory_peak.value is not None), default=None))
+
+
+def _energy(calls: list[LayerProfile]) -> str:
+    known = [one.energy.value for one in calls if one.energy.value is not None]
+    return _joules(sum(known) if len(known) == len(calls) else None)
+
+
+def _sum(values: Iterable[Quartiles | None]) -> float:
+    """Of medians."""
+    return sum(value.median for value in values if value is not None)
+
+
 def _spread(value: Quartiles) -> str:
+    """The median; with its quartiles where there are several values."""
+    if value.n < 2:
+        return milliseconds(value.median)
     return f"{milliseconds(value.median)} [{milliseconds(value.q1)}, {milliseconds(value.q3)}]"
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from edge_client.credentials import Credentials
 from edge_client.given import Given, given
-from edge_client.model_choice import ModelChoice
+from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.settings import OWN, server_of
 from edge_client.survey.gather import models_of
 from edge_client.survey.loaded import Loaded
@@ -80,16 +80,17 @@ class Subject:
         wrapped = WrappedModel(self.spec.load_model(device), depth=self.choice.depth)
         problem: IsthmusError | None = None
         for each in [None] if example is not None else self.inputs:
+            inputs: Inputs | None = None
             try:
                 args, kwargs = example if each is None and example is not None else each.read(self.spec)  # type: ignore[union-attr]
-                args, kwargs = to_device(args, device), to_device(kwargs, device)
+                inputs = args, kwargs = to_device(args, device), to_device(kwargs, device)
                 return Loaded(self.choice, self.spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
             except IsthmusError as error:
                 problem = problem or error
             except Exception as error:
                 wrapped.detach()
                 name = None if each is None else each.name
-                raise fails_on(self.spec, name, error, wrapped.model, (args, kwargs)) from error
+                raise fails_on(self.spec, name, error, wrapped.model, inputs) from error
             except BaseException:
                 wrapped.detach()
                 raise

@@ -7,7 +7,9 @@ One keeper thread owns the stream and reads it; any thread may submit, wait and 
 * The stream breaks otherwise: back-off with jitter, a new stream, everything unanswered goes again under its old id
   (the server answers a repeated id from memory). Each request has a deadline and a limit of sendings.
 * The server sends heartbeats while it has requests of ours; if several are missing, this side breaks the stream off.
-* No stream for ``patience`` seconds: who has waited so long gets `ServerUnavailable`. The others wait on.
+* No stream for ``patience`` seconds: who has waited so long gets `ServerUnavailable`. The others wait on. Where they
+  have another way (``otherwise``), and nobody listens at the address, it is `REFUSED_SECONDS`: a path that flickers
+  loses packets, and refuses nothing.
 
 An idle connection that breaks is not opened again before the next request: there is nothing to lose.
 """
@@ -48,6 +50,7 @@ from shared_hooks.lifecycle import Lifecycle, Stage
 NUDGE_SECONDS: Final = 0.5  # between two calls at a server that is gone, while requests do without it
 DOUBT_AFTER: Final = 3
 """Attempts in vain after which credentials that were welcomed once may be the reason."""
+REFUSED_SECONDS: Final = 1.0  # several attempts: a server that is replaced at once is not missed
 POLITE_SECONDS: Final = 0.5  # what a stream gets to end well when the client closes
 log = logging.getLogger("edge_client")
 
@@ -68,8 +71,11 @@ class Connection:
         backoff: Backoff | None = None,
         lifecycle: Lifecycle | None = None,
         describe: Callable[[], bytes | None] | None = None,
+        otherwise: bool = False,
     ) -> None:
-        """``describe``: what the greeting's digests are made of, for a server that finds others."""
+        """``describe``: what the greeting's digests are made of, for a server that finds others. ``otherwise``: who
+        waits has another way to an answer.
+        """
         self.address = address
         self.counters = Counters()
         self.lifecycle = lifecycle or Lifecycle("edge")
@@ -98,6 +104,8 @@ class Connection:
         self._at_once = False  # the next attempt needs no back-off: the server said that it goes away
         self._tries = 0  # since the last Welcome
         self._last_reason = "no answer to the greeting so far"
+        self._otherwise = otherwise
+        self._nobody = False  # the last attempt found nobody who listens
         self._refused: Disagreement | None = None  # ... with this, and the server is to hear more
 
     @property
@@ -233,15 +241,20 @@ class Connection:
                 self._changed.wait(min(left, self._patience_left()))
             self._give_up_late()
 
+    @property
+    def _patience(self) -> float:
+        patience = self._options.patience
+        return min(patience, REFUSED_SECONDS) if self._otherwise and self._nobody else patience
+
     def _patience_left(self) -> float:
         """Seconds until the first who waits gives up."""
         with self._changed:
-            return self._waiting.left(self._without_stream_since or time.monotonic(), self._options.patience)
+            return self._waiting.left(self._without_stream_since or time.monotonic(), self._patience)
 
     def _give_up_late(self) -> bool:
         """Who has waited for too long is told so; True when nobody waits any more."""
         with self._changed:
-            patience, lost = self._options.patience, self._without_stream_since or time.monotonic()
+            patience, lost = self._patience, self._without_stream_since or time.monotonic()
             late = self._waiting.take_late(lost, patience)
             if nobody := not self._waiting:
                 if self._state is State.BACKOFF:  # before anybody hears of it, and looks
@@ -264,7 +277,7 @@ class Connection:
         connect_within = CONNECT_SECONDS[(self._tries - 1) % len(CONNECT_SECONDS)]
         if self.counters.streams == 0 and self._tries == 1:  # nothing is known of the link yet
             connect_within = max(CONNECT_SECONDS)
-        self._broken_off = False
+        self._broken_off = self._nobody = False
         stream: Stream | None = None
         try:
             stream = Stream(self.address, outbox, self._keep_alive, connect_within, self._options.credentials)
@@ -359,6 +372,7 @@ class Connection:
         if stream is not None and stream.broken_for:
             self._broken_off = True
             return None, stream.broken_for
+        self._nobody = verdict.nobody_there(error)
         if verdict.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
             self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
         # What was good enough before is asked about last: the question takes its time where nobody answers.

@@ -45,7 +45,7 @@ def final_error(error: grpc.RpcError, address: str, credentials: Credentials | N
         if isinstance(refused, Disagreement):
             refused.wants_facts = any(key == FACTS_WANTED for key, _ in call.trailing_metadata() or ())
         return refused
-    if credentials is None or call.code() is not grpc.StatusCode.UNAVAILABLE or _nobody_there(call):
+    if credentials is None or call.code() is not grpc.StatusCode.UNAVAILABLE or nobody_there(error):
         return None
     return why_not(address, credentials)
 
@@ -76,8 +76,9 @@ def pinged_too_often(error: grpc.RpcError) -> bool:
     return "too_many_pings" in (_call(error).details() or "")
 
 
-def _nobody_there(call: Any) -> bool:
-    return "Connection refused" in (call.details() or "")
+def nobody_there(error: grpc.RpcError) -> bool:
+    """Whether the other machine answered that nobody listens there."""
+    return "Connection refused" in (_call(error).details() or "")
 
 
 def _call(error: grpc.RpcError) -> Any:

@@ -8,7 +8,8 @@ import torch
 
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
 from edge_client.modes import EDGE_ONLY
-from shared_hooks.errors import Disagreement, SpecError
+from edge_client.transport import connection
+from shared_hooks.errors import Disagreement, ServerUnavailable, SpecError
 from tests.edge_client import fake_server as fake
 from tests.edge_client import small_models
 from tests.edge_client.fake_server import FakeServer
@@ -61,6 +62,23 @@ def test_a_request_on_its_way_is_finished_here() -> None:
         (answer,) = client.infer_many([image(4)])
         assert not isinstance(answer, Exception) and "Disagreement" in answer.fallback  # type: ignore[union-attr]
         assert torch.equal(answer.output, whole(4))  # type: ignore[union-attr]
+
+
+def test_where_nobody_listens_a_request_waits_a_second_and_not_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a fallback it does, for a server may come."""
+    monkeypatch.setattr(connection, "REFUSED_SECONDS", 0.2)
+    port = free_port()
+    with make_client(f"127.0.0.1:{port}") as client:
+        assert "Connection refused" in client.infer(image()).fallback
+        with FakeServer(fake.tails(built(small_models.Residual)), port=port):
+            eventually(lambda: client.infer(image()).fallback == "")
+        answer = client.infer(image(3))
+        assert torch.equal(answer.output, whole(3)) and "ServerUnavailable" in answer.fallback
+    with (
+        pytest.raises(ServerUnavailable, match=r"for 0\.4 s"),
+        make_client(f"127.0.0.1:{port}", fallback=None, patience=0.4) as client,
+    ):
+        client.infer(image())
 
 
 def test_nobody_waits_twice_for_a_server_that_is_gone_and_its_return_is_noticed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from shared_hooks.models import load_spec
 from shared_hooks.profiling.profile import Profile
 from shared_hooks.profiling.profile_file import from_json, read, to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud, profile_edge
+from shared_hooks.profiling.quartiles import Quartiles
 from tests.shipped import IMAGES
 
 QUICK = ["profile", "--model", "digits", "--device", "cpu", "--repetitions", "1", "--warmup", "1", "--no-progress"]
@@ -62,7 +64,10 @@ def test_a_table_and_a_file(capsys: Captured, tmp_path: Path) -> None:
     out = capsys.readouterr().out
     found = read(path, "edge")
     for layer in found.layers:
-        assert layer.name in out
+        assert layer.name.partition("#")[0] in out
+    assert "calls of one module together" in out and "relu#2 " not in out.partition("slowest")[0]
+    table = out.partition("input file")[0]  # where times have no interval: it wants two
+    assert "1 whole forward, ms; " in table and "[" not in table
     assert "outside layers" in out
     assert "slowest of 50 cuts" in out
     assert [file.suffix for file in found.files] == [".png"] * 3
@@ -130,6 +135,19 @@ def test_the_parser_refuses(capsys: Captured, arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         main([*QUICK, *arguments])
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_calls_of_one_module_are_one_row(edge: Profile) -> None:
+    """Their times added; an interval where there are two forwards or more, of one call alone."""
+    relu = [one for one in edge.layers if one.name.partition("#")[0] == "stage1.0.relu"]
+    assert len(relu) > 1
+    layers = tuple(
+        replace(one, inference_ns=Quartiles(2e6, 1e6, 4e6, 9)) if one in relu else one for one in edge.layers
+    )
+    text = as_text(replace(edge, layers=layers, whole_ns=Quartiles(9e6, 8e6, 10e6, 9)))
+    (row,) = (line for line in text.splitlines() if " stage1.0.relu " in line)
+    assert row.split()[:5] == [str(relu[0].layer_id), "stage1.0.relu", "ReLU", str(len(relu)), f"{2 * len(relu)}.000"]
+    assert "9.000 [8.000, 10.000]" in text and "9 whole forwards; median [" in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
