@@ -190,7 +190,10 @@ def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = Fals
     read = _read(
         wanted.edge_profile, "edge", who, _machine_of(loaded), wanted.codec, lambda text: say(f"warning: {text}")
     )
-    return read or _measure_edge(loaded, wanted, None, progress)
+    found = read or _measure_edge(loaded, wanted, None, progress)
+    for text in found.warnings:
+        say(f"warning: edge: {text}")
+    return found
 
 
 def probe_sizes(edge: Profile, file: FileInput | None) -> list[int]:
