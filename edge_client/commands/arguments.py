@@ -291,7 +291,7 @@ def _add_plan(commands: Commands, model: Parser) -> None:
     plan.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each profile (default: 20)")
     _add_codec(plan)
     plan.add_argument("--explain", action="store_true", help="why the best wins, and what would change that")
-    plan.add_argument("--top", type=_count, metavar="N", help="show only the N best")
+    plan.add_argument("--top", type=_count, metavar="N", help="show only the N best, the best first")
     plan.add_argument("--partitioner", default="objective", metavar="NAME", help="what decides (default: objective)")
     plan.add_argument("--partitioner-option", metavar="TEXT", help="passed to the partitioner")
     plan.add_argument("--list-partitioners", action="store_true", help="list them and exit")

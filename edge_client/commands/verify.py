@@ -19,7 +19,7 @@ from edge_client.tasks.verify import verify
 from edge_client.witness.comparison import Comparison
 
 WIDTH: Final = 80
-"""Of what is said in more than a few words."""
+"""Of sentences; a table is as wide as its cells."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -33,10 +33,16 @@ def main(options: argparse.Namespace) -> int:
         progress=not options.no_progress,
     )
     if options.json != "-":
-        print("\n".join(_lines(found.found)) if isinstance(found.found, Verified) else found.text())
+        print(_text(found.found) if isinstance(found.found, Verified) else found.text())
     if options.json:
         write_json(found.as_dict(), options.json, options.stdout)
     return exits.OK if found.ok else exits.SOME_FAILED
+
+
+def _text(found: Verified) -> str:
+    return "\n".join(
+        line if "\n" in line else textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in _lines(found)
+    )
 
 
 def _lines(found: Verified) -> Iterator[str]:
@@ -67,12 +73,8 @@ def _lines(found: Verified) -> Iterator[str]:
         yield f"without any effect on results: {'; '.join(map(printable, found.notes))}"
     if found.unlike:
         unlike = printable("; ".join(found.unlike))
-        yield from textwrap.wrap(
-            f"up to {found.limit:.2g} of the output's scale is allowed, for the last bits are not promised between "
-            f"these machines ({unlike})",
-            WIDTH,
-            subsequent_indent="  ",
-        )
+        allowed = f"up to {found.limit:.2g} of the output's scale is allowed"
+        yield f"{allowed}, for the last bits are not promised between these machines ({unlike})"
     yield "ok" if found.ok else "NOT OK"
 
 

@@ -12,7 +12,7 @@ from edge_client.planning.candidate import STAGES, Candidate
 from edge_client.planning.explain import BreakEven, explain
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Constraints, Decision
-from edge_client.planning.predict import Power
+from edge_client.planning.predict import LEAST_MEASURED, Power
 from edge_client.screen.table import Column, fitted
 from edge_client.screen.text import one_line, printable, size
 from edge_client.tasks.tabular import Row, Tabular
@@ -47,6 +47,8 @@ class Planned(Tabular):
         "best": "best",
         "name": "cut after",
         "latency_ns": "ms",
+        "latency_q1_ns": "1st quartile",
+        "latency_q3_ns": "3rd quartile",
         "edge_ns": "edge",
         "network_ns": "network",
         "tail_ns": "server",
@@ -180,7 +182,13 @@ class Planned(Tabular):
         if decision.rejected:
             lines.append(f"not allowed (x): {len(decision.rejected)} of {len(self.candidates)} candidates")
         if winner.quartiles_ns is None:
-            lines.append("no spread: fewer than 3 repetitions were measured")
+            few = min(self.edge.alone_ns.n, self.cloud.alone_ns.n) < LEAST_MEASURED
+            why = (
+                f"fewer than {LEAST_MEASURED} repetitions were measured"
+                if few
+                else "the partitioner's own times have none"
+            )
+            lines.append(f"no spread: {why}")
         else:
             of_link = " and of the probe's rounds" if self.link.quarters else "; the given link has none"
             lines.append(f"[quartiles]: by those of the times on both sides{of_link}")

@@ -1,5 +1,5 @@
 """Other names of a cut: a module that is no layer, because it holds layers, stands for the last of them that ran; and a
-name that was shortened where it was shown, as "…4.conv2", for the one layer that it fits.
+name that was shortened where it was shown, as "…4.conv2", for the one layer or block that it fits.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from collections.abc import Iterable, Mapping
 
 
 def last_layer(block: str, ids: Mapping[str, int]) -> int | None:
-    """The last layer inside ``block``, of ``ids`` (name -> number), or the only one that ``block`` with "…" fits; None
-    where there is none, or more than one fits.
+    """The last layer inside ``block``, of ``ids`` (name -> number); None where none is in it. With "…" it is the only
+    layer that it fits, or the only block; None where there are several.
     """
     before, shortened, after = block.partition("…")
     if shortened:
-        fits = [number for name, number in ids.items() if name.startswith(before) and name.endswith(after)]
-        return fits[0] if len(fits) == 1 and (before or after) else None
+        for known in (list(ids), blocks(ids)):
+            fits = [name for name in known if name.startswith(before) and name.endswith(after)]
+            if fits:
+                return ids.get(fits[0], last_layer(fits[0], ids)) if len(fits) == 1 else None
+        return None
     inside = [number for name, number in ids.items() if name.startswith(f"{block}.")]
     return max(inside, default=None)
 

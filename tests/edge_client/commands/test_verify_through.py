@@ -69,6 +69,8 @@ def test_as_text(capsys: Captured) -> None:
         assert main(["verify", "--server", server.address, "--no-progress"]) == 1
     out = capsys.readouterr().out
     assert out.rstrip().endswith("NOT OK") and "torch 2." in out
+    said = out[out.index("up to ") :].splitlines()
+    assert "not promised" in " ".join(map(str.strip, said)) and all(len(line) <= 80 for line in said)
     with FakeServer(fake.tails(digits())) as server:
         assert main(["verify", "--server", server.address, "--no-progress"]) == 0
     out = capsys.readouterr().out

@@ -286,9 +286,9 @@ def test_missing_numbers_of_things_stay_numbers(planned: Planned) -> None:
 @pytest.mark.parametrize(
     ("task", "how", "says"),
     [
-        ("plan", {"uplink": 5, "rtt": 30}, "--uplink 5: expected 5mbit"),
+        ("plan", {"uplink": 5, "rtt": 30}, "uplink 5: expected 5mbit"),
         ("plan", {"power": 5}, "power: expected watts"),
-        ("plan", {"max_edge_memory": "64 apples"}, "--max-edge-memory '64 apples': expected 64MiB"),
+        ("plan", {"max_edge_memory": "64 apples"}, "max_edge_memory '64 apples': expected 64MiB"),
         ("plan", {"objective": "beauty"}, "objective 'beauty': one of latency"),
         ("plan", {"repetitions": 0}, "repetitions=0: must be"),
         ("plan", {"codec": "zip"}, "must be one of raw, lz4"),

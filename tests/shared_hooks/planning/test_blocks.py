@@ -57,6 +57,6 @@ def test_blocks_of_names() -> None:
 def test_a_shortened_name_is_the_one_layer_that_it_fits() -> None:
     ids = {"encoder.layers.0.conv": 0, "encoder.layers.1.conv": 1, "head": 2}
     assert last_layer("…1.conv", ids) == last_layer("encode…1.conv", ids) == 1
-    assert last_layer("he…", ids) == 2
+    assert last_layer("he…", ids) == 2 and last_layer("…layers.1", ids) == 1
     for several_or_none in ("…conv", "…", "…2.conv", "layers…"):
         assert last_layer(several_or_none, ids) is None
