@@ -158,7 +158,8 @@ def test_no_server_is_named_after_the_patience() -> None:
         with pytest.raises(ServerUnavailable, match=rf"no server at {address} .* attempt"):  # and no DeadlineExceeded
             send(connection, one)
         assert connection.counters.attempts >= 1
-        assert told == [State.UNOPENED]  # who hears of it finds a connection that starts over
+        # who hears of it finds a connection that starts over; on a busy machine it is in the middle of an attempt
+        assert told in ([State.UNOPENED], [State.CONNECTING])
 
 
 def test_a_server_that_starts_late_is_waited_for() -> None:
