@@ -1,4 +1,8 @@
-"""A headless browser for the tests of pages: one for all, because a second one beside it refuses to start."""
+"""A headless browser for the tests of pages.
+
+It is ended after each file: while it is there, its thread has a running event loop, in which neither a second browser nor
+`asyncio.run` may start.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ BROWSER = next(
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if BROWSER is None:
