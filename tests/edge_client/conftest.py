@@ -1,7 +1,7 @@
 """A headless browser for the tests of pages.
 
-It is ended after each file: while it is there, its thread has a running event loop, in which neither a second browser nor
-`asyncio.run` may start.
+It is ended after each file: while it is there, its thread has a running event loop, in which neither a second browser
+nor `asyncio.run` may start.
 """
 
 from __future__ import annotations
