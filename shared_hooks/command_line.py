@@ -20,8 +20,8 @@ USAGE = 2
 class Parser(argparse.ArgumentParser):
     """An `argparse.ArgumentParser` whose errors are one line each, with near names; for sub-commands, too."""
 
-    def __init__(self, *args: Any, **how: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **how)  # a word that is cut short is a slip
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{**how, "allow_abbrev": False})  # a word that is cut short is a slip
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As the original, and a word that is left over is an error at once: here its command is known."""
