@@ -174,6 +174,7 @@ EDGE: list[tuple[str, str]] = [
     ("RUN ok.png --cert x", "a certificate needs its key"),
     ("RUN shape.npy --model no_postprocess.toml", 'cannot import "no_such_module"'),
     ("SPLIT 0", "give --server HOST:PORT, set ISTHMUS_SERVER, "),
+    ("SPLIT net.0.conv2 --server 127.0.0.1:1", "the model is digits, the default: --model names another"),
     ("SPLIT edge_only", "no server: give --server"),
     ("SPLIT 0 --server host", "expected HOST:PORT"),
     ("SPLIT 0 --server http://host:5", "expected HOST:PORT"),
