@@ -2,7 +2,7 @@
 #
 #   PYTHON=...      the interpreter to make .venv with; default: the first of python3, python3.13 ... that is 3.10 or later
 #   PIP_FLAGS=...   for pip, e.g. another index (PyTorch's CPU-only wheels for Linux come from an index of their own)
-#   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process more than cores, each file in one of them
+#   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process more than cores, who is done takes from the others
 #   FUZZ_FLAGS=     for the fuzzer, e.g. "--programs 100000 --seed 2 --minutes 40"
 #   CHAOS_FLAGS=    for the faults, e.g. "--requests 20000 --seed 2 --json docs/results/chaos.json"
 #   ATTACK_FLAGS=   for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
@@ -24,7 +24,7 @@ PY := $(VENV)/bin/python
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 PIP_FLAGS ?=
-PYTEST_FLAGS ?= -n auto --dist loadfile
+PYTEST_FLAGS ?= -n auto --dist worksteal
 DEMO_FLAGS ?=
 COMPOSE_FLAGS ?=
 CERT_FLAGS ?=

@@ -31,7 +31,7 @@ def layers_of(case: Case, most: int) -> tuple[torch.nn.Module, Sample, list[str]
 
 @pytest.mark.parametrize("case", VISION, ids=lambda case: case.name)
 def test_pruned_is_what_zeroed_channels_give(case: Case) -> None:
-    model, sample, layers = layers_of(case, 12)
+    model, sample, layers = layers_of(case, 8)
     for layer in layers:
         try:
             space = trace(model, sample).space(layer)
