@@ -67,8 +67,9 @@ class EdgeClient(Standing):
     `server` is ``HOST:PORT``, or None if everything runs here. `model` is a name or spec that `load_spec` takes, or a
     `ModelChoice`, which also takes an ``nn.Module`` and sets the device and the number of threads. `split` is the
     default cut: a layer's id or name, "input" (or "cloud-only"; the default) to send the inputs themselves: everything
-    runs on the server; "cloud-only-file" to send input files as they are, which the server then reads, "edge-only": the whole model here, without a
-    server, or "auto": chosen anew for every request, by ``auto`` (`AutoOptions`), from measurements that `open` begins with.
+    runs on the server; "cloud-only-file" to send input files as they are, which the server then reads, "edge-only":
+    the whole model here, without a server, or "auto": chosen anew for every request, by ``auto`` (`AutoOptions`), from
+    measurements that `open` begins with.
     `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
     `deadline`: seconds for a whole request. `connection` has the limits (`ConnectionOptions`): how long to wait for a
     server, how many requests are between head and answer, and so how many frontiers are in memory; and the

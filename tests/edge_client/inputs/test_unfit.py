@@ -118,7 +118,7 @@ def test_what_the_model_takes_is_never_refused(words: EdgeClient) -> None:
         {"input_ids": IDS.int()},
         {"input_ids": IDS, "mask": IDS.int()},
         {"inputs_embeds": torch.ones(8, 4)},
-        {"inputs_embeds": torch.ones(2, 1, 3, 4), "inputs": 1},
+        {"inputs_embeds": torch.ones(2, 1, 3, 4), "strange": 1},
         {"input_ids": IDS, "parts": (IDS.half(), torch.ones(1))},
     ):
         assert words.infer(Call((), given)).output.isfinite().all()
