@@ -305,7 +305,7 @@ PYTHON: list[tuple[Callable[[], Any], str]] = [
         lambda: EdgeClient(None, "digits", "edge-only").infer_many([], failures="retrun"),  # type: ignore[call-overload]
         'failures=\'retrun\': must be "raise" or "return". Did you mean return?',
     ),
-    (lambda: EdgeClient(None, "digits", observers="atention"), 'called "atention". Did you mean attention?'),
+    (lambda: EdgeClient(None, "digits", observers="atention"), 'called "atention". Did you mean attention, '),
     (lambda: sources.live("pics"), "live takes an iterable of frames"),  # type: ignore[arg-type]
     (lambda: edge_client.layers(SMALL, torch.ones(1, 4))["O"], "no layer or block 'O'"),
     (lambda: WrappedModel(SMALL).explain("0"), "no plan yet: call plan() or forward() with example inputs first"),
