@@ -155,6 +155,8 @@ class ServerConfig:
 def read_config(path: Path) -> ServerConfig:
     """The configuration of a TOML file. Raises SpecError with the file, the key, what was expected and found."""
     table = Table.read(path)
+    if "factory" in table or "id" in table:
+        raise SpecError(f"{path} is a model's spec, and no configuration: --model {path} serves it")
     values: dict[str, Any] = {
         "listen": table.take("listen", str),
         "reuse_port": table.take("reuse_port", bool),

@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    options.model_named = any(word.partition("=")[0] == "--model" for word in words)
     if isinstance(sys.stdout, TextIOWrapper):  # a file name that cannot be shown as it is must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     options.stdout = sys.stdout
@@ -40,7 +42,14 @@ def _main(argv: Sequence[str] | None) -> int:
 def _run(options: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that goes away is our line to write, not gRPC's
     try:
-        from shared_hooks.errors import AccessRefused, Disagreement, IsthmusError, ServerUnavailable
+        from shared_hooks.errors import (
+            AccessRefused,
+            Disagreement,
+            IsthmusError,
+            ServerUnavailable,
+            UnknownLayer,
+            UnknownModel,
+        )
 
         try:
             command = import_module(f"edge_client.commands.{options.command}")
@@ -53,6 +62,8 @@ def _run(options: argparse.Namespace) -> int:
         except IsthmusError as error:
             if options.debug:
                 raise
+            if not options.model_named and isinstance(error, (UnknownLayer, UnknownModel)):
+                error = type(error)(f"{error} (the model is {options.model}, the default: --model names another)")
             connection = isinstance(error, (ServerUnavailable, Disagreement, AccessRefused))
             return _complain(f"{error}", exits.CONNECTION if connection else exits.USAGE)
         except BrokenPipeError:

@@ -79,6 +79,8 @@ def _read(path: str | Path) -> str | None:
     from shared_hooks.config import Table
 
     file = Table.read(Path(path))
+    if "server" in file:
+        file.fail("server", 'belongs under [client]: a line "[client]" above it')
     client = file.table("client")
     for name in OTHERS:
         file.table(name)

@@ -16,13 +16,16 @@ from fastapi import FastAPI, HTTPException, Request
 
 from edge_client import Answer
 from edge_client.aio import EdgeClient
-from shared_hooks.errors import InputMismatch, IsthmusError
+from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed
+
+LARGEST = 16 << 20
+"""Bytes of a body."""
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """One client for the whole service: it plans and connects once, and any number of requests share it."""
-    server = os.environ["ISTHMUS_SERVER"]
+    server = os.environ.get("ISTHMUS_SERVER", "127.0.0.1:50051")
     async with EdgeClient(server, "digits", split="stage2.0.conv2", fallback="edge") as app.state.client:
         yield
 
@@ -50,11 +53,13 @@ async def while_wanted(request: Request, work: Awaitable[Answer]) -> Answer:
 
 @app.post("/predict")
 async def predict(request: Request) -> dict[str, object]:
-    """The body is a picture's file. 400: it is none. 503: nobody could answer."""
+    """The body is a picture's file. 400: it is none, or the model fails on it. 503: nobody could answer."""
+    if int(request.headers.get("content-length", LARGEST + 1)) > LARGEST:
+        raise HTTPException(413, f"more than {LARGEST} bytes, or of no length that is told")
     try:
         picture = await request.body()
         answer = await while_wanted(request, request.app.state.client.infer(picture))
-    except InputMismatch as error:
+    except (InputMismatch, ModelFailed) as error:
         raise HTTPException(400, str(error)) from error
     except IsthmusError as error:
         raise HTTPException(503, str(error)) from error

@@ -20,6 +20,9 @@ USAGE = 2
 class Parser(argparse.ArgumentParser):
     """An `argparse.ArgumentParser` whose errors are one line each, with near names; for sub-commands, too."""
 
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{**how, "allow_abbrev": False})  # a word that is cut short is a slip
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As the original, and a word that is left over is an error at once: here its command is known."""
         self._check_options(sys.argv[1:] if args is None else args)  # before one that is missing is asked for
@@ -56,7 +59,7 @@ class Parser(argparse.ArgumentParser):
             if word == "--" or (commands and not word.startswith("-")):
                 return
             option = word.partition("=")[0]
-            if word.startswith("--") and not any(one.startswith(option) for one in self._option_string_actions):
+            if word.startswith("--") and option not in self._option_string_actions:
                 self.error(self._left_over(word))
 
 
@@ -103,7 +106,10 @@ class _Completion(argparse.Action):
                 one.complete = shtab.FILE  # type: ignore[attr-defined]
             elif one.choices is None and ("DIR" in shown or "FOLDER" in shown):
                 one.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-        print(shtab.complete(parser, shell))
+        try:
+            print(shtab.complete(parser, shell), flush=True)
+        except BrokenPipeError:  # the reader has left, and nothing can be flushed any more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         parser.exit()
 
 

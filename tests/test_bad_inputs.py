@@ -57,6 +57,7 @@ SPECS = {
     "wrong_table": "[lifecicle]\n",
     "server_model": '[models]\nm = "no_factory.toml"\n',
     "server_limit": "[limits]\nworkers = 1\n",
+    "settings": 'server = "127.0.0.1:9"\n',
     "server_key": 'listne = "a"\n',
 }
 
@@ -173,6 +174,7 @@ EDGE: list[tuple[str, str]] = [
     ("RUN ok.png --cert x", "a certificate needs its key"),
     ("RUN shape.npy --model no_postprocess.toml", 'cannot import "no_such_module"'),
     ("SPLIT 0", "give --server HOST:PORT, set ISTHMUS_SERVER, "),
+    ("SPLIT net.0.conv2 --server 127.0.0.1:1", "the model is digits, the default: --model names another"),
     ("SPLIT edge_only", "no server: give --server"),
     ("SPLIT 0 --server host", "expected HOST:PORT"),
     ("SPLIT 0 --server http://host:5", "expected HOST:PORT"),
@@ -193,6 +195,9 @@ EDGE: list[tuple[str, str]] = [
     ("hooks --split 0", "nothing is run without --input"),
     ("hooks --input ok.png --server 127.0.0.1:1", "say where to cut, too"),
     ("doctor", "no server: give"),
+    ("doctor --server own", "give HOST:PORT in place of own"),
+    ("layers --no-progres", "Did you mean --no-progress"),
+    ("SPLIT 0 --config settings.toml", "server: belongs under [client]"),
     ("doctor own", "give HOST:PORT in place of own"),
     ("verify --server 127.0.0.1", "expected HOST:PORT"),
     ("plan --uplink 5mbit", "needs --uplink and --rtt"),
@@ -218,6 +223,7 @@ CLOUD: list[tuple[str, str]] = [
     ("--wrong", "there is no option --wrong"),
     ("no.toml", "no.toml: cannot be read"),
     ("words.txt", "not valid TOML"),
+    ("wrong_key.toml", "is a model's spec, and no configuration: --model wrong_key.toml"),
     ("server_model.toml", "models.m: "),
     ("server_limit.toml", "unknown key in [limits]"),
     ("server_key.toml", "Did you mean listen"),

@@ -67,6 +67,7 @@ def make_parser() -> Parser:
     add_credentials(verify)
     doctor = commands.add_parser("doctor", parents=[model], help="what stands between this machine and a server")
     doctor.add_argument("server", nargs="?", metavar="HOST:PORT", help="(default: as --server of run)")
+    doctor.add_argument("--server", dest="named", metavar="HOST:PORT", help="the same, as other commands have it")
     add_credentials(doctor)
     _add_run(commands, model)
     _add_dashboard(commands, model)

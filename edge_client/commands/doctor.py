@@ -25,6 +25,7 @@ from shared_hooks.profiling.machine import describe
 
 def main(options: argparse.Namespace) -> int:
     """Look, and print; exit status 1 if anything is wrong."""
+    options.server = options.server or options.named
     server = needed(options)
     if server == OWN:
         raise SpecError(f"doctor looks at a server that runs already: give HOST:PORT in place of {OWN}")

@@ -14,6 +14,7 @@ from edge_client.given import Given
 from edge_client.survey.loaded import Loaded
 from edge_client.sweeping.ways import Way
 from shared_hooks.profiling.machine import describe
+from shared_hooks.version import __version__
 
 Settings = dict[str, Any]
 """JSON-able: what is measured (model, weights, machine, versions), on what (inputs, ways), how (repetitions, codec)."""
@@ -79,7 +80,7 @@ def settings_of(options: SweepOptions, loaded: Loaded, inputs: Sequence[Given], 
 def installed(name: str) -> str | None:
     """A package's version; None when it runs from a folder."""
     try:
-        return version(name)
+        return __version__ if name == "isthmus" else version(name)
     except PackageNotFoundError:
         return None
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from shared_hooks.doctor.finding import Finding, ok, warning
 from shared_hooks.metrics.energy import find_meters
+from shared_hooks.version import __version__
 
 GIB: Final = 1 << 30
 PACKAGES: Final = ("isthmus", "torch", "grpcio", "protobuf", "numpy")
@@ -97,7 +98,7 @@ def clock() -> Iterator[Finding]:
 
 def _version(name: str) -> str:
     try:
-        return metadata.version(name)
+        return __version__ if name == "isthmus" else metadata.version(name)
     except metadata.PackageNotFoundError:
         return "unknown"
 

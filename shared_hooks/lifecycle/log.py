@@ -42,7 +42,8 @@ class Log:
     """Writes to the logger of the side ("edge_client", "cloud_server"). Replace or remove it by its name, "log".
 
     A failure that the caller is told anyway is written on the edge at DEBUG; on the cloud, where nobody else sees it,
-    at INFO, and with its traceback where the model is to blame.
+    at INFO, and with its traceback where the model is to blame. That a server is lost which was there, and that it is
+    back, is written once at WARNING: with a fallback nobody else would hear of it.
     """
 
     name = "log"
@@ -50,6 +51,8 @@ class Log:
 
     def __init__(self, logger: str) -> None:
         self._log = logging.getLogger(logger)
+        self._there: set[str] = set()
+        self._lost: set[str] = set()
 
     def after_model_load(self, event: Event) -> None:
         who, device = event.identity, event.wrapped.device
@@ -65,13 +68,20 @@ class Log:
 
     def after_connect(self, event: Event) -> None:
         if event.side == "edge":
+            self._there.add(event.address)
             self._log.info("connected to %s", event.address)
 
     def before_reconnect(self, event: Event) -> None:
-        self._log.info("%s: no stream (%s), %d wait", event.address, event.reason, event.waiting)
+        first = event.address in self._there and event.address not in self._lost
+        level = logging.WARNING if first else logging.INFO
+        self._log.log(level, "%s: no stream (%s), requests waiting: %d", event.address, event.reason, event.waiting)
+        if first:
+            self._lost.add(event.address)
 
     def after_reconnect(self, event: Event) -> None:
-        self._log.info("%s: a stream again, %d sent again", event.address, event.resent)
+        level = logging.WARNING if event.address in self._lost else logging.INFO
+        self._lost.discard(event.address)
+        self._log.log(level, "%s: a stream again, sent again: %d", event.address, event.resent)
 
     def on_disconnect(self, event: Event) -> None:
         who = event.address if event.side == "edge" else f"client {event.client} at {event.peer}"

@@ -101,6 +101,7 @@ def test_a_web_service(monkeypatch: pytest.MonkeyPatch) -> None:
             assert answer.json()["split"] == "stage2.0.conv2"
             wrong = client.post("/predict", content=b"no picture at all")
             assert wrong.status_code == 400 and wrong.json()["detail"]
+            assert client.post("/predict", content=b"", headers={"content-length": f"{1 << 40}"}).status_code == 413
 
 
 def test_a_service_cancels_what_nobody_waits_for() -> None:
@@ -120,7 +121,9 @@ def test_a_service_cancels_what_nobody_waits_for() -> None:
 
     async def asked() -> None:
         service["app"].state.client = SimpleNamespace(infer=forever)
-        await service["predict"](Request({"type": "http", "method": "POST", "app": service["app"]}, receive))
+        headers = [(b"content-length", b"3")]
+        scope = {"type": "http", "method": "POST", "app": service["app"], "headers": headers}
+        await service["predict"](Request(scope, receive))
 
     with pytest.raises(HTTPException, match="499"):
         asyncio.run(asked())

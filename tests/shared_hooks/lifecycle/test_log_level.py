@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared_hooks.lifecycle.log import OURS, show
+from shared_hooks.lifecycle import Lifecycle, Stage
+from shared_hooks.lifecycle.log import OURS, Log, show
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +29,20 @@ def test_debug_is_of_ours_alone(level: str, ours: str, others: str, monkeypatch:
     show(level)
     assert all(logging.getLevelName(logging.getLogger(name).getEffectiveLevel()) == ours for name in OURS)
     assert logging.getLevelName(logging.getLogger("PIL.PngImagePlugin").getEffectiveLevel()) == others
+
+
+def test_a_server_that_is_lost_and_back_is_told_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    edge = Lifecycle("edge")
+    edge.register(Log("edge_client"))
+    lost = {"address": "a:1", "reason": "it broke", "waiting": 1}
+    with caplog.at_level(logging.WARNING, "edge_client"):
+        edge.emit(Stage.BEFORE_RECONNECT, **lost)  # it never was there: whoever waits is told
+        edge.emit(Stage.AFTER_CONNECT, address="a:1")
+        for _ in range(2):
+            edge.emit(Stage.BEFORE_RECONNECT, **lost)
+            edge.emit(Stage.BEFORE_RECONNECT, **lost)
+            edge.emit(Stage.AFTER_CONNECT, address="a:1")
+            edge.emit(Stage.AFTER_RECONNECT, address="a:1", resent=0)
+        edge.emit(Stage.AFTER_RECONNECT, address="a:1", resent=0)  # an idle one, which nobody missed
+    lines = ["a:1: no stream (it broke), requests waiting: 1", "a:1: a stream again, sent again: 0"]
+    assert [one.getMessage() for one in caplog.records] == 2 * lines
