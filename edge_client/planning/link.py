@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_client.planning.speed import Speed, half_of
+from shared_hooks.showing import short
 
 
+@short
 @dataclass(frozen=True)
 class Curve:
     """Nanoseconds by bytes: straight lines between measured points, beyond the last by `bytes_per_second`.
@@ -76,6 +78,7 @@ class Curve:
         return 1e9 / self._slope if self._slope > 0 else float("inf")
 
 
+@short
 @dataclass(frozen=True)
 class Link:
     """``up(n)``: a request of n bytes and an empty answer, there and back, less the server's own time; it holds the
