@@ -105,14 +105,16 @@ def crossing(difference: Callable[[float], float]) -> float | None:
 
 def uplink(link: Link, factor: float) -> Link:
     """The same link with ``factor`` times the goodput up."""
-    fixed = link.up.ns(0)
-    return Link(Curve(tuple((n, fixed + (ns - fixed) / factor) for n, ns in link.up.points)), link.down, link.source)
+    fixed, told = link.up.ns(0), link.up.told
+    points = tuple((n, fixed + (ns - fixed) / factor) for n, ns in link.up.points)
+    return Link(Curve(points, None if told is None else told.times(factor)), link.down, link.source)
 
 
 def round_trip(link: Link, rtt_ns: float) -> Link:
     """The same link with another round trip."""
     fixed = link.up.ns(0)
-    return Link(Curve(tuple((n, ns - fixed + rtt_ns) for n, ns in link.up.points)), link.down, link.source)
+    points = tuple((n, ns - fixed + rtt_ns) for n, ns in link.up.points)
+    return Link(Curve(points, link.up.told), link.down, link.source)
 
 
 def explain(
