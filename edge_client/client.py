@@ -19,6 +19,7 @@ from edge_client.call import Call
 from edge_client.dial import check_address
 from edge_client.inputs import InputReader
 from edge_client.inputs.reader import several
+from edge_client.inputs.swallowed import Swallowed
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import AUTO, CLOUD_FILE, EDGE_ONLY
 from edge_client.request import (
@@ -36,7 +37,7 @@ from edge_client.settings import NONE, OWN
 from edge_client.standing import Standing
 from edge_client.transport import ConnectionOptions, Stamps, check_seconds, now_ns
 from edge_client.witness import check_share
-from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
+from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel, near
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.loading import default
 from shared_hooks.models import InputItem, ModelSpec, Prediction
@@ -53,6 +54,8 @@ CONNECTION_ERRORS: Final = (
     UnknownModel,
     AccessRefused,
 )  # no input's fault: the next would fail, too
+FAILURES: Final = ("raise", "return")
+"""What `EdgeClient.infer_many` may do with one."""
 
 
 class EdgeClient(Standing):
@@ -63,9 +66,10 @@ class EdgeClient(Standing):
 
     `server` is ``HOST:PORT``, or None if everything runs here. `model` is a name or spec that `load_spec` takes, or a
     `ModelChoice`, which also takes an ``nn.Module`` and sets the device and the number of threads. `split` is the
-    default cut: a layer's id or name, "input" (or "cloud-only") to send the inputs themselves, "cloud-only-file" to
-    send input files as they are, which the server then reads, "edge-only": the whole model here, without a server, or
-    "auto": chosen anew for every request, by ``auto`` (`AutoOptions`), from measurements that `open` begins with.
+    default cut: a layer's id or name, "input" (or "cloud-only"; the default) to send the inputs themselves: everything
+    runs on the server; "cloud-only-file" to send input files as they are, which the server then reads, "edge-only":
+    the whole model here, without a server, or "auto": chosen anew for every request, by ``auto`` (`AutoOptions`), from
+    measurements that `open` begins with.
     `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
     `deadline`: seconds for a whole request. `connection` has the limits (`ConnectionOptions`): how long to wait for a
     server, how many requests are between head and answer, and so how many frontiers are in memory; and the
@@ -141,6 +145,8 @@ class EdgeClient(Standing):
             postprocess=self._postprocess if postprocess and self.spec is not None else None,
         )
         self._reader = InputReader(self.wrapped.model, self.spec, preprocess=preprocess, call_kwargs=call_kwargs)
+        example = made.example
+        self._swallowed = Swallowed(self.wrapped.model, example[1] if example is not None else ())
         self._labelled = self.spec if labels or self.spec is None else replace(self.spec, labels=())
         self.codec = codec
         self._auto_options = auto
@@ -197,6 +203,9 @@ class EdgeClient(Standing):
         If the default cut is "edge-only" it plans and does not connect; if it is "auto" it measures, which takes
         seconds, or leaves that to the first request where the model has no example input. Without a `fallback` it
         raises ServerUnavailable, Disagreement (naming what differs), UnknownModel, NotAuthenticated (saying why).
+
+        Where the model has an example input, a default cut at which that cannot be cut raises UnknownLayer (with near
+        names) or CutRefused before anything is asked of the server.
         """
         if self.split == EDGE_ONLY:
             self._edge_model.plan_example()
@@ -205,6 +214,8 @@ class EdgeClient(Standing):
             if (example := self._edge_model.example) is not None:
                 self._chooser(example)
         else:
+            self._connect()
+            self._edge_model.check_cut(self.split)
             self.connect(seconds)
         return self
 
@@ -268,6 +279,8 @@ class EdgeClient(Standing):
 
     def _submit(self, item: Any, cut: Cut, stamps: Stamps, until: float, position: Position | None = None) -> Pending:
         """``item``: a `Call`; or an input file, where it may be sent as it is."""
+        if isinstance(item, Call) and item.kwargs:
+            self._swallowed.look(item)
         if cut == AUTO:
             chooser = self._chooser(item)
             return Pending(chooser.begin(item, until, position, stamps), chooser.finish, chooser.leave)
@@ -362,6 +375,8 @@ class EdgeClient(Standing):
         begun: Callable[[Pending], None] = lambda pending: None,
     ) -> Iterator[Answer | Failure]:
         """`infer_many`; ``begun`` is called with every request under way, for who may want to cancel them."""
+        if failures not in FAILURES:
+            raise SpecError(f'failures={failures!r:.60}: must be "raise" or "return".{near(str(failures), FAILURES)}')
         cut = self._cut(split)
         self.until(deadline)  # a wrong one is nobody's failure but the caller's
 

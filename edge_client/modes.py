@@ -11,3 +11,6 @@ CLOUD_FILE: Final = "cloud-only-file"
 
 AUTO: Final = "auto"
 """One of these or a cut, chosen anew for every request (`edge_client.adaptive`)."""
+
+WORDS: Final = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, AUTO)
+"""All that a split may be and that is no cut of the model."""

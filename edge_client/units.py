@@ -8,7 +8,10 @@ from typing import Final
 from shared_hooks.errors import SpecError
 
 _SIZES: Final = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_RATES: Final = {"bit": 0.125, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6}
+_BITS: Final = ("bit", "bit/s", "bps")  # 20mbit, 20 Mbit/s as all output says it, 20Mbps
+_RATES: Final = {
+    prefix + bit: bytes_ for prefix, bytes_ in (("", 0.125), ("k", 125.0), ("m", 125e3), ("g", 125e6)) for bit in _BITS
+}
 _TIMES: Final = {"us": 1e3, "ms": 1e6, "s": 1e9}
 
 
@@ -18,7 +21,7 @@ def size(name: str, text: str) -> float:
 
 
 def rate(name: str, text: str) -> float:
-    """Bytes per second of "5mbit"."""
+    """Bytes per second of "5mbit", "5 Mbit/s" or "5Mbps"."""
     value = _parse(name, text, _RATES, "5mbit, 800kbit or 1gbit")
     if value <= 0:
         raise SpecError(f"{name} {text}: must be above 0")
@@ -31,7 +34,7 @@ def nanoseconds(name: str, text: str) -> float:
 
 
 def _parse(name: str, text: str, units: dict[str, float], expected: str) -> float:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", str(text).lower())
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z/]*)\s*", str(text).lower())
     if match is None or match[2] not in units:
         raise SpecError(f"{name} {text!r}: expected {expected}")
     return float(match[1]) * units[match[2]]

@@ -133,6 +133,23 @@ class WrappedModel:
         """The layers of the latest plan, in execution order."""
         return self._planner.latest.layers
 
+    def check_cut(self, cut: Cut, /, *args: Any, **kwargs: Any) -> None:
+        """Whether inputs such as these can be cut there; they are planned if none such was. Raises UnknownLayer and
+        CutRefused. A module that these do not run passes: others may run it.
+        """
+        wrong: UnknownLayer | CutRefused | None = None
+        for plan in self._planner.plans_for(args, kwargs):
+            try:
+                plan.cutting(cut)
+                return
+            except (UnknownLayer, CutRefused) as error:
+                wrong = error
+        path = str(cut).partition("#")[0]
+        if isinstance(wrong, UnknownLayer) and any(info.path == path for info in self._modules.values()):
+            return
+        if wrong is not None:
+            raise wrong
+
     @property
     def plans_made(self) -> int:
         """How often the model was recorded to plan it."""
@@ -146,11 +163,12 @@ class WrappedModel:
     def explain(self, cut: Cut, /, *args: Any, **kwargs: Any) -> Explanation:
         """What crosses at a cut on these inputs and why, and what the tail skips, enters and replays; print it.
 
-        Plans, and rehearses the tail here. Raises `UnknownLayer`, and `CutRefused` with the reason.
+        Plans, and rehearses the tail here; without inputs, of the latest plan. Raises `UnknownLayer`, for want of any
+        plan, too, and `CutRefused` with the reason.
         """
         from shared_hooks.explaining import explain
 
-        plan = self.plan(*args, **kwargs)
+        plan = self.plan(*args, **kwargs) if args or kwargs else self._planner.latest
         cutting, crossing = plan.cutting(cut)
         values = tuple(plan.trace.ops[ordinal].structure or ["v", None] for ordinal in cutting.banked)
         state = PythonState(self.model)

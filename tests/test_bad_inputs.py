@@ -18,7 +18,7 @@ from torch import nn
 
 import edge_client
 from cloud_server.__main__ import main as cloud_server
-from edge_client import EdgeClient, ModelChoice
+from edge_client import EdgeClient, ModelChoice, sources
 from edge_client.__main__ import main as edge_main
 from shared_hooks import WrappedModel
 from shared_hooks.errors import IsthmusError
@@ -100,6 +100,9 @@ EDGE: list[tuple[str, str]] = [
     ("layers --model net.py", 'A model in a Python file is named "net:CALLABLE"'),
     ("layers --model no.pt", "model names what builds it, weights a file of safetensors"),
     ("layers --model nonsense.safetensors", "model names what builds it, weights a file of safetensors"),
+    ("layers --model wrong_mean.tml", "Did you mean wrong_mean.toml"),
+    ("layers --model wrong_top_k", "Did you mean wrong_top_k.toml"),
+    ("layers --model wrng_mean.toml", "No such file or directory. Did you mean wrong_mean.toml"),
     ("layers --model resnet18", 'named as "torchvision.models:resnet18"'),
     ("layers --model torch.nn.Identity", 'Did you mean "torch.nn:Identity"?'),
     ("layers --model no_such.module:Net", 'cannot import "no_such.module"'),
@@ -302,6 +305,19 @@ PYTHON: list[tuple[Callable[[], Any], str]] = [
     (lambda: WrappedModel(nn.ModuleDict({"body": SMALL})["body"]).head("net.2", torch.ones(1, 4)), "no layer 'net.2'"),
     (lambda: edge_client.layers(3), "a model is a name"),  # type: ignore[arg-type]
     (lambda: edge_client.plan("digits", "digits"), "the server comes first, then the model"),
+    (
+        lambda: EdgeClient("127.0.0.1:1", "digits", split="stem.O").open(),
+        "no layer 'stem.O' ran in this model. Did you",
+    ),
+    (lambda: EdgeClient("127.0.0.1:1", "digits", split="atuo").open(), "Did you mean auto?"),
+    (
+        lambda: EdgeClient(None, "digits", "edge-only").infer_many([], failures="retrun"),  # type: ignore[call-overload]
+        'failures=\'retrun\': must be "raise" or "return". Did you mean return?',
+    ),
+    (lambda: EdgeClient(None, "digits", observers="atention"), 'called "atention". Did you mean attention, '),
+    (lambda: sources.live("pics"), "live takes an iterable of frames"),  # type: ignore[arg-type]
+    (lambda: edge_client.layers(SMALL, torch.ones(1, 4))["O"], "no layer or block 'O'"),
+    (lambda: WrappedModel(SMALL).explain("0"), "no plan yet: call plan() or forward() with example inputs first"),
 ]
 
 

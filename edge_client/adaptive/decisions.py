@@ -67,13 +67,20 @@ class Decisions:
         self._add(kind, known, level)
 
     def _add(self, kind: str, known: dict[str, Any], level: int) -> None:
-        finite = {name: None if value in (math.inf, -math.inf) else value for name, value in known.items()}
+        finite = {name: _kept(value) for name, value in known.items()}
         with self._lock:
             entry = {"seconds": round(time.monotonic() - self._began, 4), "kind": kind, **finite}
             self._kept.append(entry)
             log.log(level, "%s: %s", kind, ", ".join(f"{name}={_shown(value)}" for name, value in known.items()))
             for listener in self._listeners:
                 listener(entry)
+
+
+def _kept(value: Any) -> Any:
+    """Without digits that nobody measured, and what JSON has no number for."""
+    if not isinstance(value, float):
+        return value
+    return None if value in (math.inf, -math.inf) else round(value, 6)
 
 
 def _shown(value: Any) -> str:

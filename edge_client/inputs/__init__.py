@@ -6,6 +6,7 @@ bytes are read as the model's spec says, by its own code, so that they give what
 reader     `InputReader`: which kind an input is
 arguments  positional and keyword arguments, by the signature of the model's forward
 kinds      arrays, pictures, bytes
+swallowed  keywords that a model takes by its **kwargs alone, and that are near to another
 unfit      why a model raised, where its inputs say so
 
 May import call, model_choice, screen, sources; of the engine models, tensors, errors.

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from edge_client.inputs.swallowed import NEAR, OWN
 from edge_client.model_choice import Inputs
 from edge_client.screen.text import one_line
 from shared_hooks.errors import InputMismatch, near
@@ -63,7 +64,7 @@ def _misnamed(model: nn.Module, inputs: Inputs, example: Inputs | None) -> str:
     strange = [name for name in meant if isinstance(name, str) and name not in usual]
     missing = [name for name in known if name not in kwargs]
     for name in strange:
-        if hint := near(name, missing):
+        if hint := near(name, missing) or near(name, OWN, NEAR):
             return f"the model has no argument {name!r:.60}: {takes}.{hint}"
     try:
         signature.bind(*args, **kwargs)

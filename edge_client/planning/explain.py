@@ -105,14 +105,16 @@ def crossing(difference: Callable[[float], float]) -> float | None:
 
 def uplink(link: Link, factor: float) -> Link:
     """The same link with ``factor`` times the goodput up."""
-    fixed = link.up.ns(0)
-    return Link(Curve(tuple((n, fixed + (ns - fixed) / factor) for n, ns in link.up.points)), link.down, link.source)
+    fixed, told = link.up.ns(0), link.up.told
+    points = tuple((n, fixed + (ns - fixed) / factor) for n, ns in link.up.points)
+    return Link(Curve(points, None if told is None else told.times(factor)), link.down, link.source)
 
 
 def round_trip(link: Link, rtt_ns: float) -> Link:
     """The same link with another round trip."""
     fixed = link.up.ns(0)
-    return Link(Curve(tuple((n, ns - fixed + rtt_ns) for n, ns in link.up.points)), link.down, link.source)
+    points = tuple((n, ns - fixed + rtt_ns) for n, ns in link.up.points)
+    return Link(Curve(points, link.up.told), link.down, link.source)
 
 
 def explain(
@@ -124,7 +126,7 @@ def explain(
     others = dict.fromkeys(
         name for name in (*compared_with, EDGE_ONLY, CLOUD_ONLY) if name in by_name and name != winner.name
     )
-    lines = [f"{winner.name} wins in {decision.objective}: {_ms(winner.latency_ns)} ms"]
+    lines = [f"{winner.name} wins in {decision.objective}: {_figure(decision, winner)}"]
     compared = []
     for name in others:
         other = by_name[name]
@@ -148,6 +150,20 @@ def explain(
         lines.append(f"for {decision.runner_up.name} to win, one of these alone:")
         lines += [f"  {one}" for one in breaks]
     return "\n".join(lines), {"against": compared, "break_even": [one.as_dict() for one in breaks]}
+
+
+def _figure(decision: Decision, one: Candidate) -> str:
+    """What the objective compared, and the latency beside it."""
+    latency, score = f"{_ms(one.latency_ns)} ms", decision.scores.get(one.name)
+    if decision.objective == "latency" or score is None:
+        return latency
+    if decision.objective in ("server-time", "throughput"):
+        own = f"{_ms(score)} ms"
+    elif decision.objective == "bytes":
+        own = f"{score:,.0f} bytes"
+    else:
+        own = f"{score * 1e3:.3f} mJ" if decision.objective == "energy" else f"{score:.4g}"
+    return f"{own} (latency {latency})"
 
 
 def _ms(ns: float) -> str:

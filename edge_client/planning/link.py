@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_client.planning.speed import Speed, half_of
+from shared_hooks.showing import short
 
 
+@short
 @dataclass(frozen=True)
 class Curve:
     """Nanoseconds by bytes: straight lines between measured points, beyond the last by `bytes_per_second`.
 
-    ``points`` are (bytes, ns), bytes rising from 0. Times never fall with more bytes.
+    ``points`` are (bytes, ns), bytes rising from 0. Times never fall with more bytes. ``told``: how fast the link is
+    known to be; beyond the last point it says more than the points' own slope, which may be of a few bytes.
     """
 
     points: tuple[tuple[int, float], ...]
+    told: Speed | None = None
 
     def __post_init__(self) -> None:
         if not self.points or self.points[0][0] != 0:
@@ -48,9 +52,18 @@ class Curve:
 
     @property
     def _slope(self) -> float:
-        """Nanoseconds a byte, between the largest size and the largest that is at most half of it: between two sizes
-        that hardly differ there is only noise.
+        """Nanoseconds a byte: as told, else between the largest size and the largest that is at most half of it
+        (between two sizes that hardly differ there is only noise), within what was told.
         """
+        told = self.told or Speed(None, None, None)
+        if told.value:
+            return 1e9 / told.value
+        most, least = (1e9 / end if end else None for end in (told.low, told.high))
+        own = max(self._own_slope, least or 0.0)
+        return own if most is None else min(own, most)
+
+    @property
+    def _own_slope(self) -> float:
         if len(self.points) < 2:
             return 0.0
         last, ns = self.points[-1]
@@ -65,6 +78,7 @@ class Curve:
         return 1e9 / self._slope if self._slope > 0 else float("inf")
 
 
+@short
 @dataclass(frozen=True)
 class Link:
     """``up(n)``: a request of n bytes and an empty answer, there and back, less the server's own time; it holds the

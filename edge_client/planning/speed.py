@@ -42,6 +42,11 @@ class Speed:
             return cls(None, None, None, "more bytes take no more time")
         return cls(value, value, value)
 
+    def times(self, factor: float) -> Speed:
+        """Of a link ``factor`` times as fast."""
+        value, low, high = (None if one is None else one * factor for one in (self.value, self.low, self.high))
+        return Speed(value, low, high, self.why)
+
     @property
     def ratio(self) -> float:
         """``high`` over ``low``; infinite where either is unknown."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,12 +16,12 @@ from torch import nn
 from edge_client.call import Call
 from edge_client.inputs.unfit import another_size, unfit
 from edge_client.model_choice import ModelChoice
-from edge_client.modes import CLOUD_FILE, EDGE_ONLY
+from edge_client.modes import CLOUD_FILE, EDGE_ONLY, WORDS
 from edge_client.request.only_head import OnlyHead
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
-from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError
+from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.models import InputItem, ModelSpec
@@ -35,6 +35,8 @@ from shared_hooks.observers.texts import Texts
 from shared_hooks.tensors import classes_of, flatten, unflatten
 
 Cut = int | str
+NEAR: Final = 0.7
+"""How near to "auto" and the like a split is that means it: nearer than to any layer."""
 Records = tuple[list[LayerMetrics], ForwardMetrics | None]
 
 
@@ -154,6 +156,15 @@ class EdgeModel:
         """Plan the spec's example; the plan's digest, empty when there is none."""
         return "" if self.example is None else self.plan(Call(*self.example))
 
+    def check_cut(self, cut: Cut) -> None:
+        """Whether the example, where there is one, can be cut there. Raises UnknownLayer, CutRefused."""
+        if self.example is not None and cut not in WORDS:
+            args, kwargs = self._placed(Call(*self.example))
+            try:
+                self.wrapped.check_cut(cut, *args, **kwargs)
+            except UnknownLayer as error:
+                raise _with_words(error, cut) from None
+
     def plan(self, call: Call) -> str:
         """Plan this call, or add the path that it takes; the plan's digest. Raises InputMismatch, ModelFailed."""
         return self._planned(call).digest
@@ -173,7 +184,10 @@ class EdgeModel:
         Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
         """
         early: EarlyOutput
-        early, observations, changed = self._run(partial(self.wrapped.head, cut), "head", call, stamps)
+        try:
+            early, observations, changed = self._run(partial(self.wrapped.head, cut), "head", call, stamps)
+        except UnknownLayer as error:
+            raise _with_words(error, cut) from None
         records = self.wrapped.last_records()
         stamps.computed = now_ns()
         self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
@@ -272,3 +286,9 @@ class EdgeModel:
         if self.device.type == "cpu":
             return args, kwargs
         return to_device(args, self.device), to_device(kwargs, self.device)
+
+
+def _with_words(error: UnknownLayer, cut: Cut) -> UnknownLayer:
+    """With those words near to ``cut`` that are no layers, and that the engine does not know of."""
+    hint = near(cut, (*WORDS, "input"), NEAR) if isinstance(cut, str) else ""
+    return UnknownLayer(f"{str(error).partition(' Did you mean')[0]}{hint}") if hint else error

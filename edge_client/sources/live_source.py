@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import PurePath
 from typing import Final
 
 from edge_client.sources.latest import Closed, Late, Latest
@@ -41,8 +42,13 @@ class Live(Source):
         queue: int = KEPT,
         timeout: float | None = None,
     ) -> None:
-        """Begins to read at once. Raises SpecError for a queue of less than 1."""
+        """Begins to read at once. Raises SpecError for a queue of less than 1, and for text and paths."""
         super().__init__(name)
+        if isinstance(frames, (str, bytes, PurePath)):
+            raise SpecError(
+                "live takes an iterable of frames (arrays of uint8, (height, width, 3), RGB), "
+                f"not {type(frames).__name__}: folder, video and camera take names"
+            )
         if queue < 1:
             raise SpecError(f"queue={queue}: at least one frame must be able to wait")
         self._frames = frames

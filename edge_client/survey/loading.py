@@ -11,7 +11,7 @@ from torch import nn
 from edge_client.client import EdgeClient
 from edge_client.inputs.unfit import unfit
 from edge_client.model_choice import Inputs, ModelChoice
-from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS
 from edge_client.screen.text import one_line
 from edge_client.sources import Item
 from edge_client.sources.cameras import is_camera, without_password
@@ -27,7 +27,6 @@ from shared_hooks.modules import walk
 from shared_hooks.planning import blocks, last_layer
 
 AnItem = TypeVar("AnItem", bound=Item)
-WORDS = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, "auto")
 
 
 def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:

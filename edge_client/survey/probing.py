@@ -27,6 +27,12 @@ WARMUP: Final = 5
 REPETITIONS: Final = 15
 PROFILE_SECONDS: Final = 600.0
 LEAST: Final = 3
+TELLING: Final = 16 << 10
+"""Bytes that two sizes must be apart to tell what a larger one would take: of a few bytes more there is only noise."""
+RUNGS: Final = (TELLING, 16 * TELLING, 256 * TELLING)
+"""Tried on the way to a larger size."""
+SHORT: Final = 0.05
+"""The share of all the time that a round may take to be tried again."""
 FEW: Final = 7
 """Rounds of each size that is sent only to tell how fast a link is."""
 WIDE: Final = 1.5
@@ -51,10 +57,10 @@ def probe(
     unless the link is too slow for that. Where these do not tell how fast the link is and there is time left, larger
     rounds follow, up to `MOST_PROBED` bytes, for that alone.
 
-    A size that would take more than the time is left out: `Curve` goes on in a straight line. Before each round this
-    thread computes for `BUSY_SECONDS`, as a request's does: clocks, caches and a CPU quota are as computing leaves them
-    (on a quarter of a core that makes 4 ms of a round trip of 25). Raises ServerUnavailable without a server or without
-    an answer for ``patience`` seconds, and Disagreement for a server too old to be probed.
+    A size that would take more than the time is left out: `Curve` goes on at the speed that was told. Before each
+    round this thread computes for `BUSY_SECONDS`, as a request's does: clocks, caches and a CPU quota are as computing
+    leaves them (on a quarter of a core that makes 4 ms of a round trip of 25). Raises ServerUnavailable without a
+    server or without an answer for ``patience`` seconds, and Disagreement for a server too old to be probed.
     """
     check_seconds("seconds", seconds)
     up = [(nbytes, 0) for nbytes in sorted({0, max(sizes, default=0) // 2, *sizes})]
@@ -76,13 +82,27 @@ def probe(
             return one
 
         for way in (up, down):
-            known: list[tuple[int, float]] = []
-            for kind in way:
-                spent = time.monotonic() - began
-                if len(known) > 1 and LEAST * (spent + Curve(tuple(known)).ns(max(kind)) / 1e9) > seconds:
+            known: dict[int, float] = {}
+            rungs = {(one, 0) if way is up else (0, one) for one in RUNGS if one < max(way[-1])}
+            for kind in sorted({*way, *rungs}):
+
+                def affordable(nbytes: int, known: dict[int, float] = known) -> bool:
+                    spent = time.monotonic() - began
+                    return len(known) < 2 or LEAST * (spent + _foreseen(known, nbytes) / 1e9) <= seconds
+
+                again = max(known, default=0)
+                for _ in range(LEAST - 1):  # a hiccup of the last one is not the link's
+                    if affordable(max(kind)) or known[again] / 1e9 > SHORT * seconds:
+                        break
+                    took = prober.round(*((again, 0) if way is up else (0, again)), patience).total_ns
+                    known[again] = min(known[again], float(took))
+                if not affordable(max(kind)):
                     break
-                last = found[kind][0] if kind in found else measure(kind)
-                known.append((max(kind), float(last.total_ns)))
+                if kind in way:
+                    last = found[kind][0] if kind in found else measure(kind)
+                else:
+                    last = prober.round(*kind, patience)
+                known[max(kind)] = float(last.total_ns)
         for turn in range(1, REPETITIONS):
             spent = time.monotonic() - began
             if spent > (seconds if turn >= LEAST else 2 * seconds):  # a slow link: better few rounds than a long wait
@@ -110,13 +130,27 @@ def probe(
     nothing = _middle(asked[0, 0])
     ups = [(nbytes, _took(rounds)) for (nbytes, answer), rounds in sorted(asked.items()) if not answer]
     downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in asked.items() if answer]
+    told_down = _speed(found, 1)
     return Link(
-        Curve(tuple((nbytes, took.middle) for nbytes, took in ups)),
-        Curve(((0, 0.0), *downs)),
+        Curve(tuple((nbytes, took.middle) for nbytes, took in ups), told),
+        Curve(((0, 0.0), *downs), told_down),
         measured_up=told,
-        measured_down=_speed(found, 1),
-        quarters=(Curve(tuple((n, took.q1) for n, took in ups)), Curve(tuple((n, took.q3) for n, took in ups))),
+        measured_down=told_down,
+        quarters=(
+            Curve(tuple((n, took.q1) for n, took in ups), told),
+            Curve(tuple((n, took.q3) for n, took in ups), told),
+        ),
     ), last.load
+
+
+def _foreseen(known: Mapping[int, float], nbytes: int) -> float:
+    """Nanoseconds that a round of ``nbytes`` may take, by what smaller ones took; 0 where these tell nothing yet."""
+    largest = max(known, default=0)
+    smaller = [one for one in known if one <= largest - TELLING]
+    if not smaller:
+        return 0.0
+    slope = (known[largest] - known[max(smaller)]) / (largest - max(smaller))
+    return known[largest] + max(0.0, slope) * (nbytes - largest)
 
 
 def _speed(found: Mapping[tuple[int, int], Sequence[Round]], way: int) -> Speed:

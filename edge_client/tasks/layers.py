@@ -11,9 +11,10 @@ from edge_client.screen.text import printable, size
 from edge_client.survey.loading import cut_of
 from edge_client.tasks.subject import Model, subject_of
 from edge_client.tasks.tabular import Row, Tabular
+from shared_hooks.errors import UnknownLayer, near_path
 from shared_hooks.explanation import Explanation
 from shared_hooks.metrics import TensorShape
-from shared_hooks.planning import LayerInfo
+from shared_hooks.planning import LayerInfo, blocks, last_layer
 from shared_hooks.profiling.inspection import Inspection, inspect
 from shared_hooks.tensors import copied
 
@@ -72,9 +73,13 @@ class Layers(Tabular):
         return len(self.layers)
 
     def __getitem__(self, which: int | str) -> Layer:
-        """By number or by name. Raises IndexError, KeyError."""
+        """By number or by name; a block is its last layer. Raises IndexError, and UnknownLayer with near names."""
         if isinstance(which, str):
-            return {layer.name: layer for layer in self.layers}[which]
+            ids = {layer.name: number for number, layer in enumerate(self.layers)}
+            number = ids.get(which, last_layer(which, ids))
+            if number is None:
+                raise UnknownLayer(f"no layer or block {which!r:.80}.{near_path(which, [*ids, *blocks(ids)])}")
+            return self.layers[number]
         return self.layers[which]
 
     @property

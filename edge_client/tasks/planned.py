@@ -71,9 +71,10 @@ class Planned(Tabular):
 
     def title(self) -> str:
         winner = self.decision.winner
+        few = " (one sample)" if min(self.edge.alone_ns.n, self.cloud.alone_ns.n) == 1 else ""
         return (
             f"{self.model}: {winner.name} is best in {self.decision.objective} of {len(self.candidates)} candidates, "
-            f"{winner.latency_ns / 1e6:.3f} ms predicted"
+            f"{winner.latency_ns / 1e6:.3f} ms{_spread(winner)} predicted{few}"
         )
 
     def rows(self) -> list[Row]:

@@ -18,7 +18,7 @@ from edge_client.survey.probing import fetch_profile
 from edge_client.tasks.profile_text import as_text
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.tasks.tabular import Row, Tabular
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import SpecError, near
 from shared_hooks.profiling.profile import LayerProfile, Profile
 from shared_hooks.profiling.profile_file import check, from_json, to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
@@ -70,6 +70,8 @@ class Profiled(Tabular):
         """The layers of one side (each a call of a module) that take longest, the longest first. SpecError for a side
         without a profile.
         """
+        if side not in ("edge", "cloud"):
+            raise SpecError(f'side={side!r:.60}: must be "edge" or "cloud".{near(str(side), ("edge", "cloud"))}')
         profile = self.edge if side == "edge" else self.cloud
         if profile is None:
             raise SpecError(f"the {side}'s side was not measured")

@@ -65,13 +65,15 @@ class Swept(Tabular):
         return list(self.summary.ways) if self.summary else []
 
     def requests(self) -> polars.DataFrame:
-        """One row a request (docs/sweep.md): requests.parquet."""
+        """One row a request (docs/sweep.md): requests.parquet, as a polars frame. Its own ``to_pandas()`` needs
+        pyarrow; ``pandas.DataFrame(found.requests().to_dict(as_series=False))`` does not.
+        """
         import polars as pl
 
         return pl.read_parquet(self.folder / "requests.parquet")
 
     def layers(self) -> polars.DataFrame:
-        """One row a request, side and layer: rows.parquet."""
+        """One row a request, side and layer: rows.parquet, as a polars frame, as `requests`."""
         import polars as pl
 
         return pl.read_parquet(self.folder / "rows.parquet")

@@ -308,7 +308,10 @@ def load_spec(
     if path.is_file() and path.suffix in CODE_OR_WEIGHTS:
         raise SpecError(f"{text} is no spec.{_instead(text)}")
     if path.suffix == ".toml" or path.is_file():
-        table, folder = Table.read(path), path.resolve().parent
+        try:
+            table, folder = Table.read(path), path.resolve().parent
+        except SpecError as error:
+            raise error if path.exists() else SpecError(f"{error}.{_near_specs(path)}") from None
     elif text in BUILT_IN:
         table, folder = Table.read(BUILT_IN[text]), BUILT_IN[text].resolve().parent
     elif looks_like_target(text):
@@ -317,12 +320,18 @@ def load_spec(
     else:
         raise UnknownModel(
             f'no model "{text}": not built in ({", ".join(BUILT_IN)}), no spec file, and not "module:callable".'
-            f"{near(text, BUILT_IN) or _instead(text)}"
+            f"{near(text, BUILT_IN) or _near_specs(path) or _instead(text)}"
         )
     if example is not None:
         table.put("example", entry_of(example))
     spec = spec_from_table(table, folder, model_id=name, weights=weights)
     return spec if selection is None else replace(spec, selection=Path(selection))
+
+
+def _near_specs(path: Path) -> str:
+    """For the end of a message: specs in its folder that are named nearly as it is."""
+    known = [str(one) for one in path.parent.glob("*.toml")]
+    return near(str(path) if path.suffix else f"{path}.toml", known, cutoff=0.75)
 
 
 def _instead(text: str) -> str:

@@ -34,8 +34,8 @@ Observations = dict[str, dict[str, Any]]
 
 
 def check(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, each once. Raises SpecError for one that there is not."""
-    found = tuple(dict.fromkeys(names))
+    """The names, each once; one word is a list of one. Raises SpecError for one that there is not."""
+    found = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
     for name in found:
         if name not in OBSERVERS:
             more = " Hooks of your own at the life cycle's stages go into the file of --config." if ":" in name else ""

@@ -13,6 +13,8 @@ def test_what_people_write_is_understood() -> None:
     assert units.size("--x", "1.5 kB") == 1500
     assert units.size("--x", "12") == 12
     assert units.rate("--x", "5mbit") == 625_000
+    for text in ("20Mbit/s", "20 Mbit/s", "20Mbps", "20mbit"):
+        assert units.rate("--x", text) == 2_500_000
     assert units.nanoseconds("--x", "30ms") == 30e6
 
 

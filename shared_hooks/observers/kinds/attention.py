@@ -28,10 +28,12 @@ from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.thumbnails import encoded, over_places, shrunk
 from shared_hooks.observers.values import is_real
 from shared_hooks.observers.watching import ObservedCall
+from shared_hooks.showing import short
 
 MAX_WEIGHTS = 1 << 22
 
 
+@short
 @dataclass(frozen=True, eq=False)
 class Attention(Record):
     """One attention inside a module: ``part`` counts them if there are several in one call.

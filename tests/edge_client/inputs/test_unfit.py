@@ -84,6 +84,7 @@ def plain() -> Iterator[EdgeClient]:
         ((IDS, {"a": IDS}, {"b": 1}), "mask is a dictionary of b, in the example int64 [1, 8]"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:the model names no argument")
 def test_beside_the_example(words: EdgeClient, given: Any, said: str) -> None:
     with pytest.raises(InputMismatch) as wrong:
         words.infer(given)
@@ -117,7 +118,7 @@ def test_what_the_model_takes_is_never_refused(words: EdgeClient) -> None:
         {"input_ids": IDS.int()},
         {"input_ids": IDS, "mask": IDS.int()},
         {"inputs_embeds": torch.ones(8, 4)},
-        {"inputs_embeds": torch.ones(2, 1, 3, 4), "input_idz": 1},
+        {"inputs_embeds": torch.ones(2, 1, 3, 4), "strange": 1},
         {"input_ids": IDS, "parts": (IDS.half(), torch.ones(1))},
     ):
         assert words.infer(Call((), given)).output.isfinite().all()
@@ -132,3 +133,19 @@ def test_a_size_and_the_models_own_mind_stay_its_failure(words: EdgeClient, plai
     ):
         with pytest.raises(ModelFailed, match=said):
             client.infer(given)
+
+
+def test_a_keyword_that_is_swallowed_is_told_once(words: EdgeClient, caplog: pytest.LogCaptureFixture) -> None:
+    """It is near to one that forward names, or infer itself, and that was not given; the answer comes all the same."""
+    for slip, meant in (("input_embeds", "inputs_embeds"), ("spilt", "split")):
+        with pytest.warns(UserWarning, match=f"no argument '{slip}'.* Did you mean {meant}"):
+            words.infer(input_ids=IDS, **{slip: IDS})
+        assert f"Did you mean {meant}" in caplog.messages[-1]
+        words.infer(input_ids=IDS, **{slip: IDS})
+    words.infer(input_ids=IDS, mask=IDS, masks=IDS, output_attentions=True)  # given, or near to nothing
+    assert len(caplog.messages) == 2
+
+
+def test_where_it_is_refused_the_names_of_infer_are_offered(plain: EdgeClient) -> None:
+    with pytest.raises(InputMismatch, match="no argument 'spilt': it takes image. Did you mean split"):
+        plain.infer(torch.ones(1, 1, 8, 8), spilt="first")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace, TracebackType
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edge_client.load import Load
 from edge_client.planning.link import Link
@@ -45,11 +50,16 @@ class VirtualLink:
         return Round(nbytes, answer_bytes, took, 0, 0, 0, Load())
 
 
-def probed(link: VirtualLink, monkeypatch: pytest.MonkeyPatch, seconds: float = 2.0) -> Link:
+SIZES = (183, 8_339, 16_410, 16_531, 65_536)
+
+
+def probed(
+    link: VirtualLink, monkeypatch: pytest.MonkeyPatch, seconds: float = 2.0, sizes: Sequence[int] = SIZES
+) -> Link:
     monkeypatch.setattr(probing, "LinkProber", lambda server, credentials=None: link)
     monkeypatch.setattr(probing, "_compute", link.compute)
     monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: link.now))
-    found, _ = probing.probe("here:1", [183, 8_339, 16_410, 16_531, 65_536], [162, 648], seconds)
+    found, _ = probing.probe("here:1", sizes, [162, 648], seconds)
     return found
 
 
@@ -83,3 +93,50 @@ def test_a_slow_link_is_not_asked_for_more_than_there_is_time(monkeypatch: pytes
 def test_a_server_that_takes_no_such_round_ends_the_looking_and_not_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     found = probed(VirtualLink(1000.0, most=65_536), monkeypatch)
     assert found.speed_up.value == pytest.approx(125e6, rel=0.01)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    mbit=st.sampled_from([5.0, 50.0, 1000.0, 6000.0]),
+    sizes=st.sets(st.integers(1, 300_000), min_size=1, max_size=5),
+    seed=st.integers(0, 1 << 20),
+    spread=st.floats(0.0, 0.3),
+    hiccups=st.floats(0.0, 0.1),
+)
+def test_a_curve_is_as_its_rounds_and_goes_on_as_told(
+    mbit: float, sizes: set[int], seed: int, spread: float, hiccups: float
+) -> None:
+    class Noisy(VirtualLink):
+        """``spread`` above the truth, and 20 ms more now and then."""
+
+        def round(self, nbytes: int, answer_bytes: int, patience: float) -> Round:
+            one = super().round(nbytes, answer_bytes, patience)
+            more = round(one.total_ns * chance.uniform(0, spread)) + 20_000_000 * (chance.random() < hiccups)
+            self.now += more / 1e9
+            return replace(one, total_ns=one.total_ns + more)
+
+    chance = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patched:
+        found = probed(Noisy(mbit, rtt_ms=1.0), patched, 8.0, sorted({*sizes, 65_536}))
+    up = found.up
+    assert sizes <= {size for size, _ in up.points}  # none is left out: there is time for all
+    assert [ns for _, ns in up.points] == sorted(ns for _, ns in up.points)
+    for size in sizes:
+        true = 1e6 + size / (mbit * 125_000) * 1e9
+        assert 0.999 * true <= up.ns(size) <= 1.001 * (1 + spread) * true + (20e6 if hiccups else 0)
+    last, told = up.points[-1][0], found.speed_up
+    more = (up.ns(last + (1 << 20)) - up.ns(last)) / (1 << 20)
+    assert more >= 0 and (told.low is None or more <= 1.001e9 / told.low)
+    assert told.high is None or more >= 0.999e9 / told.high
+
+
+def test_few_bytes_that_took_long_once_tell_nothing_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ended a curve at 185 bytes: one slow round of these, taken for the link's speed."""
+
+    class Hiccup(VirtualLink):
+        def round(self, nbytes: int, answer_bytes: int, patience: float) -> Round:
+            one = super().round(nbytes, answer_bytes, patience)
+            return replace(one, total_ns=one.total_ns + 5_000_000) if nbytes in (92, 185) else one
+
+    found = probed(Hiccup(5000.0, rtt_ms=0.5), monkeypatch, sizes=[0, 185, 196_735])
+    assert found.up.points[-1][0] == 196_735

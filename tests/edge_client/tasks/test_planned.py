@@ -47,6 +47,7 @@ def test_a_prediction_has_the_spread_of_what_it_is_made_of() -> None:
     assert cut["latency_ns"] - cut["latency_q1_ns"] == pytest.approx((3.01**2 + 0.31**2) ** 0.5 * MS)
     assert cut["latency_q3_ns"] - cut["latency_ns"] == pytest.approx((6.02**2 + 0.62**2) ** 0.5 * MS)
     assert found.as_dict()["candidates"][0]["latency_q1_ns"] == whole["latency_q1_ns"]
+    assert "60.000 ms [54.00, 72.00] predicted>" in repr(found)
     assert "60.00 [54.00, 72.00]" in found.text() and "the given link has none" in found.text()
     quarters = Curve.line(460 * MS, 1e6), Curve.line(560 * MS, 1e6)
     probed = next(row for row in planned(link=replace(LINK, quarters=quarters)).rows() if row["name"] == "layer1")

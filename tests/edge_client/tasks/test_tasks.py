@@ -191,7 +191,7 @@ def test_layers_have_shapes_parameters_and_macs() -> None:
     assert (last.layer_type, last.parameters, len(found), len(found.cuts)) == ("Linear", 36, 5, 5)
     assert found.parameters == 260 and found.macs == 8 * 36 * 27 + 32
     same_frames(found)
-    with pytest.raises(KeyError):
+    with pytest.raises(UnknownLayer, match="no layer or block"):
         found["nothing"]
 
 
