@@ -12,8 +12,9 @@ const painted = (wide_, high, level) => { // level(index): 0 to 1
 };
 const decoded = async (picture) => { // levels: square roots of shares of the greatest weight
   const image = new Image();
-  image.src = `data:image/png;base64,${picture}`;
-  await image.decode();
+  await new Promise((done, failed) => { // the page's load waits for it, and printing for the load: not so for decode()
+    Object.assign(image, { onload: done, onerror: failed, src: `data:image/png;base64,${picture}` });
+  });
   const ground = canvas(image.naturalWidth, image.naturalHeight), brush = ground.getContext("2d", { willReadFrequently: true });
   brush.drawImage(image, 0, 0);
   const grey = brush.getImageData(0, 0, ground.width, ground.height).data;

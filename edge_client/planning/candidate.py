@@ -39,10 +39,13 @@ class Candidate:
     probe's rounds; None where too few were measured.
     """
 
+    last: bool = False
+    """Whether no layer runs after it: there is nothing left for the server."""
+
     @property
     def is_cut(self) -> bool:
-        """Whether both sides compute: after a layer, not before the first."""
-        return self.layer_id is not None and self.layer_id >= 0 and self.name != CLOUD_FILE
+        """Whether both sides compute: after a layer that is not the last, not before the first."""
+        return self.layer_id is not None and self.layer_id >= 0 and self.name != CLOUD_FILE and not self.last
 
     def as_near_as(self, other: Candidate) -> bool:
         """Whether the spreads of both overlap, so that either may turn out the faster one."""

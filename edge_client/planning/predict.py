@@ -231,6 +231,7 @@ def _cut(here: _Edge, there: _Cloud, name: str, head: CutProfile, tail: CutProfi
         accuracy=_agreement(here.profile, there.profile),
         notes=tuple(notes),
         quartiles_ns=_quartiles(stages, *spreads),
+        last=head.layer_id == here.profile.layers[-1].layer_id,
     )
 
 

@@ -240,12 +240,13 @@ figure("#figure-local", {
 // -- attention -----------------------------------------------------------------------------------------------------------
 await Promise.all(data.attention.map(async ({ input, picture, maps }, index) => {
   if (!maps.length) return;
-  const sound = [];
-  for (const map of maps) {
+  // all at once: the page's load, for which printing waits, waits for pictures that are under way by then
+  const sound = (await Promise.all(maps.map(async (map) => {
     try {
-      sound.push({ ...map, seen: await decoded(map.picture), over: map.over ? await decoded(map.over) : null });
-    } catch { /* a damaged picture: the others are good */ }
-  }
+      const [seen, over] = await Promise.all([decoded(map.picture), map.over ? decoded(map.over) : null]);
+      return { ...map, seen, over };
+    } catch { return null; } // a damaged picture: the others are good
+  }))).filter((map) => map !== null);
   let way = picture && sound.some((map) => map.over) ? "over" : "grid";
   const able = () => [...sound.keys()].filter((at) => way === "grid" || sound[at].over);
   const chosen = new Set([0, 0.5, 1].map((share) => able()[Math.floor(share * (able().length - 1))]));

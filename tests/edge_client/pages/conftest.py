@@ -26,6 +26,7 @@ class Opened:
         self.page.route(
             "**/*", lambda route: route.continue_() if route.request.url == file.as_uri() else route.abort()
         )
+        self.page.add_init_script(AT_LOAD)
         self.page.goto(file.as_uri())
         self.page.wait_for_selector("html[data-drawn=yes]", state="attached")
 
@@ -56,6 +57,7 @@ class Opened:
         return list(self.page.evaluate(LOW_CONTRAST))
 
 
+AT_LOAD = "addEventListener('load', () => { window.atLoad = document.documentElement.dataset.drawn; })"
 OVERFLOWING = """() => {
   const edge = document.documentElement.clientWidth + 0.6, found = [];
   if (document.documentElement.scrollWidth > edge) found.push(`the page: ${document.documentElement.scrollWidth}`);
@@ -117,6 +119,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
     yield show
     for one in pages:
         assert one.complaints == []
+        assert one.page.evaluate("window.atLoad") == "yes", "who prints waits for the load, and no longer"
         assert [url for url in one.requests if not url.startswith(("file:", "data:", "blob:"))] == []
         assert len([url for url in one.requests if url.startswith("file:")]) == 1
         one.page.close()

@@ -98,9 +98,11 @@ def test_what_nothing_alone_would_change_is_one_line() -> None:
 
 def test_the_best_cut_is_compared_where_one_side_alone_wins() -> None:
     link = Link(Curve.line(500 * MS, 1e6), Curve.line(0, 1e6))
-    candidates = predict(EDGE, CLOUD, link)
+    layers = [Layer(60, 0.5, 90_000), Layer(40, 0.5, 50_000)]
+    candidates = predict(profile("edge", layers, encode_ms=0.0), profile("cloud", layers), link)
     decision = decide(candidates)
     assert decision.winner.name == EDGE_ONLY and decision.best_cut is not None
+    # fewer bytes cross after layer1, and the server would have nothing to do
     assert decision.best_cut.name == decision.as_dict()["best_cut"] == "layer0"
     assert "layer0 takes 65" in explain(decision, candidates, [])[0]
     assert decide(again(link)).best_cut is None
