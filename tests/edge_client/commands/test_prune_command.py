@@ -112,7 +112,7 @@ def test_both_sides_take_the_file_and_another_mask_is_refused(made: tuple[Path, 
                 EdgeClient(
                     address,
                     ModelChoice(load_spec("digits", selection=other), device="cpu"),
-                    LAYER.replace(".relu#2", ".conv1"),
+                    "stem.0",
                 ),
             ):
                 pass
