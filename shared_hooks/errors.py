@@ -19,6 +19,8 @@
     ├── ModelFailed           the model itself raised; the original is the cause
     │   └── WorkerLost        the process that computed the request ended under it
     ├── ServerUnavailable     no server, it went away, or it is draining
+    ├── SessionLost           the server does not have this decoding session (any more)
+    ├── StepOutOfOrder        not the next step of its decoding session
     ├── DeadlineExceeded      no answer in time
     ├── Cancelled             somebody cancelled the request
     └── RemoteError           an error of the other side that has no class here
@@ -144,6 +146,20 @@ class ServerUnavailable(IsthmusError):
     """No server, it went away, or it is draining."""
 
     status = "UNAVAILABLE"
+
+
+class SessionLost(IsthmusError):
+    """The server does not have this decoding session (any more): the message says why. It can be made again from its
+    steps.
+    """
+
+    status = "NOT_FOUND"
+
+
+class StepOutOfOrder(IsthmusError):
+    """A step of a decoding session that is not its next one."""
+
+    status = "FAILED_PRECONDITION"
 
 
 class DeadlineExceeded(IsthmusError):
