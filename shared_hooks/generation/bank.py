@@ -54,7 +54,7 @@ class Watch(TorchFunctionMode):
 
 
 class Replay(TorchFunctionMode):
-    """Around the tail's replay of the prefix: a read of a ghost is answered from the bank, others must agree with it."""
+    """Around the tail's replay of the prefix: reads of ghosts are answered from the bank, others must agree with it."""
 
     def __init__(self, where: Callable[[], str | None], entries: list[Entry], here: torch.device) -> None:
         super().__init__()
@@ -68,13 +68,13 @@ class Replay(TorchFunctionMode):
 
     def on(self) -> None:
         self._on = True
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     def off(self) -> None:
         """Once; later calls do nothing."""
         if self._on:
             self._on = False
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
         """At the cut. Raises `Diverged` where the head read more."""
@@ -87,7 +87,9 @@ class Replay(TorchFunctionMode):
         try:
             result = func(*args, **(kwargs or {}))
         except (GhostRead, RuntimeError, TypeError) as error:
-            if not isinstance(error, GhostRead) and not any(type(one) is Ghost for one in arguments_of(args, kwargs or {})):
+            if not isinstance(error, GhostRead) and not any(
+                type(one) is Ghost for one in arguments_of(args, kwargs or {})
+            ):
                 raise
             entry = self._next(func.__name__ if _picks(func, args) else name_of(func))
             self.answered = True

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused, UnknownLayer
-from shared_hooks.tensors import ClassFinder, classes_of
 from shared_hooks.modules import hierarchy
+from shared_hooks.tensors import ClassFinder, classes_of
 
 
 @dataclass(frozen=True)
 class Cut:
-    """``name``: a module's path, with ``#n`` for its n-th call. ``above``: the modules around it, whose own code runs on
-    both sides.
+    """``name``: a module's path, with ``#n`` for its n-th call. ``above``: the modules around it, whose own code runs
+    on both sides.
     """
 
     name: str

@@ -166,14 +166,13 @@ def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tu
     if goes_on:
         holder, before, values = kept, old.forms, dict(old.items())
     else:
-        holder = {"o": lambda: object.__new__(part_class(cls)), "l": list, "d": dict}[kind]()
+        holder = object.__new__(part_class(cls)) if kind == "o" else [] if kind == "l" else {}
         before, values = {}, {}
     node = Node(kind, str(cls), holder)
     made: dict[Any, Any] = {}
     for number, (key, item) in enumerate(entries):
-        if type(key) is not {"o": str, "l": int}.get(kind, type(key)) or type(key) not in (int, str) or key in made:
-            raise BadFrame("malformed form of a state: a key")
-        if (kind == "l" and key != number) or (kind == "o" and (key == OWN or key.startswith("__"))):
+        check_key(kind, key)
+        if key in made or (kind == "l" and key != number):
             raise BadFrame("malformed form of a state: a key")
         made[key], found = build(item, here, before.get(key), values.get(key), depth + 1)
         node.note(key, made[key], found)
@@ -189,6 +188,13 @@ def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tu
         holder.clear()
         holder.update(made)
     return holder, node
+
+
+def check_key(kind: str, key: Any) -> None:
+    """Raises BadFrame for a key that a holder of that kind does not have, or must not be given."""
+    fits = type(key) is (int if kind == "l" else str) or (kind == "d" and type(key) is int)
+    if not fits or (kind == "o" and (key == OWN or key.startswith("__"))):
+        raise BadFrame("malformed form of a state: a key")
 
 
 def _leaf_form(form: Any) -> Form:

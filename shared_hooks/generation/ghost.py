@@ -7,10 +7,9 @@ was sent; where something is missing, `GhostRead` names it. Nothing is ever comp
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -18,8 +17,6 @@ from shared_hooks.errors import PlaceholderRead
 from shared_hooks.forward import FORM_ONLY, on_meta
 from shared_hooks.modules import running
 from shared_hooks.tensors import dtype_named
-
-SHADOWS_KEPT = 4096
 
 
 class GhostRead(PlaceholderRead):
@@ -90,7 +87,7 @@ class Ghost(torch.Tensor):
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Ghost(shape={tuple(self.shape)}, dtype={self.dtype}, {self.origin})"
+        return f"Ghost(shape={tuple(self.shape)}, dtype={self.dtype}, {_place(self)})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ghost:
         return self
@@ -105,7 +102,7 @@ class Ghost(torch.Tensor):
 
     def data_ptr(self) -> int:
         """As `tolist`."""
-        raise GhostRead(f"data_ptr() of {self.origin}, which is on the other side")
+        raise GhostRead(f"data_ptr() of {_place(self)}, which is on the other side")
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -131,18 +128,22 @@ def _read(method: Any, ghost: Ghost) -> Any:
     try:
         return method(ghost)  # a function mode sees this call
     except (RuntimeError, TypeError):
-        raise GhostRead(f"{method.__name__}() reads {ghost.origin}, which is on the other side", _need(ghost)) from None
+        raise GhostRead(
+            f"{method.__name__}() reads {_place(ghost)}, which is on the other side", _need(ghost)
+        ) from None
 
 
 def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor]) -> Any:
     name, first = func._schema.name, next(_ghosts((args, kwargs)))
     if any(not isinstance(value, Ghost) for value in written):
-        raise GhostRead(f"{name} writes {first.origin}, which is on the other side, into a tensor that is here")
+        raise GhostRead(f"{name} writes {_place(first)}, which is on the other side, into a tensor that is here")
     known: dict[int, tuple[Any, Any]] = {}
     try:
         found = func(*on_meta(args, known), **on_meta(kwargs, known))
     except Exception as error:  # no kernel for meta, or a form that depends on data
-        raise GhostRead(f"{name} reads {first.origin}: {error!s:.120}", _need(first)) from None
+        raise GhostRead(
+            f"{name} reads {_place(first)}, which is on the other side: {error!s:.120}", _need(first)
+        ) from None
     back = {id(made): value for value, made in known.values()}
     for value in written:
         value.origin = None  # type: ignore[attr-defined]
@@ -156,38 +157,37 @@ def value_of(ghost: Ghost, what: str = "the result") -> torch.Tensor:
     if isinstance(origin, Part):
         of = origin.of
         if of.made is None:
-            of.made = of.func(*_swap(of.args, value_of), **_swap(of.kwargs, value_of))
+            of.made = of.func(
+                *_swap(of.args, lambda one: value_of(one, what)), **_swap(of.kwargs, lambda one: value_of(one, what))
+            )
         made = of.made if origin.number is None else of.made[origin.number]
         assert isinstance(made, torch.Tensor)
         return made
     sent: dict[Any, torch.Tensor] = getattr(running.get(), "sent", {})
     value = sent.get(origin) if origin is not None else None
     if value is None:
-        name = origin or "a value that was changed in place before the cut"
-        raise GhostRead(f"{what} reads {name}, which is on the other side", _need(ghost))
+        raise GhostRead(f"{what} reads {_place(ghost)}, which is on the other side", _need(ghost))
     return value
+
+
+def _place(ghost: Ghost) -> str:
+    """Where the value is that a ghost was made of."""
+    while isinstance(ghost.origin, Part):
+        of = ghost.origin.of
+        ghost = next(_ghosts((of.args, of.kwargs)))
+    return str(ghost.origin or "a value that was changed in place before the cut")
 
 
 def _need(ghost: Ghost) -> Origin | None:
     return ghost.origin if isinstance(ghost.origin, Origin) and ghost.origin.kind == "call" else None
 
 
-_shadows: OrderedDict[Any, Ghost] = OrderedDict()
 _STATE = Origin("state")
 
 
 def shadow(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: torch.device) -> Ghost:
-    """A tensor of a state that is on the other side. Those of one form are one object."""
-    key = shape, stride, dtype, device
-    made = _shadows.get(key)
-    if made is None:
-        if len(_shadows) >= SHADOWS_KEPT:
-            _shadows.clear()
-        made = _shadows[key] = Ghost(shape, stride, dtype_named(dtype), device, _STATE)
-    return made
-
-
-_Into = TypeVar("_Into")
+    """A tensor of a state that is on the other side. Every place has its own: one that turns up elsewhere was moved."""
+    return Ghost(shape, stride, dtype_named(dtype), device, _STATE)
 
 
 def _swap(value: Any, into: Callable[[Ghost], Any]) -> Any:

@@ -14,8 +14,7 @@ import torch
 from shared_hooks.errors import CutRefused
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.forms import OWN, plain
-from shared_hooks.generation.ghost import Ghost
-from shared_hooks.generation.mirror import Change, Mirror
+from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.mutators import MUTATORS, written
 
 
@@ -60,8 +59,13 @@ class Handle:
         """What the caller changed by hand goes into `done`. Raises CutRefused for what the other side cannot follow."""
         assert self.mirror is not None
         changes = self.mirror.look()
+        if self.mirror.moved:
+            name = ".".join(map(str, self.mirror.moved[0]))
+            raise CutRefused(
+                f"{name} of the state was changed between two steps, and its tensor is on the other side: use "
+                f"methods of the state ({', '.join(MUTATORS)})"
+            )
         if changes:
-            _check(changes, self.mirror)
             self.done.append(["=", Changes().said(changes)])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
@@ -70,17 +74,6 @@ class Handle:
         unused = self.mirror is None  # a copy of a copy that was not used yet
         made.fork = (self.fork if unused else self.session).copied()
         return made
-
-
-def _check(changes: list[Change], mirror: Mirror) -> None:
-    for path, _, _ in changes:
-        value = mirror.value(path)
-        if type(value) is Ghost:
-            name = ".".join(map(str, path))
-            raise CutRefused(
-                f"{name} of the state was changed between two steps, and its tensor is on the other side: use "
-                f"methods of the state ({', '.join(MUTATORS)})"
-            )
 
 
 class Called:

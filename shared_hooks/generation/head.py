@@ -136,7 +136,7 @@ class Head:
         the number of the argument that it is. Of the cut's own call only what hooks in it have seen counts.
         """
         calls = self.calls if self.calls[-1].inner else self.calls[:-1]
-        return [one for one in map(_told, calls) if one is not None]
+        return [one for one in (_told(call, arguments(*call.given)) for call in calls) if one is not None]
 
     def value(self, origin: Origin) -> torch.Tensor | None:
         """A tensor that a call before the cut gave; None if there is none."""
@@ -157,14 +157,15 @@ def born(args: tuple[Any, ...], kwargs: dict[str, Any], here: torch.device) -> M
     return next((Mirror(value, here) for value in (*args, *kwargs.values()) if is_state(value)), None)
 
 
-def _told(call: Call) -> Any:
-    given = {id(tensor): number for number, tensor in enumerate(arguments(*call.given))}
+def _told(call: Call, arguments: list[torch.Tensor]) -> Any:
+    given = {id(tensor): number for number, tensor in enumerate(arguments)}
     try:
         structure, leaves = flatten(call.output)
     except UnknownHolder:
         return None  # the tail has to find out by itself, or refuses
     forms = [given.get(id(one), [list(one.shape), list(one.stride()), dtype_name(one.dtype)]) for one in leaves]
-    return [call.path, call.count, structure, forms, [one for one in map(_told, call.inner) if one is not None]]
+    inner = [_told(one, []) for one in call.inner]  # hooks there are not shown the arguments
+    return [call.path, call.count, structure, forms, [one for one in inner if one is not None]]
 
 
 def _check_unchanged(path: str, before: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

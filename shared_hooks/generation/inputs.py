@@ -53,7 +53,10 @@ class Said:
             structure.append([name, part, len(found)])
             leaves += found
             names += [name] * len(found)
-        forms = [self._form(number, leaf, name, tensors) for number, (leaf, name) in enumerate(zip(leaves, names, strict=True))]
+        forms = [
+            self._form(number, leaf, name, tensors)
+            for number, (leaf, name) in enumerate(zip(leaves, names, strict=True))
+        ]
         self.leaves = leaves
         if structure != self._structure:
             header["in"] = self._structure = structure
@@ -154,7 +157,8 @@ class Heard:
             return torch.cat([old, torch.tensor(form[1], dtype=old.dtype, device=self._here)], dim=-1)
         if kind == "i":
             return torch.tensor(form[1], dtype=dtype_named(form[2]), device=self._here)
-        return tensors[form[1]]
+        found: torch.Tensor = tensors[form[1]]
+        return found
 
     def copied(self) -> Heard:
         """For a fork."""

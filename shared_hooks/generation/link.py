@@ -27,7 +27,12 @@ class Link(Protocol):
     """Sessions on the other side, by a number of the caller's choosing."""
 
     def step(
-        self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], fork: tuple[int, int] | None
+        self,
+        session: int,
+        number: int,
+        header: dict[str, Any],
+        tensors: list[torch.Tensor],
+        fork: tuple[int, int] | None,
     ) -> StepReply:
         """The ``number``-th step of a session, from 0; the first one opens it. ``fork``: it goes on from that session
         after so many steps. Raises SessionLost where the other side does not have it any more.
@@ -47,7 +52,12 @@ class InProcess:
         self.steps: dict[int, int] = {}
 
     def step(
-        self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], fork: tuple[int, int] | None
+        self,
+        session: int,
+        number: int,
+        header: dict[str, Any],
+        tensors: list[torch.Tensor],
+        fork: tuple[int, int] | None,
     ) -> StepReply:
         """As `Link` says; BadFrame for steps out of order."""
         up = Parcel.of_tensors(header, tensors)

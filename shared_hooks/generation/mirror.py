@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import BadFrame
-from shared_hooks.generation.forms import Form, Node, Path, build, form_of, same, version_of
+from shared_hooks.generation.forms import Form, Node, Path, build, check_key, form_of, same, version_of
 from shared_hooks.generation.ghost import Ghost, Part, shadow
 
 Change = tuple[Path, Form, Form]
@@ -59,6 +59,8 @@ class Mirror:
 
     def __init__(self, state: Any, here: torch.device) -> None:
         self.here = here
+        self.moved: list[Path] = []
+        """Places where the last look has found another shadow than before."""
         with torch._C.DisableTorchFunction():  # our own look is no operation of the model's
             self.root = form_of(state, here)
         if type(self.root) is not Node:
@@ -68,7 +70,7 @@ class Mirror:
     def built(cls, form: Any, here: torch.device) -> Mirror:
         """Of a state made anew from its form; its tensors are shadows. Raises BadFrame."""
         made = cls.__new__(cls)
-        made.here = here
+        made.here, made.moved = here, []
         state, made.root = build(form, here)
         if type(made.root) is not Node or made.root.kind != "o":
             raise BadFrame("a state is an object")
@@ -83,6 +85,7 @@ class Mirror:
     def look(self) -> list[Change]:
         """What has changed here since the last look or `put`; from now on both sides know it."""
         found: list[Change] = []
+        self.moved = []
         with torch._C.DisableTorchFunction():
             self._look(self.root, (), found)
         return found
@@ -98,6 +101,8 @@ class Mirror:
                     if type(forms[key]) is Node:
                         self._look(forms[key], (*path, key), found)
                     continue
+            if type(value) is Ghost:
+                self.moved.append((*path, key))
             form = form_of(value, self.here)
             if known is None or not same(form, forms[key]):
                 found.append(((*path, key), form, forms.get(key)))
@@ -110,17 +115,14 @@ class Mirror:
             found.append((path, node, None))
 
     def put(self, changes: list[tuple[Path, Any]]) -> None:
-        """What the other side changed, applied here; tensors that have their form left as it is stay. Raises BadFrame."""
+        """What the other side changed, applied here; tensors whose form is left as it is stay. Raises BadFrame."""
         for path, form in changes:
             if not path:
                 _, self.root = build(form, self.here, self.root, self.state)
                 continue
             node = self._at(path[:-1])
             key = path[-1]
-            if type(key) is not {"o": str, "l": int}.get(node.kind, type(key)) or (
-                node.kind == "o" and (key.startswith("__") or key == "_isthmus")
-            ):
-                raise BadFrame("malformed change of a state: a key")
+            check_key(node.kind, key)
             before = node.seen.get(key, (None, -1))[0]
             value, found = build(form, self.here, node.forms.get(key), before)
             if node.kind == "l" and not 0 <= key <= len(node.holder):
@@ -129,7 +131,7 @@ class Mirror:
             node.note(key, value, found)
 
     def _at(self, path: Path) -> Node:
-        node = self.root
+        node: Any = self.root
         for key in path:
             try:
                 node = node.forms[key]
@@ -137,11 +139,8 @@ class Mirror:
                 raise BadFrame(f"a state has no part {key!r:.40}") from None
             if type(node) is not Node:
                 raise BadFrame(f"{key!r:.40} of a state has no parts")
+        assert type(node) is Node
         return node
-
-    def value(self, path: Path) -> Any:
-        """What is at one place; None where there is nothing."""
-        return self._at(path[:-1]).seen.get(path[-1], (None, -1))[0] if path else self.state
 
     def form(self, path: Path) -> Form:
         """What is known of one place; None where there is nothing."""
@@ -157,7 +156,8 @@ class Mirror:
             for key, (value, _) in list(node.seen.items()):
                 if type(value) is Ghost and isinstance(value.origin, Part):
                     # what a method made of a shadow is a shadow: nobody remembers how it was made
-                    fresh = shadow(*node.forms[key][1:], self.here)
+                    _, shape, stride, dtype = node.forms[key]
+                    fresh = shadow(shape, stride, dtype, self.here)
                     node.write(key, fresh)
                     node.note(key, fresh, node.forms[key])
 
@@ -198,7 +198,7 @@ class Mirror:
     def copied(self) -> Mirror:
         """Of a copy of the state that shares no real tensor with it."""
         made = Mirror.__new__(Mirror)
-        made.here, made.root = self.here, _copied(self.root)
+        made.here, made.moved, made.root = self.here, [], _copied(self.root)
         return made
 
 

@@ -1,7 +1,7 @@
 """What a model gives, on the wire. A state in it is named, not sent; a tensor that the edge has is named, too.
 
-    ["s", number]  the tensor of that number in the message        ["in", number]  an input
-    ["call", path, count, number]  what a call before the cut gave        ["top", shape, number]  the likeliest words
+["s", number]  the tensor of that number in the message        ["in", number]  an input
+["call", path, count, number]  what a call before the cut gave        ["top", shape, number]  the likeliest words
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def _parts(output: Any) -> tuple[Any, list[tuple[Any, Any]]]:
     return "", [(0, output)]
 
 
-def said(output: Any, inputs: list[torch.Tensor], short: Callable[[str, torch.Tensor], Any]) -> tuple[Any, list[Any], list[torch.Tensor]]:
+def said(
+    output: Any, inputs: list[torch.Tensor], short: Callable[[str, torch.Tensor], Any]
+) -> tuple[Any, list[Any], list[torch.Tensor]]:
     """(structure, leaves, tensors). ``short`` gives, for a tensor and the name it has, what is said instead: a leaf and
     tensors, or None. Raises `GhostRead` for what is not here and cannot be named.
     """
@@ -61,11 +63,11 @@ def _leaf(
         if isinstance(origin, Origin) and origin.kind == "call":
             return ["call", origin.path, origin.count, origin.number]
         if isinstance(origin, Part) or origin is None:
-            tensor = value_of(tensor)
+            tensor = value_of(tensor, f'"{name}" of the result')
         elif origin.kind == "input":
             return ["in", origin.number]
         else:
-            value_of(tensor)  # raises: it is part of a state, and is not given away
+            value_of(tensor, f'"{name}" of the result')  # raises: it is part of a state, and is not given away
     instead = short(name, tensor)
     if instead is not None:
         leaf, extra = instead
@@ -75,9 +77,7 @@ def _leaf(
     return ["s", len(tensors) - 1]
 
 
-def heard(
-    structure: Any, leaves: Any, find: ClassFinder, leaf: Callable[[Any], torch.Tensor], state: Any
-) -> Any:
+def heard(structure: Any, leaves: Any, find: ClassFinder, leaf: Callable[[Any], torch.Tensor], state: Any) -> Any:
     """The output on the edge. ``leaf`` finds the tensor of one leaf. Raises BadFrame."""
     try:
         holder, parts = structure

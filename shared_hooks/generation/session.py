@@ -2,7 +2,7 @@
 
     {"in", "f"}     the inputs (`inputs`)            {"new"}  the form of the state, in the first step
     {"do"}          what was done to the state since the step before (`mutators`)
-    {"d"}           what the head changed on it      {"x"}    the cut's result: structure, and which arguments it passes on
+    {"d"}           what the head changed on it      {"x"}    the cut's result: structure, which arguments it passes on
     {"e"}           more values from before the cut  {"b"}    values that Python read from data (`bank`)
     {"t"}           forms of what calls before the cut gave (`told`)      {"w"}  what is wanted back
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
@@ -269,7 +269,9 @@ class _Step:
         return unflatten(structure, leaves, self._tail.find), sent
 
     def _check_states(self, output: Any) -> None:
-        values = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else (output,)
+        values = (
+            output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else (output,)
+        )
         mine = None if self._mirror is None else self._mirror.state
         if any(is_state(value) and value is not mine for value in values):
             raise CutRefused("the model gives a state other than the one that it was given")

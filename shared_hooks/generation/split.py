@@ -282,14 +282,17 @@ class SplitForward:
         if handle.mirror is not None:
             state = handle.mirror.state
             handle.mirror.put(session.down.heard(handle.mirror.form, reply.header.get("d", [])))
+
         def leaf(said: Any) -> torch.Tensor:
             kind = said[0]
             if kind == "s":
-                return reply.tensors[said[1]].to(self._here)
+                found: torch.Tensor = reply.tensors[said[1]]
+                return found.to(self._here)
             if kind == "top":
                 return widened(said[1], reply.tensors[said[3]], reply.tensors[said[3] + 1]).to(self._here)
             if kind == "in":
-                return session.inputs.leaves[said[1]]
+                given: torch.Tensor = session.inputs.leaves[said[1]]
+                return given
             return _extra(head, said[1:])
 
         return heard(session.structure, reply.header.get("o"), self._find, leaf, state)

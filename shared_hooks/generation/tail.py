@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import IsthmusError
-from shared_hooks.generation.bank import Diverged, Replay
+from shared_hooks.generation.bank import Replay
 from shared_hooks.generation.cut import Cut
-from shared_hooks.generation.ghost import Ghost, GhostRead, Origin
+from shared_hooks.generation.ghost import Ghost, Origin
 from shared_hooks.generation.head import arguments, born
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.template import Kind, Template
 from shared_hooks.generation.told import Told, ToldCall
-from shared_hooks.tensors import ClassFinder, UnknownHolder, flatten
+from shared_hooks.tensors import ClassFinder, flatten
 
 
 class Untold(Exception):
@@ -119,9 +119,9 @@ class Tail:
             self._template.learn(path, count, kind)
         elif kind is Kind.ENTERED:
             output = self._entered(forward, args, kwargs)
-        if kind is Kind.ENTERED:
-            return output
         told = self._told.calls.get((path, count))
+        if kind is Kind.ENTERED:
+            return output if told is None else told.completed(output, self._find)
         if told is None:
             raise Untold(f"what {path} gives is not told")
         for one in told.inner:

@@ -10,7 +10,7 @@ import torch
 from shared_hooks.errors import BadFrame
 from shared_hooks.generation.forms import check_sizes
 from shared_hooks.generation.ghost import Ghost, Origin
-from shared_hooks.tensors import ClassFinder, dtype_named, unflatten
+from shared_hooks.tensors import ClassFinder, dtype_named, flatten, unflatten
 
 MAX_CALLS = 100_000
 
@@ -31,6 +31,15 @@ class ToldCall:
         except IndexError:
             raise BadFrame(f"{self.path} is said to give an argument that it is not given") from None
         return unflatten(self.structure, leaves, find)
+
+    def completed(self, output: Any, find: ClassFinder) -> Any:
+        """What the module gave when it was run on ghosts, with those of ours in their place: their values can be had."""
+        structure, leaves = flatten(output)
+        if len(leaves) != len(self.sources) or not any(type(leaf) is Ghost for leaf in leaves):
+            return output
+        pairs = zip(leaves, self.sources, strict=True)
+        swapped = [ours if type(leaf) is Ghost and isinstance(ours, Ghost) else leaf for leaf, ours in pairs]
+        return unflatten(structure, swapped, find)
 
 
 class Told:

@@ -1,6 +1,6 @@
 """What of the logits is wanted back. All of them are the largest bytes on the wire: of 150,000 words 300 KB a token.
 
-    None  all of them        ["top", k]  the k likeliest and their numbers; on the edge all others are minus infinity
+None  all of them        ["top", k]  the k likeliest and their numbers; on the edge all others are minus infinity
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ def shortened(wanted: Any) -> Short:
     """For `results.said`. Raises BadFrame."""
     if wanted is None:
         return lambda name, tensor: None
-    if not (isinstance(wanted, list) and len(wanted) == 2 and wanted[0] == "top" and type(wanted[1]) is int and wanted[1] > 0):
+    if not (
+        isinstance(wanted, list)
+        and len(wanted) == 2
+        and wanted[0] == "top"
+        and type(wanted[1]) is int
+        and wanted[1] > 0
+    ):
         raise BadFrame(f"no such answer: {wanted!r:.60}")
     most = wanted[1]
 
