@@ -12,6 +12,7 @@ head, tail, template   one forward: up to the cut, from the cut
 session     the cloud's part of a generation
 edge_session, split   the edge's part; a model whose forward is split
 link        between the two
+together    steps of several sessions as one
 """
 
 from shared_hooks.generation.ghost import GhostRead

@@ -33,7 +33,7 @@ class ToldCall:
         return unflatten(self.structure, leaves, find)
 
     def completed(self, output: Any, find: ClassFinder) -> Any:
-        """What the module gave when it was run on ghosts, with those of ours in their place: their values can be had."""
+        """What the module gave when run on ghosts, with those of ours in their place: their values can be had."""
         structure, leaves = flatten(output)
         if len(leaves) != len(self.sources) or not any(type(leaf) is Ghost for leaf in leaves):
             return output
