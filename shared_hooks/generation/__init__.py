@@ -6,12 +6,22 @@ holders     which objects hold state
 forms       what the other side must know of a state
 mirror      what it knows, and what has changed
 changes     changes on the wire
-mutators, handle   what is done to a state between steps
-inputs, results, wanted, told, bank   what a step says and gives
-head, tail, template   one forward: up to the cut, from the cut
+mutators    methods of a state, called on both sides
+handle      what a session leaves on a state
+inputs      what a step is given
+results     what it gives
+wanted      how much of the logits comes back
+bank        values that Python reads from data before the cut
+told        what calls before the cut gave
+cut         where the model is cut
+head        one forward up to the cut
+template    how the tail treats calls before the cut
+tail        one forward from the cut
 session     the cloud's part of a generation
-edge_session, split   the edge's part; a model whose forward is split
 link        between the two
+edge_session  the edge's part
+records     what a step took
+split       a model whose forward is split
 together    steps of several sessions as one
 """
 
