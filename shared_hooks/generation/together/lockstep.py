@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from greenlet import GreenletExit, greenlet
 
+from shared_hooks.forward import uninterrupted
 from shared_hooks.generation.together.gate import Form, Gate, nobodys, travelling
 from shared_hooks.state import PythonState
 
@@ -166,7 +167,8 @@ class _Traveller(Generic[Result]):
 
     def arrive(self, gate: Gate, form: Form, rows: torch.Tensor) -> Any:
         self.place, self.rows = (gate, form), rows
-        self._greenlet.parent.switch()
+        with uninterrupted():  # what comes from outside for this call must not come in another
+            self._greenlet.parent.switch()
         answer, self.answer = self.answer, None
         return gate.forward(rows) if answer is _ALONE else answer
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import Cancelled, PlanMismatch
+from shared_hooks.forward import bounded, interruptible
 from shared_hooks.generation.together import Together
 from shared_hooks.observers import ObservedCall, Observer
 
@@ -135,6 +137,41 @@ def test_one_is_ended_between_modules(model: Counting, error: BaseException) -> 
     assert len(put_back) == 3
     for number in (0, 2):
         close(outcomes[number].result(), alone(model, given)[number])
+
+
+def test_a_calls_limit_holds_while_it_runs(model: Counting) -> None:
+    """No exception can come from outside for a call while another one runs."""
+
+    class Watched:
+        """A `Limit` that says when an exception may come."""
+
+        may_come = False
+
+        def interruptible(self, seconds: float) -> AbstractContextManager[None]:
+            return self._while(True)
+
+        def uninterrupted(self) -> AbstractContextManager[None]:
+            return self._while(False)
+
+        @contextmanager
+        def _while(self, may_come: bool) -> Iterator[None]:
+            before, self.may_come = self.may_come, may_come
+            yield
+            self.may_come = before
+
+    limits = [Watched(), Watched()]
+    seen = []
+
+    def call(number: int) -> None:
+        with bounded(limits[number]), interruptible():
+            model(torch.zeros(1, 1, 8), lambda: seen.append([limit.may_come for limit in limits]))
+
+    def ended(number: int) -> None:
+        assert not limits[0].may_come and not limits[1].may_come
+
+    with Together(model) as together:
+        assert [o.error for o in together.run([lambda: call(0), lambda: call(1)], ended)] == [None, None]
+    assert seen == [[True, False], [False, True]]
 
 
 def test_one_that_will_not_end_is_left_behind(model: Counting) -> None:
