@@ -55,6 +55,8 @@ class Shim:
         self.module = module
         self.users = 0
         self.watching: Watching | None = None
+        self.gate: Callable[..., Any] | None = None
+        """What stands for ``forward`` below sessions and observers (`shared_hooks.generation.together`)."""
         self.before = module.__dict__.get(slot, _ABSENT)
         self.forward: Callable[..., Any] = getattr(module, slot)
         # transformers reads inspect.signature(model.forward); __wrapped__ keeps it the model's own
@@ -67,9 +69,10 @@ class Shim:
         watching = self.watching
         if watching is not None:
             return watching.call(self, session, args, kwargs)
+        forward = self.gate or self.forward
         if session is None:
-            return self.forward(*args, **kwargs)
-        return session.call(self.module, self.forward, args, kwargs)
+            return forward(*args, **kwargs)
+        return session.call(self.module, forward, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # a copy of the module must run its own weights, not ours
@@ -90,6 +93,12 @@ def _slot(module: nn.Module) -> str:
         if isinstance(shim, Shim) and shim.module is module:
             return slot
     return COMPILED if module.__dict__.get(COMPILED) is not None else "forward"
+
+
+def shim_of(module: nn.Module) -> Shim | None:
+    """The shim that is installed."""
+    shim = module.__dict__.get(_slot(module))
+    return shim if isinstance(shim, Shim) and shim.module is module else None
 
 
 def attach(module: nn.Module) -> Shim:

@@ -184,7 +184,7 @@ class ModuleObservers:
         self.users = 0
 
     def call(self, shim: Shim, session: Runner | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module, forward = shim.module, shim.forward
+        module, forward = shim.module, shim.gate or shim.forward
         if session is not None and not isinstance(session, Session):
             return session.call(module, forward, args, kwargs)  # planning
         observed = _current.get()
