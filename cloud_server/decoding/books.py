@@ -22,8 +22,8 @@ class Session:
     key: Key
     engine: Engine
     cut: str
-    steps: int = 0
     nbytes: int = 0
+    steps: int = 0
     busy: bool = True
     dropped: bool = False
     handle: EngineSession | None = None

@@ -56,7 +56,7 @@ class Sessions:
         return Turn(step, partial(self.run, engine, party, step))
 
     def run(self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview) -> Computed:
-        """The step, computed; without a header only what it says of the session is done.
+        """The step, computed; or the session closed.
 
         Raises SessionLost, StepOutOfOrder, Disagreement (another model or cut), TooLarge, ServerUnavailable without
         room, and what the engine raises.
@@ -65,11 +65,11 @@ class Sessions:
         if step.close:
             self._close(key)
             return _nothing()
-        opens = step.fork_of != 0 or (step.number == 0 and key not in self._sessions)
+        opens = step.number == 0 and key not in self._sessions
         session = self._open(engine, key, step) if opens else self._take(engine, key, step)
         try:
             assert session.handle is not None
-            computed = session.handle.step(header, payload) if header else _nothing()
+            computed = session.handle.step(header, payload)
         except SessionLost as error:
             self._drop(session, str(error), "lost")
             raise SessionLost(f"{session} is lost: {error}") from error
@@ -79,7 +79,7 @@ class Sessions:
             else:
                 self._give_back(session)
             raise
-        self._stepped(session, computed.session_bytes if header else session.nbytes, 1 if header else 0)
+        self._stepped(session, computed)
         return computed
 
     def _take(self, engine: Engine, key: Key, step: Step) -> Session:
@@ -116,8 +116,8 @@ class Sessions:
             if key in self._sessions:
                 raise StepOutOfOrder(f"{self._sessions[key]} cannot be opened: it is there")
             parent = self._known(engine, (*party, step.fork_of), step.cut) if step.fork_of else None
-            if parent is not None and parent.steps != step.number:
-                raise StepOutOfOrder(f"a copy of {parent} after {step.number} steps: it has done {parent.steps}")
+            if parent is not None and parent.steps != step.fork_step:
+                raise StepOutOfOrder(f"a copy of {parent} after {step.fork_step} steps: it has done {parent.steps}")
             if parent is not None:
                 parent.busy = True  # nor does it give way
             try:
@@ -126,7 +126,7 @@ class Sessions:
                 if parent is not None:
                     parent.busy = False
                 raise
-            session = Session(key, engine, step.cut, step.number, parent.nbytes if parent else 0)
+            session = Session(key, engine, step.cut, parent.nbytes if parent else 0)
             self._sessions[key] = session
             self._books.add(session)
             self._ends.pop(key, None)
@@ -146,14 +146,14 @@ class Sessions:
                 self._give_back(parent)
         return session
 
-    def _stepped(self, session: Session, nbytes: int, steps: int) -> None:
+    def _stepped(self, session: Session, computed: Computed) -> None:
         """It has done a step, and holds so much now: others may have to go for that, or itself."""
         with self._lock:
-            session.steps += steps
-            self.steps += steps
+            session.steps += computed.is_done
+            self.steps += 1
             closing: list[Session] = []
             if not session.dropped:
-                self._books.resize(session, nbytes)
+                self._books.resize(session, computed.session_bytes)
                 try:
                     closing = self._remove(self._room(session.party, 0, 0))
                 except ServerUnavailable as error:

@@ -15,12 +15,13 @@ MAX_NAME = 1024
 
 @dataclass(frozen=True)
 class Step:
-    """``fork_of``: 0, or the session of which this one begins as a copy, after ``number`` steps."""
+    """``fork_of``: 0, or the session of which this one begins as a copy, when that has done ``fork_step`` steps."""
 
     session: int
     number: int
     cut: str
     fork_of: int
+    fork_step: int
     close: bool
 
     @classmethod
@@ -41,9 +42,12 @@ class Step:
             raise BadFrame(f"decoding session {frame.session_id} cannot begin as a copy of itself")
         if decoding.close and (decoding.fork_of or frame.header or frame.payload_bytes):
             raise BadFrame("a decoding session is closed by a request without a header, a payload or a fork")
-        if not (frame.header or decoding.close or decoding.fork_of):
+        if not (frame.header or decoding.close):
             raise BadFrame("a step of a decoding session without a header says nothing")
-        return cls(frame.session_id, frame.step, decoding.cut, decoding.fork_of, decoding.close)
+        if decoding.fork_of and frame.step:
+            raise BadFrame(f"step {frame.step} of a decoding session; only step 0 opens it as a copy")
+        fork = decoding.fork_of, decoding.fork_step
+        return cls(frame.session_id, frame.step, decoding.cut, *fork, decoding.close)
 
 
 @dataclass(frozen=True)

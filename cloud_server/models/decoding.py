@@ -1,6 +1,7 @@
 """Decoding sessions of a model in this process: a step's bytes in, its answer's bytes out.
 
-What a step computes is the engine's own (`DecodingTail`); here it is unpacked, watched and packed as any tail's.
+What a step computes is the engine's own (`shared_hooks.generation`); here it is unpacked, watched and packed as any
+tail's.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from cloud_server.config import DecodingFactory
 from cloud_server.models.custody import Custody
 from cloud_server.models.engine import Computed, owned
 from shared_hooks import Parcel, WrappedModel
-from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, ModelFailed, SessionLost
+from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed, SessionLost
+from shared_hooks.forward import interruptible
+from shared_hooks.generation import DecodingTail as OwnTail
 from shared_hooks.lifecycle import Stage
 from shared_hooks.observers import transforms
+
+NEED = "need"
 
 
 class TailSession(Protocol):
@@ -29,7 +34,9 @@ class TailSession(Protocol):
         ...
 
     def step(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """The next step; the dictionaries are JSON-able. Raises an IsthmusError, after which all is as before."""
+        """The next step; the dictionaries are JSON-able. After any error all is as before. One that says `NEED` was not
+        made, and comes again.
+        """
         ...
 
     def fork(self) -> TailSession:
@@ -49,23 +56,20 @@ class DecodingTails:
     def __init__(
         self,
         wrapped: WrappedModel,
-        model_id: str,
         device: torch.device,
         custody: Custody,
-        factory: DecodingFactory | None,
+        factory: DecodingFactory | None = None,
     ) -> None:
+        """``factory``: what makes a cut's tail, in place of our own engine."""
         self.wrapped = wrapped
         self.device = device
         self.custody = custody
-        self._model_id = model_id
-        self._factory = factory
+        self._factory = factory or _own
         self._tails: dict[str, DecodingTail] = {}
         self._lock = threading.Lock()
 
     def open(self, cut: str) -> ModelSession:
         """Raises UnknownLayer, CutRefused, and ModelFailed with the model's error as cause."""
-        if self._factory is None:
-            raise CutRefused(f'model "{self._model_id}" is served without decoding sessions')
         try:
             with self._lock:
                 if cut not in self._tails:
@@ -76,6 +80,10 @@ class DecodingTails:
             raise
         except Exception as error:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
+
+
+def _own(wrapped: WrappedModel, cut: str) -> DecodingTail:
+    return OwnTail(wrapped.model, cut)
 
 
 class ModelSession:
@@ -115,13 +123,15 @@ class ModelSession:
             encode_ns=time.perf_counter_ns() - computed,
             transforms=changed,
             session_bytes=session.nbytes,
+            is_done=NEED not in said,
         )
 
     def _run(
         self, session: TailSession, asked: dict[str, Any], tensors: list[torch.Tensor]
     ) -> tuple[dict[str, Any], list[torch.Tensor], tuple[str, ...]]:
         try:
-            with transforms.during(self._tails.wrapped) as changed:
+            # Wherever it is interrupted, for its time is over, its session is not used any more.
+            with interruptible(), transforms.during(self._tails.wrapped) as changed:
                 said, outputs = session.step(asked, tensors)
                 names = tuple(changed())
             if self._tails.device.type == "cuda":

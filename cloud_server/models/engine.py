@@ -48,6 +48,8 @@ class Computed:
     """The payload, in order (`shared_hooks.Parcel`)."""
     session_bytes: int = 0
     """Of a step: what its decoding session holds afterwards."""
+    is_done: bool = True
+    """Of a step: whether it was made, or needs more, so that it comes again."""
 
     @classmethod
     def of(
@@ -64,6 +66,7 @@ class Computed:
         forward: ForwardMetrics | None = None,
         transforms: Iterable[str] = (),
         session_bytes: int = 0,
+        is_done: bool = True,
     ) -> Computed:
         """``transforms``: modules whose output a Transform may have changed."""
         reply = split_pb2.ReplyHeader(
@@ -75,7 +78,7 @@ class Computed:
             ),
         )
         layer_metrics.put(reply, layers, forward)
-        return cls(reply, buffers, session_bytes)
+        return cls(reply, buffers, session_bytes, is_done)
 
     @property
     def nbytes(self) -> int:

@@ -3,9 +3,8 @@
 link  one decoding session's way to the server
 """
 
-from edge_client.generation.link import SessionLink, StepAnswer
+from edge_client.generation.link import SessionLink
 
 __all__ = [
     "SessionLink",
-    "StepAnswer",
 ]

@@ -94,10 +94,10 @@ def outgoing_file(data: torch.Tensor, suffix: str, preprocess_digest: str) -> Ou
 
 
 def outgoing_step(
-    session: int, step: int, decoding: split_pb2.Decoding, asked: dict[str, Any] | None, tensors: list[torch.Tensor]
+    session: int, step: int, decoding: split_pb2.Decoding, asked: dict[str, Any], tensors: list[torch.Tensor]
 ) -> Outgoing:
-    """A step of a decoding session; without ``asked`` nothing is to be computed."""
-    parcel = Parcel(b"", (), 0) if asked is None else Parcel.of_tensors(asked, tensors)
+    """A step of a decoding session, or its end."""
+    parcel = Parcel(b"", (), 0) if decoding.close else Parcel.of_tensors(asked, tensors)
     return Outgoing(
         "", b"", parcel.header, parcel.buffers, parcel.nbytes, decoding=decoding, session=session, step=step
     )

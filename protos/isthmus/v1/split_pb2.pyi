@@ -155,14 +155,16 @@ class RequestHeader(_message.Message):
     def __init__(self, id: _Optional[int] = ..., cut_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., decoding: _Optional[_Union[Decoding, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Decoding(_message.Message):
-    __slots__ = ("cut", "fork_of", "close")
+    __slots__ = ("cut", "fork_of", "fork_step", "close")
     CUT_FIELD_NUMBER: _ClassVar[int]
     FORK_OF_FIELD_NUMBER: _ClassVar[int]
+    FORK_STEP_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     cut: str
     fork_of: int
+    fork_step: int
     close: bool
-    def __init__(self, cut: _Optional[str] = ..., fork_of: _Optional[int] = ..., close: bool = ...) -> None: ...
+    def __init__(self, cut: _Optional[str] = ..., fork_of: _Optional[int] = ..., fork_step: _Optional[int] = ..., close: bool = ...) -> None: ...
 
 class FileInput(_message.Message):
     __slots__ = ("suffix", "preprocess_digest")

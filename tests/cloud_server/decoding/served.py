@@ -56,7 +56,7 @@ def frame(
     tensors: Sequence[torch.Tensor] = (),
     *,
     cut: str = CUT,
-    fork_of: int = 0,
+    fork: tuple[int, int] = (0, 0),
     **changes: Any,
 ) -> split_pb2.ClientFrame:
     """A step in one frame."""
@@ -68,7 +68,7 @@ def frame(
         "header": parcel.header,
         "payload_bytes": parcel.nbytes,
         "payload": b"".join(parcel.buffers),
-        "decoding": split_pb2.Decoding(cut=cut, fork_of=fork_of),
+        "decoding": split_pb2.Decoding(cut=cut, fork_of=fork[0], fork_step=fork[1]),
     }
     return split_pb2.ClientFrame(request=split_pb2.RequestHeader(**{**values, **changes}))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import torch
@@ -43,9 +44,12 @@ class Sum:
         return sum(row.nbytes for row in self.rows)
 
     def step(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        if header.get("need"):
+            return {"need": "more"}, []
         if header.get("wait"):
             Gate.entered.set()
             assert Gate.opened.wait(PATIENCE)
+        time.sleep(header.get("nap", 0))
         if header.get("fail") == "refuse":
             raise InputMismatch("refused, as it was asked to")
         if header.get("fail") == "raise":

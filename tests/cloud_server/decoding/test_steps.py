@@ -10,7 +10,6 @@ import torch
 from cloud_server import Core
 from cloud_server.access import Caller
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import CutRefused
 from tests.cloud_server.decoding.served import close, frame, join, ones, rows, send_large
 from tests.cloud_server.decoding.tail import CUT, Gate
 from tests.cloud_server.fakes import CoreClient
@@ -36,12 +35,11 @@ class TestSteps:
 
     def test_a_copy_goes_on_apart(self, client: CoreClient) -> None:
         step(client, 1, 7, 0)
-        client.send(frame(2, 8, 1, {}, [ones(2)], fork_of=7), frame(3, 9, 1, header=b"", payload_bytes=0, fork_of=7))
-        assert rows(client, 2) == (2, 6.0)
-        assert client.answer(3).reply is not None
+        client.send(frame(2, 8, 0, {}, [ones(2)], fork=(7, 1)), frame(3, 9, 0, {}, [], fork=(7, 1)))
+        assert rows(client, 2) == (2, 6.0) and rows(client, 3) == (1, 4.0)
         step(client, 4, 7, 1)
         step(client, 5, 9, 1)
-        step(client, 6, 8, 2)
+        step(client, 6, 8, 1)
         assert [rows(client, id) for id in (4, 5, 6)] == [(2, 8.0), (2, 8.0), (3, 10.0)]
 
     def test_closed(self, client: CoreClient, core: Core) -> None:
@@ -100,7 +98,7 @@ class TestRefused:
         step(client, 3, 7, 2, {"wait": True})
         assert Gate.entered.wait(PATIENCE)
         step(client, 4, 7, 2)
-        client.send(frame(5, 8, 2, {}, [], fork_of=7))
+        client.send(frame(5, 8, 0, {}, [], fork=(7, 2)))
         for id in (4, 5):
             name, message = failure(client, id)
             assert name == "StepOutOfOrder" and "not over" in message
@@ -111,9 +109,10 @@ class TestRefused:
         ("changes", "error", "word"),
         [
             ({"cut": "first"}, "Disagreement", '"second"'),
-            ({"fork_of": 7}, "BadFrame", "itself"),
-            ({"session": 8, "fork_of": 2**64 - 1}, "SessionLost", str(2**64 - 1)),
-            ({"session": 8, "fork_of": 7, "number": 5}, "StepOutOfOrder", "it has done 2"),
+            ({"number": 0, "fork": (7, 2)}, "BadFrame", "itself"),
+            ({"session": 8, "number": 0, "fork": (2**64 - 1, 2)}, "SessionLost", str(2**64 - 1)),
+            ({"session": 8, "number": 0, "fork": (7, 2**64 - 1)}, "StepOutOfOrder", "it has done 2"),
+            ({"session": 8, "number": 5, "fork": (7, 2)}, "BadFrame", "only step 0"),
             ({"session": 8, "number": 2}, "SessionLost", "never opened"),
             ({"session": 8, "number": 0, "cut": "nowhere"}, "UnknownLayer", "nowhere"),
             ({"session": 8, "number": 0, "cut": "x" * 5000}, "BadFrame", "5000"),
@@ -150,7 +149,7 @@ class TestRefused:
         others = [join(core, "mallory"), join(core, "alice", caller=Caller("test", "somebody else"))]
         for other in others:
             step(other, 1, 7, 2)
-            other.send(frame(2, 8, 2, {}, [], fork_of=7), close(3, 7))
+            other.send(frame(2, 8, 0, {}, [], fork=(7, 2)), close(3, 7))
             assert failure(other, 1)[0] == failure(other, 2)[0] == "SessionLost"
             assert other.answer(3).reply is not None
             step(other, 4, 7, 0)  # its own, of the same number
@@ -180,16 +179,21 @@ class TestRefused:
 
     def test_first_steps_that_fail_leave_nothing(self, client: CoreClient, core: Core) -> None:
         step(client, 3, 8, 0, {"fail": "refuse"})
-        client.send(frame(4, 9, 2, {"fail": "raise"}, [], fork_of=7))
+        client.send(frame(4, 9, 0, {"fail": "raise"}, [], fork=(7, 2)))
         assert failure(client, 3)[0] == "InputMismatch" and failure(client, 4)[0] == "ModelFailed"
         eventually(lambda: len(core.decoding) == 1)
         self.intact(client)
 
 
-def test_a_model_without_decoding_says_so(client: CoreClient, core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core.engines["small"]._decoding, "_factory", None)  # type: ignore[attr-defined]
-    step(client, 1, 7, 0)
-    assert failure(client, 1) == (CutRefused.__name__, 'model "small" is served without decoding sessions')
+def test_a_step_that_needs_more_comes_again(client: CoreClient) -> None:
+    """It was not made: neither is the next one due, nor is a copy opened twice."""
+    step(client, 1, 7, 0, {"need": True})
+    step(client, 2, 7, 0)
+    step(client, 3, 7, 1, {"need": True})
+    step(client, 4, 7, 1)
+    assert rows(client, 2) == (1, 4.0) and rows(client, 4) == (2, 8.0)
+    client.send(frame(5, 8, 0, {"need": True}, [], fork=(7, 2)), frame(6, 8, 0, {}, [], fork=(7, 2)))
+    assert rows(client, 6) == (2, 8.0)
 
 
 def test_answers_do_not_change_with_later_steps(client: CoreClient) -> None:
