@@ -79,6 +79,7 @@ class TestRefused:
     @pytest.fixture(autouse=True)
     def opened(self, client: CoreClient) -> None:
         step(client, 1, 7, 0)
+        rows(client, 1)
         step(client, 2, 7, 1)
         rows(client, 2)
 
