@@ -29,6 +29,7 @@ forward     one forward: layers, operations, settings
 purity      modules that provably write no state
 recording   one forward recorded
 planning    from a recording to cuts
+generation  step by step: models that keep state between calls, each half with its own
 head        a forward that stops early
 tail        a forward that starts late
 mapping     the module tree joined with what ran; ONNX files

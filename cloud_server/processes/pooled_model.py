@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from cloud_server.models import Computed, Identity, Progress
-from cloud_server.models.admission import check_file, check_frontier
+from cloud_server.models import Computed, EngineSession, Identity, Progress
+from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.processes.pool import Pool
 from cloud_server.processes.task import ManifestTask, ProfileTask, Task
 from shared_hooks import Crossing
+from shared_hooks.errors import CutRefused
 from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.modules.manifest import Manifest, decode
 from shared_hooks.tail import payer
@@ -60,6 +61,14 @@ class PooledModel:
     ) -> Computed:
         """In a worker, which has the same ``max_bytes`` from its own configuration."""
         return self._run(None, suffix, header, payload, want_metrics)
+
+    def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        """As in one process."""
+        check_step(header, payload_bytes, max_bytes)
+
+    def open_session(self, cut: str) -> EngineSession:
+        """Raises CutRefused."""
+        raise CutRefused("decoding sessions are not served by worker processes (--in-process serves them)")
 
     def _run(
         self, crossing: Crossing | None, suffix: str, header: bytes, payload: memoryview, want_metrics: bool

@@ -1,1 +1,47 @@
-"""Generation across a cut: models that are called again and again and keep a state between the calls."""
+"""Split generation: a model that is called step by step and keeps state between the calls (keys and values, recurrent
+states), cut in two. Each half keeps the state that it writes; the other has shadows of it.
+
+ghost       tensors that are elsewhere
+holders     which objects hold state
+forms       what the other side must know of a state
+mirror      what it knows, and what has changed
+changes     changes on the wire
+mutators    methods of a state, called on both sides
+handle      what a session leaves on a state
+inputs      what a step is given
+results     what it gives
+wanted      how much of the logits comes back
+bank        values that Python reads from data before the cut
+told        what calls before the cut gave
+cut         where the model is cut
+head        one forward up to the cut
+template    how the tail treats calls before the cut
+tail        one forward from the cut
+allowance   how much memory one step may take
+session     the cloud's part of a generation
+link        between the two
+edge_session  the edge's part
+records     what a step took
+split       a model whose forward is split
+together    steps of several sessions as one
+"""
+
+from shared_hooks.generation.ghost import GhostRead
+from shared_hooks.generation.holders import is_state, register_state
+from shared_hooks.generation.link import InProcess, Link, StepReply
+from shared_hooks.generation.records import StepRecord
+from shared_hooks.generation.session import DecodingTail, TailSession
+from shared_hooks.generation.split import SplitForward
+
+__all__ = [
+    "DecodingTail",
+    "GhostRead",
+    "InProcess",
+    "Link",
+    "SplitForward",
+    "StepRecord",
+    "StepReply",
+    "TailSession",
+    "is_state",
+    "register_state",
+]

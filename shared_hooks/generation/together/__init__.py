@@ -5,7 +5,7 @@ lockstep  each call a greenlet that waits at a gate until the others do
 gate      what stands for the forward of a row-wise module
 rows      whether a module's rows are independent of each other: proven, not guessed
 
-May import purity, modules, forward.
+May import purity, state, modules, forward.
 """
 
 from shared_hooks.generation.together.lockstep import Outcome

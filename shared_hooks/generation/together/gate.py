@@ -21,6 +21,9 @@ from shared_hooks.modules import Shim, running
 Form = tuple[int, int, torch.dtype, torch.device]
 """Rank, last dimension, dtype and device of rows."""
 
+LOOKS = 8
+"""How often a gate is looked at that was not quiet: a model may build something in its first steps."""
+
 _copied_parts: Any = torch.split_with_sizes_copy  # annotated for its other variant, with out=
 
 
@@ -33,6 +36,13 @@ class Traveller(Protocol):
     @property
     def may_meet(self) -> bool:
         """Whether others are under way, and nothing is set for the thread that would hold for them, too."""
+        ...
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the model's Python state is as it was before all calls: what this one has written there would be
+        overwritten by the others while it waits.
+        """
         ...
 
 
@@ -53,7 +63,7 @@ def nobodys() -> Iterator[None]:
 class Gate:
     """Of one module that writes no state. ``number``: its place in the model; those behind have lower ones."""
 
-    __slots__ = ("_inside", "_known", "forward", "module", "number", "users")
+    __slots__ = ("_inside", "_known", "_looks", "_quiet", "forward", "module", "number", "users")
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any], number: int) -> None:
         self.module = module
@@ -62,6 +72,8 @@ class Gate:
         self.users = 0
         self._inside = [child for child in module.modules() if child is not module]
         self._known: dict[Form, bool] = {}
+        self._quiet = False
+        self._looks = LOOKS
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         traveller = travelling.get()
@@ -77,7 +89,19 @@ class Gate:
                 return self.forward(rows)
             with nobodys():
                 known = self._known[form] = is_row_wise(self.forward, rows)
-        return traveller.arrive(self, form, rows) if known else self.forward(rows)
+        if not known or not self._is_quiet(traveller):
+            return self.forward(rows)
+        return traveller.arrive(self, form, rows)
+
+    def look_again(self) -> None:
+        """The model's Python state has changed: whoever comes next is looked at again."""
+        self._quiet = False
+
+    def _is_quiet(self, traveller: Traveller) -> bool:
+        if not self._quiet and self._looks:
+            self._quiet = traveller.is_quiet
+            self._looks -= not self._quiet
+        return self._quiet
 
     def through(self, several: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """The module's results for rows of one form, each in memory of its own; None where they must go alone.

@@ -16,7 +16,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from greenlet import GreenletExit, greenlet
 
+from shared_hooks.forward import uninterrupted
 from shared_hooks.generation.together.gate import Form, Gate, nobodys, travelling
+from shared_hooks.state import PythonState
 
 Result = TypeVar("Result")
 Ended = Callable[[int], BaseException | None]
@@ -47,8 +49,10 @@ class Outcome(Generic[Result]):
 class Lockstep(Generic[Result]):
     """Of these calls, once; in the thread that calls `run`."""
 
-    def __init__(self, calls: Sequence[Callable[[], Result]], ended: Ended | None = None) -> None:
+    def __init__(self, calls: Sequence[Callable[[], Result]], before: PythonState, ended: Ended | None = None) -> None:
+        """``before``: the model's Python state, now."""
         self._ended = ended
+        self.before = before
         self.surroundings: Any = None
         self.under_way = len(calls)
         self._travellers = [_Traveller(self, number, call) for number, call in enumerate(calls)]
@@ -157,9 +161,14 @@ class _Traveller(Generic[Result]):
         together = self._together
         return together.under_way > 1 and _surroundings() == together.surroundings
 
+    @property
+    def is_quiet(self) -> bool:
+        return self._together.before.is_same
+
     def arrive(self, gate: Gate, form: Form, rows: torch.Tensor) -> Any:
         self.place, self.rows = (gate, form), rows
-        self._greenlet.parent.switch()
+        with uninterrupted():  # what comes from outside for this call must not come in another
+            self._greenlet.parent.switch()
         answer, self.answer = self.answer, None
         return gate.forward(rows) if answer is _ALONE else answer
 

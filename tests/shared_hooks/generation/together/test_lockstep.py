@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.errors import Cancelled
+from shared_hooks.errors import Cancelled, PlanMismatch
+from shared_hooks.forward import bounded, interruptible
 from shared_hooks.generation.together import Together
 from shared_hooks.observers import ObservedCall, Observer
 
@@ -137,6 +139,41 @@ def test_one_is_ended_between_modules(model: Counting, error: BaseException) -> 
         close(outcomes[number].result(), alone(model, given)[number])
 
 
+def test_a_calls_limit_holds_while_it_runs(model: Counting) -> None:
+    """No exception can come from outside for a call while another one runs."""
+
+    class Watched:
+        """A `Limit` that says when an exception may come."""
+
+        may_come = False
+
+        def interruptible(self, seconds: float) -> AbstractContextManager[None]:
+            return self._while(True)
+
+        def uninterrupted(self) -> AbstractContextManager[None]:
+            return self._while(False)
+
+        @contextmanager
+        def _while(self, may_come: bool) -> Iterator[None]:
+            before, self.may_come = self.may_come, may_come
+            yield
+            self.may_come = before
+
+    limits = [Watched(), Watched()]
+    seen = []
+
+    def call(number: int) -> None:
+        with bounded(limits[number]), interruptible():
+            model(torch.zeros(1, 1, 8), lambda: seen.append([limit.may_come for limit in limits]))
+
+    def ended(number: int) -> None:
+        assert not limits[0].may_come and not limits[1].may_come
+
+    with Together(model) as together:
+        assert [o.error for o in together.run([lambda: call(0), lambda: call(1)], ended)] == [None, None]
+    assert seen == [[True, False], [False, True]]
+
+
 def test_one_that_will_not_end_is_left_behind(model: Counting) -> None:
     def stubborn() -> object:
         while True:
@@ -247,16 +284,70 @@ def test_observers_see_their_own_call(model: Counting) -> None:
         close(outcome.result(), wanted)
 
 
-def test_hooks_inside_a_block_see_one_call_at_a_time(model: Counting) -> None:
+def test_hooks_inside_a_block_see_one_call_at_a_time(model: Counting, capsys: pytest.CaptureFixture[str]) -> None:
     """Who looks at a part of a block is not shown the rows of several calls at once."""
-    sizes = []
     given = inputs((1, 1), (1, 1), (1, 1))
     with Together(model) as together:
-        model.block[0].register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
+        model.block[0].register_forward_hook(lambda module, args, output: print(len(args[0])))
         outcomes = together.run([lambda rows=rows: model(rows) for rows in given])
-    assert sizes == [1, 1, 1]
+    assert capsys.readouterr().out == "1\n1\n1\n"
     for outcome, wanted in zip(outcomes, alone(model, given), strict=True):
         close(outcome.result(), wanted)
+
+
+class Keeping(Counting):
+    """Keeps its input on itself from one line to the next, where it is asked to."""
+
+    kept: torch.Tensor | None = None
+
+    def forward(self, rows: torch.Tensor, keeps: bool = True) -> Any:  # type: ignore[override]
+        if keeps:
+            self.kept = rows
+        hidden = self.last(self.first(rows))
+        if keeps:
+            assert self.kept is not None
+            hidden = hidden + self.kept[..., :4]
+        return hidden
+
+
+def test_what_a_model_keeps_on_itself_is_no_other_calls() -> None:
+    """Calls are not put aside while their model holds something of theirs."""
+    model = Keeping().eval()
+    given = inputs((1, 1), (1, 1), (1, 1))
+    wanted = alone(model, given)
+    with Together(model) as together:
+        for _ in range(2):
+            for outcome, output in zip(together.run([lambda r=r: model(r) for r in given]), wanted, strict=True):
+                close(outcome.result(), output)
+
+
+def test_a_new_way_that_keeps_something_is_an_error() -> None:
+    """Never a wrong answer: the first steps that may have read each other's values fail, the next are right."""
+    model = Keeping().eval()
+    given = inputs((1, 1), (1, 1))
+    wanted = alone(model, given)
+    model.kept = None
+    with Together(model) as together:
+        quiet = together.run([lambda r=r: model(r, keeps=False) for r in given])
+        assert [outcome.company for outcome in quiet] == [2, 2]
+        calls = [lambda r=r: model(r) for r in given]
+        for outcome in together.run(calls):
+            with pytest.raises(PlanMismatch, match="kept"):
+                outcome.result()
+        for outcome, output in zip(together.run(calls), wanted, strict=True):
+            close(outcome.result(), output)
+
+
+def test_tails_run_together() -> None:
+    """Several tails of a wrapped model: their prefixes are answered one by one, what follows the cut is shared."""
+    model = Counting().eval()
+    given = inputs((1, 1), (3, 1), (1, 2), (1, 1))
+    with WrappedModel(model, metrics=False) as wrapped, Together(model) as together:
+        heads = [wrapped.head("first", rows) for rows in given]
+        outcomes = together.run([lambda head=head: wrapped.tail(head) for head in heads])
+    for outcome, wanted in zip(outcomes, alone(model, given), strict=True):
+        close(outcome.result(), wanted)
+        assert outcome.company == len(given)
 
 
 def test_the_gates_go_as_they_came(model: Counting) -> None:

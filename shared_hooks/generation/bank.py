@@ -1,0 +1,134 @@
+"""Values that Python reads from data before the cut: banked by the head, answered to the tail's replay.
+
+Only the code between modules is watched: what a module of the prefix reads stays within it. An entry is ``[where, name,
+value]``, or ``[where, name, shape, dtype]`` for a tensor whose shape depends on data (a mask's picks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from shared_hooks.errors import BadFrame
+from shared_hooks.forward import arguments_of, is_form, name_of
+from shared_hooks.generation.forms import check_sizes
+from shared_hooks.generation.ghost import Ghost, GhostRead
+from shared_hooks.tensors import dtype_name, dtype_named
+
+Entry = list[Any]
+
+_SHAPED_BY_DATA = frozenset(
+    "__getitem__ nonzero masked_select unique unique_consecutive where argwhere repeat_interleave bincount".split()
+)
+_PLAIN = (bool, int, float, complex)
+
+
+class Diverged(Exception):
+    """Before the cut the tail does not do what the head did."""
+
+
+class Watch(TorchFunctionMode):
+    """Around the head: notes what Python reads in the code around the cut. ``where``: the call whose code that is, None
+    inside what is not watched.
+    """
+
+    def __init__(self, where: Callable[[], str | None]) -> None:
+        super().__init__()
+        self._where = where
+        self.entries: list[Entry] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        kind = type(result)
+        if kind is torch.Tensor:
+            if _picks(func, args):
+                self.entries.append([self._where(), func.__name__, list(result.shape), dtype_name(result.dtype)])
+        elif kind in _PLAIN or kind is list:
+            name = name_of(func)
+            if arguments_of(args, kwargs or {}) and not is_form(name):
+                self.entries.append([self._where(), name, result])
+        return result
+
+
+class Replay(TorchFunctionMode):
+    """Around the tail's replay of the prefix: reads of ghosts are answered from the bank, others must agree with it."""
+
+    def __init__(self, where: Callable[[], str | None], entries: list[Entry], here: torch.device) -> None:
+        super().__init__()
+        self._where = where
+        self._entries = entries
+        self._here = here
+        self._taken = 0
+        self._on = False
+        self.answered = False
+        """Whether the bank was needed."""
+
+    def on(self) -> None:
+        self._on = True
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def off(self) -> None:
+        """Once; later calls do nothing."""
+        if self._on:
+            self._on = False
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def finish(self) -> None:
+        """At the cut. Raises `Diverged` where the head read more."""
+        if self._taken != len(self._entries):
+            raise Diverged("the head read more values than this side comes to")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._on or self._where() is None:
+            return func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except (GhostRead, RuntimeError, TypeError) as error:
+            if not isinstance(error, GhostRead) and not any(
+                type(one) is Ghost for one in arguments_of(args, kwargs or {})
+            ):
+                raise
+            entry = self._next(func.__name__ if _picks(func, args) else name_of(func))
+            self.answered = True
+            if len(entry) == 3:
+                return entry[2]
+            shape = tuple(entry[2])
+            stride = tuple(torch.empty(shape, device="meta").stride())
+            check_sizes(shape, stride)
+            return Ghost(shape, stride, dtype_named(entry[3]), self._here)
+        kind = type(result)
+        if kind is torch.Tensor:
+            if _picks(func, args):
+                self._next(func.__name__)
+        elif kind in _PLAIN or kind is list:
+            name = name_of(func)
+            if arguments_of(args, kwargs or {}) and not is_form(name) and self._next(name)[2] != result:
+                raise Diverged(f"{name}() gives {result!s:.40} here, and another value on the edge")
+        return result
+
+    def _next(self, name: str) -> Entry:
+        if self._taken >= len(self._entries):
+            raise GhostRead(f"{name}() reads what the head does not read there")
+        entry = self._entries[self._taken]
+        try:
+            where, what, _ = entry[0], entry[1], entry[2]
+        except (TypeError, IndexError, KeyError) as error:
+            raise BadFrame("malformed bank of values") from error
+        if (where, what) != (self._where(), name):
+            raise Diverged(f"{name}() in {self._where()!r} where the head has {what!s:.40}() in {where!s:.80}")
+        self._taken += 1
+        return entry
+
+
+def _picks(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the shape of what a function gives depends on data."""
+    name = getattr(func, "__name__", "")
+    if name not in _SHAPED_BY_DATA:
+        return False
+    if name != "__getitem__":
+        return name != "where" or len(args) == 1
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8) for one in index)

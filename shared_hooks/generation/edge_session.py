@@ -1,0 +1,126 @@
+"""The edge's part of one generation: what was said and heard, and the steps kept so that a lost session can be made
+again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from shared_hooks.errors import CutRefused, SessionLost
+from shared_hooks.generation.changes import Changes
+from shared_hooks.generation.inputs import Said
+from shared_hooks.generation.link import Link, StepReply
+
+_ids = itertools.count(1)
+Step = tuple[dict[str, Any], list[torch.Tensor]]
+
+
+class History:
+    """The steps of a session, for as long as they take no more than ``most`` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bytes = 0
+        self.steps: list[Step] | None = []
+
+    def add(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        """Keep one. Whoever owns the tensors may go on writing to them."""
+        self._bytes += sum(tensor.nbytes for tensor in tensors)
+        if self.steps is None or self._bytes > self._most:
+            self.steps = None
+            return
+        self.steps.append((dict(header), [tensor.clone() for tensor in tensors]))
+
+    def copied(self) -> History:
+        """For a session that goes on from here by itself."""
+        made = History(self._most)
+        made._bytes, made.steps = self._bytes, None if self.steps is None else list(self.steps)
+        return made
+
+
+class EdgeSession:
+    """One session; `number` is its next step."""
+
+    def __init__(self, link: Link, private: frozenset[str] | None, history_bytes: int) -> None:
+        self._link = link
+        self.id = next(_ids)
+        self.number = 0
+        self.inputs = Said(private)
+        self.up = Changes()
+        self.down = Changes()
+        self.told: dict[tuple[str, int], Any] = {}
+        self.crossing: Any = None
+        self.structure: Any = None
+        self.extras: list[list[Any]] = []
+        self.all_leaves = False
+        self.quiet: Any = None
+        """Values read from data that the other side reads, too: names of places."""
+        self.history = History(history_bytes)
+        self._fork: tuple[EdgeSession, int] | None = None
+        self._copies: list[EdgeSession] = []
+
+    def copied(self) -> EdgeSession:
+        """A session that goes on from here by itself; it is opened by its first step, or before the next one here."""
+        made = EdgeSession.__new__(EdgeSession)
+        made.__dict__.update(self.__dict__)
+        made.id, made.number = next(_ids), 0
+        made.inputs, made.up, made.down = self.inputs.copied(), self.up.copied(), self.down.copied()
+        made.told, made.extras = dict(self.told), list(self.extras)
+        made.history = self.history.copied()
+        made._copies = []
+        opened = self._fork if self.number == 0 else (self, self.number)
+        made._fork = opened
+        if self.number:
+            self._copies.append(made)
+        return made
+
+    def send(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> StepReply:
+        """One step. A session that was lost is made again from the steps kept. Raises SessionLost where it cannot."""
+        for copy in self._copies:
+            copy._hold()
+        self._copies = []
+        try:
+            return self._send(header, tensors)
+        except SessionLost as lost:
+            self._again(lost)
+            return self._send(header, tensors)
+
+    def _send(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> StepReply:
+        fork = None if self._fork is None or self.number else (self._fork[0].id, self._fork[1])
+        return self._link.step(self.id, self.number, header, tensors, fork)
+
+    def done(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        """The step just sent was made."""
+        self.number += 1
+        self._fork = None
+        self.history.add(header, tensors)
+
+    def _hold(self) -> None:
+        """The session is opened while the one that it goes on from is still there."""
+        if self.number == 0 and self._fork is not None:
+            try:
+                self._send({"still": 1}, [])
+            except SessionLost as lost:
+                self._again(lost)
+                return
+            self.number, self._fork = 1, None
+
+    def _again(self, lost: SessionLost) -> None:
+        """All steps once more, in a new session. What they give is known."""
+        steps = self.history.steps
+        if steps is None:
+            raise SessionLost(f"{lost}; it cannot be made again: its steps took too much memory to be kept") from lost
+        self.id, self.number, self._fork = next(_ids), 0, None
+        for header, tensors in steps:
+            reply = self._link.step(self.id, self.number, header, tensors, None)
+            if "need" in reply.header:
+                raise CutRefused(f"a lost session cannot be made again: {reply.header.get('why')}") from lost
+            self.number += 1
+
+    def close(self) -> None:
+        """The other side may forget it."""
+        if self.number:
+            self._link.close(self.id)

@@ -1,0 +1,237 @@
+"""A ghost: a tensor without data that *propagates*. Shape, strides, dtype and device are right, and an operation on
+ghosts gives ghosts, worked out on the meta device.
+
+It knows where its value is (its *origin*). After the cut an operation that needs the value has it worked out from what
+was sent; where something is missing, `GhostRead` names it. Nothing is ever computed from a ghost in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from shared_hooks.errors import PlaceholderRead
+from shared_hooks.forward import FORM_ONLY, on_meta
+from shared_hooks.modules import running
+from shared_hooks.tensors import dtype_named
+
+
+class GhostRead(PlaceholderRead):
+    """A value that is on the other side is needed. ``need``: which, if it could be sent."""
+
+    def __init__(self, message: str, need: Origin | None = None) -> None:
+        super().__init__(message)
+        self.need = need
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value is: a private input ("input"), the other side's part of a state ("state"), or a tensor among what
+    a call before the cut gave ("call": ``count``-th call of the module at ``path``, ``number``-th tensor).
+    """
+
+    kind: str
+    path: str = ""
+    count: int = 0
+    number: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == "call":
+            return f"what {self.path or 'the model'} gives"
+        return f'the private input "{self.path}"' if self.kind == "input" else "a tensor of the state"
+
+
+@dataclass
+class Derived:
+    """An operation between modules, done once its value is asked for."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    made: Any = None
+
+
+@dataclass
+class Part:
+    """One of the results of such an operation; ``number`` is None where it gives one tensor."""
+
+    of: Derived
+    number: int | None
+
+
+class Supply(Protocol):
+    """What a running tail says of ghosts."""
+
+    resumed: bool
+    """Whether the cut is reached: from then on ghosts that are read are worked out."""
+    sent: dict[Origin, torch.Tensor]
+
+
+class Ghost(torch.Tensor):
+    """See the module. Never changed: a write to one makes its value unknown."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    origin: Origin | Part | None
+
+    @staticmethod
+    def __new__(
+        cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, origin: Origin | Part | None = None
+    ) -> Ghost:
+        made = torch.Tensor._make_wrapper_subclass(cls, shape, strides=stride, dtype=dtype, device=device)
+        assert isinstance(made, Ghost)
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        made.origin = origin
+        return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Ghost(shape={tuple(self.shape)}, dtype={self.dtype}, {_place(self)})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ghost:
+        return self
+
+    def tolist(self) -> Any:
+        """Reads data, which torch would refuse to do for a subclass in words of its own; a replay may answer it."""
+        return _read(torch.Tensor.tolist, self)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """As `tolist`."""
+        return _read(torch.Tensor.numpy, self)
+
+    def data_ptr(self) -> int:
+        """As `tolist`."""
+        raise GhostRead(f"data_ptr() of {_place(self)}, which is on the other side")
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        if name in FORM_ONLY:
+            return func(*_swap(args, _uninitialised), **_swap(kwargs, _uninitialised))
+        written = list(_written(func, args, kwargs))
+        supply: Any = running.get()
+        if getattr(supply, "resumed", False):
+            if any(isinstance(value, Ghost) for value in written):
+                raise GhostRead(f"{name} writes, after the cut, to a value from before it")
+            what = name.removeprefix("aten::") + "()"
+            return func(*_swap(args, lambda one: value_of(one, what)), **_swap(kwargs, lambda one: value_of(one, what)))
+        return _propagated(func, args, kwargs, written)
+
+
+def _read(method: Any, ghost: Ghost) -> Any:
+    if getattr(running.get(), "resumed", False):
+        return method(value_of(ghost, f"{method.__name__}()"))
+    try:
+        return method(ghost)  # a function mode sees this call
+    except (RuntimeError, TypeError):
+        raise GhostRead(
+            f"{method.__name__}() reads {_place(ghost)}, which is on the other side", _need(ghost)
+        ) from None
+
+
+def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor]) -> Any:
+    name, first = func._schema.name, next(_ghosts((args, kwargs)))
+    if any(not isinstance(value, Ghost) for value in written):
+        raise GhostRead(f"{name} writes {_place(first)}, which is on the other side, into a tensor that is here")
+    known: dict[int, tuple[Any, Any]] = {}
+    try:
+        found = func(*on_meta(args, known), **on_meta(kwargs, known))
+    except Exception as error:  # no kernel for meta, or a form that depends on data
+        raise GhostRead(
+            f"{name} reads {_place(first)}, which is on the other side: {error!s:.120}", _need(first)
+        ) from None
+    back = {id(made): value for value, made in known.values()}
+    for value in written:
+        value.origin = None  # type: ignore[attr-defined]
+    device = kwargs.get("device") or first.device
+    return _wrapped(found, torch.device(device), back, None if written else Derived(func, args, kwargs))
+
+
+def value_of(ghost: Ghost, what: str = "the result") -> torch.Tensor:
+    """The value of a ghost, sent or worked out. Raises `GhostRead`, which names what is missing."""
+    origin = ghost.origin
+    if isinstance(origin, Part):
+        of = origin.of
+        if of.made is None:
+            of.made = of.func(
+                *_swap(of.args, lambda one: value_of(one, what)), **_swap(of.kwargs, lambda one: value_of(one, what))
+            )
+        made = of.made if origin.number is None else of.made[origin.number]
+        assert isinstance(made, torch.Tensor)
+        return made
+    sent: dict[Any, torch.Tensor] = getattr(running.get(), "sent", {})
+    value = sent.get(origin) if origin is not None else None
+    if value is None:
+        raise GhostRead(f"{what} reads {_place(ghost)}, which is on the other side", _need(ghost))
+    return value
+
+
+def _place(ghost: Ghost) -> str:
+    """Where the value is that a ghost was made of."""
+    while isinstance(ghost.origin, Part):
+        of = ghost.origin.of
+        ghost = next(_ghosts((of.args, of.kwargs)))
+    return str(ghost.origin or "a value that was changed in place before the cut")
+
+
+def _need(ghost: Ghost) -> Origin | None:
+    return ghost.origin if isinstance(ghost.origin, Origin) and ghost.origin.kind == "call" else None
+
+
+_STATE = Origin("state")
+
+
+def shadow(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: torch.device) -> Ghost:
+    """A tensor of a state that is on the other side. Every place has its own: one that turns up elsewhere was moved."""
+    return Ghost(shape, stride, dtype_named(dtype), device, _STATE)
+
+
+def _swap(value: Any, into: Callable[[Ghost], Any]) -> Any:
+    if isinstance(value, Ghost):
+        return into(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_swap(item, into) for item in value)
+    if isinstance(value, dict):
+        return {key: _swap(item, into) for key, item in value.items()}
+    return value
+
+
+def _ghosts(value: Any) -> Iterator[Ghost]:
+    if isinstance(value, Ghost):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _ghosts(item)
+    elif isinstance(value, dict):
+        yield from _ghosts(list(value.values()))
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    if not func._schema.is_mutable:
+        return
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            if isinstance(value, torch.Tensor):
+                yield value
+
+
+def _uninitialised(value: Ghost) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _wrapped(
+    value: Any, device: torch.device, back: dict[int, Any], derived: Derived | None, number: int | None = None
+) -> Any:
+    if isinstance(value, torch.Tensor):
+        if id(value) in back:
+            return back[id(value)]
+        origin = None if derived is None else Part(derived, number)
+        return Ghost(value.shape, value.stride(), value.dtype, device, origin)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_wrapped(item, device, back, derived, n) for n, item in enumerate(value))
+    return value

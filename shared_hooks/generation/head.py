@@ -1,0 +1,210 @@
+"""The head of one step: the model runs up to the cut, and what the outermost modules of the prefix gave is kept.
+
+A module is *outermost* where it is called from the code around the cut. The tail does not run it again; it is told the
+form of what it gave. Inside it only modules with hooks are looked at: what they gave is told, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import CutRefused
+from shared_hooks.generation.bank import Watch
+from shared_hooks.generation.cut import Cut
+from shared_hooks.generation.ghost import Origin
+from shared_hooks.generation.holders import is_state
+from shared_hooks.generation.mirror import Mirror
+from shared_hooks.tensors import UnknownHolder, dtype_name, flatten
+
+
+class Exit(BaseException):
+    """Leaves the model's forward at the cut."""
+
+
+@dataclass
+class Call:
+    """A call before the cut. ``inner``: calls in it that have hooks, in order."""
+
+    path: str
+    count: int
+    given: tuple[Any, ...]
+    output: Any
+    inner: list[Call]
+
+
+class Head:
+    """Runs one forward up to the cut (a `Runner`). ``seek``: the forward is given no state; it may make one."""
+
+    def __init__(self, cut: Cut, paths: dict[nn.Module, str], here: torch.device, *, seek: bool = False) -> None:
+        self._cut = cut
+        self._paths = paths
+        self._here = here
+        self._seek = seek
+        self._frames: list[str | None] = [""]
+        self._counts: dict[str, int] = {}
+        self._open: list[Call] = []
+        self.exit = Exit()
+        self.watch = Watch(lambda: self._frames[-1])
+        self.calls: list[Call] = []
+        self.born: Mirror | None = None
+        """Of a state that the forward has made, as it was when the prefix was first given it."""
+        self.leaves: list[torch.Tensor] = []
+        """Of the result of the cut."""
+        self.structure: Any = None
+        self.passed: list[int] = []
+        """For each of them: which tensor among the cut module's arguments it is, or -1."""
+        self.failure: BaseException | None = None
+
+    def failed(self, error: BaseException) -> None:
+        """As the `Runner` says."""
+        self.failure = self.failure or error
+
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """As the `Runner` says."""
+        path = self._paths.get(module)
+        if path is None:
+            return forward(*args, **kwargs)
+        if self._frames[-1] is None:
+            return self._inside(path, module, forward, args, kwargs)
+        if path in self._cut.above:
+            self._frames.append(path)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._frames.pop()
+        return self._outermost(path, forward, args, kwargs)
+
+    def _outermost(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self._begun(path, args, kwargs)
+        if self._seek and self.born is None:
+            self.born = born(args, kwargs, self._here)
+        before = [(one, one._version) for one in arguments(args, kwargs)], _contents(args, kwargs)
+        self._frames.append(None)
+        self._open.append(call)
+        try:
+            call.output = self._unwatched(forward, args, kwargs)
+        finally:
+            self._open.pop()
+            self._frames.pop()
+        _check_unchanged(path, before, args, kwargs)
+        self.calls.append(call)
+        if path == self._cut.path and call.count == self._cut.number:
+            self._leave(call)
+        return call.output
+
+    def _begun(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        count = self._counts[path] = self._counts.get(path, 0) + 1
+        return Call(path, count, (args, kwargs), None, [])
+
+    def _inside(
+        self, path: str, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not module._forward_hooks:
+            return forward(*args, **kwargs)
+        call = self._begun(path, args, kwargs)
+        call.output = forward(*args, **kwargs)
+        self._open[-1].inner.append(call)
+        return call.output
+
+    def _unwatched(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a module of the prefix does by itself is not looked at: it runs at native speed."""
+        if not torch._C._len_torch_function_stack():
+            return forward(*args, **kwargs)
+        mode = torch._C._pop_torch_function_stack()
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            torch._C._push_on_torch_function_stack(mode)
+
+    def _leave(self, call: Call) -> None:
+        self.structure, self.leaves = flatten(call.output)
+        given = {id(tensor): number for number, tensor in enumerate(arguments(*call.given))}
+        self.passed = [given.get(id(leaf), -1) for leaf in self.leaves]
+        raise self.exit
+
+    # What is told of it
+
+    def told(self) -> list[Any]:
+        """The forms of what was given: [path, count, structure, sources, inner] of each call. A source is a form, or
+        the number of the argument that it is. Of the cut's own call only what hooks in it have seen counts.
+        """
+        calls = self.calls if self.calls[-1].inner else self.calls[:-1]
+        return [one for one in (_told(call, arguments(*call.given)) for call in calls) if one is not None]
+
+    def value(self, origin: Origin) -> torch.Tensor | None:
+        """A tensor that a call before the cut gave; None if there is none."""
+        for call in self._all(self.calls):
+            if (call.path, call.count) == (origin.path, origin.count):
+                leaves = flatten(call.output)[1]
+                return leaves[origin.number] if origin.number < len(leaves) else None
+        return None
+
+    def _all(self, calls: list[Call]) -> Iterator[Call]:
+        for call in calls:
+            yield call
+            yield from self._all(call.inner)
+
+
+def born(args: tuple[Any, ...], kwargs: dict[str, Any], here: torch.device) -> Mirror | None:
+    """Of the state among a module's arguments."""
+    return next((Mirror(value, here) for value in (*args, *kwargs.values()) if is_state(value)), None)
+
+
+def _told(call: Call, arguments: list[torch.Tensor]) -> Any:
+    given = {id(tensor): number for number, tensor in enumerate(arguments)}
+    try:
+        structure, leaves = flatten(call.output)
+    except UnknownHolder:
+        return None  # the tail has to find out by itself, or refuses
+    forms = [given.get(id(one), [list(one.shape), list(one.stride()), dtype_name(one.dtype)]) for one in leaves]
+    inner = [_told(one, []) for one in call.inner]  # hooks there are not shown the arguments
+    return [call.path, call.count, structure, forms, [one for one in inner if one is not None]]
+
+
+def _check_unchanged(path: str, before: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises CutRefused for what a tail could not repeat."""
+    tensors, contents = before
+    if any(one._version != version for one, version in tensors):
+        what = "writes in place to a tensor that it is given, which is part of no state"
+    elif _contents(args, kwargs) != contents:
+        what = "changes a list or dictionary that it is given"
+    else:
+        return
+    raise CutRefused(f"{path}, before the cut, {what}: the other side would not see that")
+
+
+def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a module is given, nested ones too; not those in states."""
+    found: list[torch.Tensor] = []
+    _gather((*args, *kwargs.values()), found)
+    return found
+
+
+def _gather(values: Any, found: list[torch.Tensor]) -> None:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            _gather(value, found)
+        elif type(value) is dict:
+            _gather(value.values(), found)
+
+
+def _contents(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What is in lists and dictionaries that a module is given, by identity."""
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        if is_state(value):
+            continue
+        if isinstance(value, dict):
+            found.append([(key, id(item)) for key, item in value.items()])
+        elif isinstance(value, list):
+            found.append([id(item) for item in value])
+    return found

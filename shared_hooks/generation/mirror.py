@@ -1,0 +1,232 @@
+"""A mirror: what the other side knows of one state. Each side keeps one and tells the other what changed.
+
+A look costs a comparison of identities: only what is another object, or was written in place, is looked at closely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shared_hooks.errors import BadFrame
+from shared_hooks.generation.forms import LITERALS, Form, Node, Path, build, check_key, form_of, same, version_of
+from shared_hooks.generation.ghost import Ghost, Part, shadow
+
+Change = tuple[Path, Form, Form]
+"""Where, what is there now, and what was (None for nothing)."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A state as it was: of each container what it held. See `Mirror.snapshot`."""
+
+    root: Node
+    contents: list[tuple[Node, dict[Any, Form], dict[Any, tuple[Any, int]]]]
+
+    def restore(self) -> bool:
+        """Put everything back. False where a tensor was written in place since: nobody has its old content, but for
+        the few integers whose form says it.
+        """
+        for _, forms, seen in self.contents:
+            for key, (value, version) in seen.items():
+                if version_of(value) != version:
+                    form = forms[key]
+                    if type(form) is Node or form[0] != "i":
+                        return False
+                    old = torch.tensor(form[2], dtype=value.dtype, device=value.device)
+                    seen[key] = old, old._version
+        for node, forms, seen in self.contents:
+            node.forms, node.seen = dict(forms), dict(seen)
+            values = {key: value for key, (value, _) in seen.items()}
+            if node.kind == "l":
+                node.holder[:] = list(values.values())
+            elif node.kind == "d":
+                node.holder.clear()
+                node.holder.update(values)
+            else:
+                own = vars(node.holder)
+                for key in [key for key, _ in node.items() if key not in values]:
+                    del own[key]
+                own.update(values)
+        return True
+
+
+class Mirror:
+    """The form of ``state`` as both sides know it. ``here``: the device of this side's part. Raises `UnknownHolder`."""
+
+    def __init__(self, state: Any, here: torch.device) -> None:
+        self.here = here
+        self.put_last: list[Form] = []
+        """What the last `put` has put there."""
+        self.moved: list[Path] = []
+        """Places where the last look has found another shadow than before."""
+        with torch._C.DisableTorchFunction():  # our own look is no operation of the model's
+            self.root = form_of(state, here)
+        if type(self.root) is not Node:
+            raise BadFrame("a state is an object")
+
+    @classmethod
+    def built(cls, form: Any, here: torch.device) -> Mirror:
+        """Of a state made anew from its form; its tensors are shadows. Raises BadFrame."""
+        made = cls.__new__(cls)
+        made.here, made.moved, made.put_last = here, [], []
+        state, made.root = build(form, here)
+        if type(made.root) is not Node or made.root.kind != "o":
+            raise BadFrame("a state is an object")
+        del state
+        return made
+
+    @property
+    def state(self) -> Any:
+        """The live one."""
+        return self.root.holder
+
+    def look(self) -> list[Change]:
+        """What has changed here since the last look or `put`; from now on both sides know it."""
+        found: list[Change] = []
+        self.moved = []
+        with torch._C.DisableTorchFunction():
+            self._look(self.root, (), found)
+        return found
+
+    def _look(self, node: Node, path: Path, found: list[Change]) -> None:
+        forms, seen = node.forms, node.seen
+        left = len(seen)
+        for key, value in node.items():
+            known = seen.get(key)
+            if known is not None:
+                left -= 1
+                if known[0] is value:
+                    if known[1] < 0:
+                        if type(value) not in LITERALS and type(forms[key]) is Node:
+                            self._look(forms[key], (*path, key), found)
+                        continue
+                    if known[1] == value._version:
+                        continue
+            if type(value) is Ghost:
+                self.moved.append((*path, key))
+            form = form_of(value, self.here)
+            if known is None or not same(form, forms[key]):
+                found.append(((*path, key), form, forms.get(key)))
+            node.note(key, value, form)
+        if left:  # something was taken away: the whole is told
+            gone = seen.keys() - {key for key, _ in node.items()}
+            for key in gone:
+                del forms[key], seen[key]
+            found[:] = [change for change in found if change[0][: len(path)] != path]
+            found.append((path, node, None))
+
+    def put(self, changes: list[tuple[Path, Any]]) -> None:
+        """What the other side changed, applied here; tensors whose form is left as it is stay. Raises BadFrame."""
+        self.put_last = []
+        for path, form in changes:
+            if not path:
+                _, self.root = build(form, self.here, self.root, self.state)
+                self.put_last.append(self.root)
+                continue
+            node = self._at(path[:-1])
+            key = path[-1]
+            check_key(node.kind, key)
+            before = node.seen.get(key, (None, -1))[0]
+            value, found = build(form, self.here, node.forms.get(key), before)
+            if node.kind == "l" and not 0 <= key <= len(node.holder):
+                raise BadFrame(f"a state has no place {key}")
+            node.write(key, value)
+            node.note(key, value, found)
+            self.put_last.append(found)
+
+    def _at(self, path: Path) -> Node:
+        node: Any = self.root
+        for key in path:
+            try:
+                node = node.forms[key]
+            except (KeyError, TypeError):
+                raise BadFrame(f"a state has no part {key!r:.40}") from None
+            if type(node) is not Node:
+                raise BadFrame(f"{key!r:.40} of a state has no parts")
+        assert type(node) is Node
+        return node
+
+    def form(self, path: Path) -> Form:
+        """What is known of one place; None where there is nothing."""
+        try:
+            return self._at(path[:-1]).forms.get(path[-1]) if path else self.root
+        except BadFrame:
+            return None
+
+    def renew(self) -> None:
+        """Both sides have called the same method of the state: whatever it changed is known to both."""
+        self.look()
+        for node in self._nodes(self.root):
+            for key, (value, _) in list(node.seen.items()):
+                if type(value) is Ghost and isinstance(value.origin, Part):
+                    # what a method made of a shadow is a shadow: nobody remembers how it was made
+                    _, shape, stride, dtype = node.forms[key]
+                    fresh = shadow(shape, stride, dtype, self.here)
+                    node.write(key, fresh)
+                    node.note(key, fresh, node.forms[key])
+
+    def snapshot(self) -> Snapshot:
+        """To come back to when a step fails; cheap, no tensor is copied."""
+        return Snapshot(self.root, [(node, dict(node.forms), dict(node.seen)) for node in self._nodes(self.root)])
+
+    def back_to(self, snapshot: Snapshot) -> bool:
+        """The state is as it was, and so is what is known of it. False where that cannot be done."""
+        self.root = snapshot.root
+        return snapshot.restore()
+
+    def _nodes(self, node: Node) -> Iterator[Node]:
+        yield node
+        for form in node.forms.values():
+            if type(form) is Node:
+                yield from self._nodes(form)
+
+    def real(self) -> Iterator[torch.Tensor]:
+        """The tensors of the state that are here."""
+        for node in self._nodes(self.root):
+            for value, _ in node.seen.values():
+                for tensor in value if type(value) is tuple else (value,):
+                    if isinstance(tensor, torch.Tensor) and type(tensor) is not Ghost:
+                        yield tensor
+
+    @property
+    def has_shadows(self) -> bool:
+        """Whether some of its tensors are elsewhere."""
+        return any(type(value) is Ghost for node in self._nodes(self.root) for value, _ in node.seen.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tensors that are here."""
+        storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in self.real()}
+        return sum(storages.values())
+
+    def copied(self) -> Mirror:
+        """Of a copy of the state that shares no real tensor with it."""
+        made = Mirror.__new__(Mirror)
+        made.here, made.moved, made.put_last, made.root = self.here, [], [], _copied(self.root)
+        return made
+
+
+def _copied(node: Node) -> Node:
+    holder = object.__new__(type(node.holder)) if node.kind == "o" else [] if node.kind == "l" else {}
+    made = Node(node.kind, node.cls, holder)
+    for key, form in node.forms.items():
+        value = node.seen[key][0]
+        if type(form) is Node:
+            inner = _copied(form)
+            made.write(key, inner.holder)
+            made.note(key, inner.holder, inner)
+        else:
+            twin = _twin(value)
+            made.write(key, twin)
+            made.note(key, twin, form)
+    return made
+
+
+def _twin(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value if type(value) is Ghost else value.clone()
+    return tuple([_twin(item) for item in value]) if type(value) is tuple else value

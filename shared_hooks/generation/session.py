@@ -1,0 +1,294 @@
+"""The cloud's part of one generation: a state whose later half is here, and a step after the other.
+
+    {"in", "f"}     the inputs (`inputs`)            {"new"}  the form of the state, in the first step
+    {"do"}          what was done to the state since the step before (`mutators`)
+    {"d"}           what the head changed on it      {"x"}    the cut's result: structure, which arguments it passes on
+    {"e"}           more values from before the cut  {"b"}    values that Python read from data (`bank`)
+    {"t"}           forms of what calls before the cut gave (`told`)      {"w"}  what is wanted back
+    {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
+
+The tensors of a step are those of its inputs, those of the cut's result, and the extra ones. The answer:
+
+    {"o", "r", "d"} results, their structure where it is new, what the tail changed on the state
+    {"need", "why"} nothing was done: the same step again, with these
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import BadFrame, CutRefused
+from shared_hooks.generation.allowance import STEP_BYTES, Extents
+from shared_hooks.generation.bank import Diverged
+from shared_hooks.generation.changes import Changes
+from shared_hooks.generation.cut import Cut, device_of, finder_of
+from shared_hooks.generation.ghost import Ghost, GhostRead, Origin
+from shared_hooks.generation.head import arguments
+from shared_hooks.generation.holders import is_state
+from shared_hooks.generation.inputs import Heard
+from shared_hooks.generation.mirror import Mirror
+from shared_hooks.generation.mutators import apply
+from shared_hooks.generation.results import said
+from shared_hooks.generation.tail import Learned, Tail, Untold
+from shared_hooks.generation.template import Template
+from shared_hooks.generation.told import Told
+from shared_hooks.generation.wanted import shortened
+from shared_hooks.modules import attach, fast_path_off, running
+from shared_hooks.tensors import unflatten
+
+Header = dict[str, Any]
+LEAVES, TOLD = "leaves", "told"
+
+
+class DecodingTail:
+    """The tail of a model for generation, cut after ``cut`` (a module's path). Serves any number of sessions.
+
+    ``step_bytes``: what one step may take in memory. Raises UnknownLayer and CutRefused. `close` takes away what was
+    attached.
+    """
+
+    def __init__(self, model: nn.Module, cut: str, *, step_bytes: int = STEP_BYTES) -> None:
+        self.step_bytes = step_bytes
+        self.model = model
+        self.cut = Cut.of(model, cut)
+        self.here = device_of(model)
+        self.find = finder_of(model)
+        self.template = Template()
+        self.paths = {module: path for path, module in model.named_modules()}
+        for module in self.paths:
+            attach.attach(module)
+
+    def open(self) -> TailSession:
+        """A new session, whose first step brings the form of its state."""
+        return TailSession(self)
+
+    def close(self) -> None:
+        """No session is used afterwards."""
+        for module in self.paths:
+            attach.detach(module)
+
+
+@dataclass
+class _Known:
+    """What a session has heard and said; a step works on a copy, and leaves it where it succeeds."""
+
+    inputs: Heard
+    up: Changes
+    down: Changes
+    told: Told
+    crossing: Any = None
+    structure: Any = None
+    extents: Extents = field(default_factory=Extents)
+
+    def copied(self) -> _Known:
+        return replace(
+            self,
+            inputs=self.inputs.copied(),
+            up=self.up.copied(),
+            down=self.down.copied(),
+            told=self.told.copied(),
+            extents=self.extents.copied(),
+        )
+
+
+class TailSession:
+    """See the module. After any error a session is as it was before the step."""
+
+    def __init__(self, tail: DecodingTail) -> None:
+        self._tail = tail
+        heard = Heard(tail.here, tail.find)
+        self._known = _Known(heard, Changes(), Changes(), Told(tail.here), extents=Extents(tail.step_bytes))
+        self._mirror: Mirror | None = None
+        self._spoilt = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tensors that are kept for it."""
+        return 0 if self._mirror is None else self._mirror.nbytes
+
+    def fork(self) -> TailSession:
+        """A copy: both go on from here, each by itself."""
+        made = TailSession(self._tail)
+        made._known, made._spoilt = self._known.copied(), self._spoilt
+        made._mirror = None if self._mirror is None else self._mirror.copied()
+        return made
+
+    def step(self, header: Header, tensors: list[torch.Tensor]) -> tuple[Header, list[torch.Tensor]]:
+        """One step. Raises BadFrame for what is malformed, CutRefused for what cannot be done at this cut, and what the
+        model raises.
+        """
+        if not isinstance(header, dict):
+            raise BadFrame("a step is a JSON object")
+        if self._spoilt:
+            raise CutRefused(self._spoilt)
+        if header.get("still"):
+            return {}, []
+        before = None if self._mirror is None else self._mirror.snapshot()
+        was, known = self._mirror, self._known.copied()
+        try:
+            answer = _Step(self._tail, known, was, header, tensors).run()
+        except BaseException as error:
+            self._mirror = was
+            if was is not None and before is not None and not was.back_to(before):
+                self._spoilt = f"a step failed in the middle of writing to the state: {error!s:.200}"
+            needed = _needed(error)
+            if needed is None:
+                raise
+            return {"need": needed, "why": f"{error!s:.300}"}, []
+        self._known, self._mirror = known, answer.mirror
+        return answer.header, answer.tensors
+
+
+def _needed(error: BaseException) -> Any:
+    if isinstance(error, Untold):
+        return TOLD
+    if isinstance(error, _LeafMissing):
+        return LEAVES
+    if isinstance(error, GhostRead) and error.need is not None:
+        return [error.need.path, error.need.count, error.need.number]
+    return None
+
+
+class _LeafMissing(Exception):
+    """A part of the cut's result is said to be one of its arguments, and that is not here."""
+
+
+@dataclass
+class _Answer:
+    header: Header
+    tensors: list[torch.Tensor]
+    mirror: Mirror | None
+
+
+class _Step:
+    """One step under way."""
+
+    def __init__(
+        self,
+        tail: DecodingTail,
+        known: _Known,
+        mirror: Mirror | None,
+        header: Header,
+        tensors: list[torch.Tensor],
+    ) -> None:
+        self._tail = tail
+        self._known = known
+        self._mirror = mirror
+        self._header = header
+        self._tensors = [tensor.to(tail.here) for tensor in tensors]
+        self._used = 0
+        self._start: Any = None
+
+    def run(self) -> _Answer:
+        header, known, tail = self._header, self._known, self._tail
+        if "new" in header:
+            self._mirror = Mirror.built(header["new"], tail.here)
+        mirror = self._mirror
+        if mirror is not None:
+            known.extents.state([mirror.root] if "new" in header else ())
+            apply(mirror, header.get("do", ()))
+        kwargs, self._used = known.inputs.hear(header, self._tensors, None if mirror is None else mirror.state)
+        known.crossing = header.get("x", known.crossing)
+        if "t" in header:
+            known.told.hear(header["t"])
+        bank = header.get("b", [])
+        seek = bool(header.get("born"))
+        self._start = None if mirror is None else mirror.snapshot()
+        while True:
+            running_tail = Tail(
+                tail.cut, tail.paths, tail.template, known.told, bank, self._arrive, tail.find, tail.here, seek=seek
+            )
+            try:
+                output = self._forward(running_tail, kwargs)
+                break
+            except Learned:
+                self._back()
+        token = running.set(running_tail)
+        try:
+            structure, leaves, tensors = said(output, known.inputs.leaves, shortened(header.get("w")))
+            self._check_states(output)
+        finally:
+            running.reset(token)
+        reply: Header = {"o": leaves}
+        if structure != known.structure:
+            reply["r"] = known.structure = structure
+        if self._mirror is not None:
+            reply["d"] = known.down.said(self._mirror.look())
+        if bank and not running_tail.replay.answered:
+            reply["nb"] = 1
+        known.extents.passed()
+        return _Answer(reply, tensors, self._mirror)
+
+    def _forward(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
+        token = running.set(running_tail)
+        try:
+            with torch.no_grad(), fast_path_off(), ExitStack() as self._around:
+                self._known.extents.begin(self._known.inputs.largest_private)
+                self._around.enter_context(self._known.extents.around())
+                if self._header.get("b"):
+                    running_tail.replay.on()
+                output = self._tail.model(**kwargs)
+        except Diverged as error:
+            raise CutRefused(f"at {self._tail.cut.name} the two sides part before the cut: {error}") from error
+        except GhostRead as error:
+            if error.need is not None:
+                raise
+            raise CutRefused(f"cut after {self._tail.cut.name}: {error}") from error
+        finally:
+            running_tail.replay.off()
+            running.reset(token)
+        if running_tail.failure is not None:
+            raise running_tail.failure
+        if not running_tail.resumed:
+            raise CutRefused(f"{self._tail.cut.name} is not called in this step")
+        return output
+
+    def _arrive(self, running_tail: Tail, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The cut is reached: the state becomes what it is there on the edge, and the cut's result is put in."""
+        if running_tail.born is not None and self._mirror is None:
+            self._mirror = running_tail.born
+        else:
+            self._back()
+        if self._mirror is not None and "d" in self._header:
+            self._mirror.put(self._known.up.heard(self._mirror.form, self._header["d"]))
+            self._known.extents.state(self._mirror.put_last)
+            self._around.enter_context(self._known.extents.around())
+        made, sent = self._crossed(args, kwargs)
+        running_tail.sent = sent
+        return made
+
+    def _back(self) -> None:
+        """What the replay of the prefix did to the state does not count."""
+        if self._mirror is not None and not self._mirror.back_to(self._start):
+            raise CutRefused("code before the cut writes to the part of the state that is behind it")
+
+    def _crossed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[Origin, torch.Tensor]]:
+        try:
+            structure, passed = self._known.crossing
+            extra = [Origin("call", str(one[0]), int(one[1]), int(one[2])) for one in self._header.get("e", ())]
+            rest = self._tensors[self._used :]
+            injected = rest[: len(rest) - len(extra)]
+            sent = dict(zip(extra, rest[len(injected) :], strict=True))
+            given = arguments(args, kwargs)
+            waiting = iter(injected)
+            leaves = [next(waiting) if number < 0 else given[number] for number in passed]
+        except (TypeError, ValueError, IndexError, StopIteration) as error:
+            raise BadFrame(f"malformed description of what crosses: {error!s:.120}") from error
+        if next(waiting, None) is not None:
+            raise BadFrame("more tensors than cross")
+        if any(type(leaf) is Ghost for leaf in leaves):
+            raise _LeafMissing("a part of the cut's result is an argument that is not on this side")
+        return unflatten(structure, leaves, self._tail.find), sent
+
+    def _check_states(self, output: Any) -> None:
+        values = (
+            output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else (output,)
+        )
+        mine = None if self._mirror is None else self._mirror.state
+        if any(is_state(value) and value is not mine for value in values):
+            raise CutRefused("the model gives a state other than the one that it was given")

@@ -1,0 +1,322 @@
+"""A model whose ``forward`` is split: every call runs its head here and its tail there.
+
+``model.generate`` of transformers runs unchanged: it calls the forward step by step, and keeps a cache of keys and
+values between the calls. The part of the cache that the head writes stays here, the rest is in a session there.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+import weakref
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import CutRefused, InputMismatch
+from shared_hooks.generation.cut import Cut, device_of, finder_of
+from shared_hooks.generation.edge_session import EdgeSession
+from shared_hooks.generation.ghost import Origin
+from shared_hooks.generation.handle import Handle, handle_of
+from shared_hooks.generation.head import Exit, Head
+from shared_hooks.generation.holders import is_state
+from shared_hooks.generation.link import Link, StepReply
+from shared_hooks.generation.mirror import Mirror
+from shared_hooks.generation.records import StepRecord
+from shared_hooks.generation.results import heard
+from shared_hooks.generation.session import LEAVES, TOLD
+from shared_hooks.generation.wanted import widened
+from shared_hooks.modules import attach, fast_path_off, running
+
+HISTORY_BYTES = 256 << 20
+MOST_TRIES = 64
+RECORDS_KEPT = 100_000
+
+
+class SplitForward:
+    """Takes over the forward of ``model`` while the ``with`` block runs. ``cut``: a module's path, after whose call the
+    head ends. ``link``: the way to the tail.
+
+    ``private``: names of inputs that never leave this side, in place of those that are recognised by name.
+    ``answer``: None for all logits, or ``("top", k)`` for the k likeliest. ``history_bytes``: how much of its steps a
+    session keeps to be made again when the server has lost it.
+
+    Raises UnknownLayer and CutRefused. What cannot be split raises an IsthmusError in the call itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cut: str,
+        link: Link,
+        *,
+        private: frozenset[str] | None = None,
+        answer: tuple[str, int] | None = None,
+        history_bytes: int = HISTORY_BYTES,
+    ) -> None:
+        self.model = model
+        self.cut = Cut.of(model, cut)
+        self._link = link
+        self._private = private
+        self._answer = answer
+        self._history_bytes = history_bytes
+        self._here = device_of(model)
+        self._find = finder_of(model)
+        self._paths = {module: path for path, module in model.named_modules() if path}
+        self._lock = threading.RLock()
+        self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+        self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
+        self._forward: Any = None
+        self._before: Any = None
+
+    def __enter__(self) -> SplitForward:
+        self.attach()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    def attach(self) -> None:
+        """From now on calls of the model are split."""
+        if self._forward is not None:
+            return
+        for module in self._paths:
+            attach.attach(module)
+        own = vars(self.model)
+        self._before = own.get("forward")
+        self._forward = self.model.forward
+        signature = inspect.signature(self._forward)
+
+        @functools.wraps(self._forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._step(_named(signature, args, kwargs))
+
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+        own["forward"] = forward
+
+    def detach(self) -> None:
+        """The model is as it was; its sessions are closed."""
+        if self._forward is None:
+            return
+        own = vars(self.model)
+        own.pop("forward")
+        if self._before is not None:
+            own["forward"] = self._before
+        self._forward = None
+        for module in self._paths:
+            attach.detach(module)
+        for handle in list(self._handles):
+            handle.session.close()
+            handle.take_off()
+
+    # One call of the model
+
+    def _step(self, kwargs: dict[str, Any]) -> Any:
+        with self._lock, torch.no_grad(), fast_path_off():
+            return self._split(kwargs)
+
+    def _split(self, kwargs: dict[str, Any]) -> Any:
+        began = time.perf_counter_ns()
+        states = [(name, value) for name, value in kwargs.items() if is_state(value)]
+        if len(states) > 1:
+            raise CutRefused(f"the model is given two states: {', '.join(name for name, _ in states)}")
+        handle = self._handle(states[0][1]) if states else Handle(self._session())
+        session: EdgeSession = handle.session
+        if handle.mirror is not None:
+            handle.note()
+        snapshot = None if handle.mirror is None else handle.mirror.snapshot()
+        opening = handle.opening()
+        head = Head(self.cut, self._paths, self._here, seek=not states)
+        try:
+            handle.busy = True
+            whole, output = self._run_head(head, kwargs, session)
+            if whole:
+                return output
+            if head.born is not None:
+                self._adopt(handle, head.born)
+            headed = time.perf_counter_ns()
+            message = self._message(head, kwargs, handle, opening, born=head.born is not None)
+            reply, up, down = self._sent(session, head, *message)
+            answered = time.perf_counter_ns()
+            output = self._output(reply, head, kwargs, handle)
+        except BaseException:
+            if handle.mirror is not None and snapshot is not None:
+                handle.mirror.back_to(snapshot)
+            raise
+        finally:
+            handle.busy = False
+        session.done(*message)
+        handle.done = []
+        durations = reply.durations
+        self.records.append(
+            StepRecord(headed - began, answered - headed, time.perf_counter_ns() - answered, up, down, durations)
+        )
+        return output
+
+    def _session(self) -> EdgeSession:
+        return EdgeSession(self._link, self._private, self._history_bytes)
+
+    def _handle(self, state: Any) -> Handle:
+        """The handle of a state: its own, that of a copy, or a new one."""
+        handle = handle_of(state)
+        if handle is not None and handle.mirror is not None:
+            return handle
+        if handle is None:
+            handle = Handle(self._session())
+        else:
+            handle.session = handle.fork
+        handle.put_on(state, self._here)
+        assert handle.mirror is not None
+        if handle.fork is None and handle.mirror.has_shadows:
+            handle.take_off()
+            raise CutRefused("a part of this state is in a session that it does not belong to")
+        self._handles.add(handle)
+        return handle
+
+    def _adopt(self, handle: Handle, born: Mirror) -> None:
+        """The forward has made its own state; from now on it belongs to this session."""
+        handle.put_on(born.state, self._here)
+        handle.mirror = born
+        self._handles.add(handle)
+
+    def _run_head(self, head: Head, kwargs: dict[str, Any], session: EdgeSession) -> tuple[bool, Any]:
+        """(False, None) at the cut; (True, output) where the model came to its end without it."""
+        token = running.set(head)
+        try:
+            with head.watch:
+                output = self._forward(**kwargs)
+        except Exit as leaving:
+            if leaving is not head.exit:
+                raise
+            head.exit.__traceback__ = None
+            if head.failure is not None:
+                raise head.failure from None
+            return False, None
+        finally:
+            running.reset(token)
+        if session.number:
+            raise CutRefused(f"{self.cut.name} is not called in this step, and was in those before")
+        return True, output
+
+    def _message(
+        self, head: Head, kwargs: dict[str, Any], handle: Handle, opening: Any, *, born: bool
+    ) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        session: EdgeSession = handle.session
+        header: dict[str, Any] = {}
+        tensors: list[torch.Tensor] = []
+        session.inputs.say(kwargs, header, tensors)
+        if opening is not None:
+            header["new"] = opening
+        if handle.done:
+            header["do"] = list(handle.done)
+        if handle.mirror is not None:
+            header["d"] = session.up.said(handle.mirror.look())
+        if born:
+            header["born"] = 1
+        if self._answer is not None:
+            header["w"] = list(self._answer)
+        self._add_read(head, session, header)
+        told = {(one[0], one[1]): one for one in head.told()}
+        changed = [one for key, one in told.items() if session.told.get(key) != one]
+        if changed:
+            header["t"] = changed
+            session.told = told
+        self._add_crossing(head, session, header, tensors)
+        return header, tensors
+
+    def _add_read(self, head: Head, session: EdgeSession, header: dict[str, Any]) -> None:
+        """Values that Python read, unless the other side reads all of them by itself."""
+        entries = head.watch.entries
+        if entries and [entry[:2] for entry in entries] != session.quiet:
+            header["b"] = entries
+
+    def _add_crossing(
+        self, head: Head, session: EdgeSession, header: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> None:
+        passed = [-1] * len(head.leaves) if session.all_leaves else head.passed
+        crossing = [head.structure, passed]
+        if crossing != session.crossing:
+            header["x"] = session.crossing = crossing
+        tensors += [leaf for leaf, number in zip(head.leaves, passed, strict=True) if number < 0]
+        if session.extras:
+            header["e"] = list(session.extras)
+            tensors += [_extra(head, one) for one in session.extras]
+
+    def _sent(
+        self, session: EdgeSession, head: Head, header: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> tuple[StepReply, int, int]:
+        """The answer, and all bytes up and down. What the other side misses is sent with the same step again."""
+        up = down = 0
+        for _ in range(MOST_TRIES):
+            reply = session.send(header, tensors)
+            up, down = up + reply.bytes_up, down + reply.bytes_down
+            need = reply.header.get("need")
+            if need is None:
+                return reply, up, down
+            crossing = len(tensors) - len(session.extras) - sum(number < 0 for number in session.crossing[1])
+            if need == TOLD and "t" not in header:
+                header["t"] = head.told()
+            elif need == LEAVES and not session.all_leaves:
+                session.all_leaves = True
+            elif isinstance(need, list) and need not in session.extras:
+                session.extras.append(need)
+            else:
+                break
+            del tensors[crossing:]
+            self._add_crossing(head, session, header, tensors)
+        raise CutRefused(f"the tail after {self.cut.name} cannot go on: {reply.header.get('why')}")
+
+    def _output(self, reply: StepReply, head: Head, kwargs: dict[str, Any], handle: Handle) -> Any:
+        session: EdgeSession = handle.session
+        session.structure = reply.header.get("r", session.structure)
+        if "nb" in reply.header:
+            session.quiet = [entry[:2] for entry in head.watch.entries]
+        state = None
+        if handle.mirror is not None:
+            state = handle.mirror.state
+            handle.mirror.put(session.down.heard(handle.mirror.form, reply.header.get("d", [])))
+
+        def leaf(said: Any) -> torch.Tensor:
+            kind = said[0]
+            if kind == "s":
+                found: torch.Tensor = reply.tensors[said[1]]
+                return found.to(self._here)
+            if kind == "top":
+                return widened(said[1], reply.tensors[said[3]], reply.tensors[said[3] + 1]).to(self._here)
+            if kind == "in":
+                given: torch.Tensor = session.inputs.leaves[said[1]]
+                return given
+            return _extra(head, said[1:])
+
+        return heard(session.structure, reply.header.get("o"), self._find, leaf, state)
+
+
+def _named(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments by name. Raises InputMismatch where they have none."""
+    if not args:
+        return kwargs
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputMismatch(f"the model is called with other arguments than it takes: {error}") from error
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            raise InputMismatch("a model that takes any number of positional arguments cannot be split step by step")
+        found.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+    return found
+
+
+def _extra(head: Head, place: list[Any]) -> torch.Tensor:
+    found = head.value(Origin("call", *place))
+    if found is None:
+        raise CutRefused(f"the tail needs what {place[0]} gives, which is called by no code around the cut")
+    return found

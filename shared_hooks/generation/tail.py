@@ -1,0 +1,159 @@
+"""The tail of one step: the model's own Python runs again on ghosts up to the cut, and for real from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import IsthmusError
+from shared_hooks.generation.bank import Replay
+from shared_hooks.generation.cut import Cut
+from shared_hooks.generation.ghost import Ghost, Origin
+from shared_hooks.generation.head import arguments, born
+from shared_hooks.generation.mirror import Mirror
+from shared_hooks.generation.template import Kind, Template
+from shared_hooks.generation.told import Told, ToldCall
+from shared_hooks.tensors import ClassFinder, flatten
+
+
+class Untold(Exception):
+    """The edge has to tell what its calls before the cut gave, and did not."""
+
+
+class Learned(BaseException):
+    """At the cut: something was learnt on the way, by running what is not to be run. The forward begins anew."""
+
+
+class Tail:
+    """Runs one forward from the cut (a `Runner`, and a `Supply` for ghosts). ``arrive`` is called at the cut with the
+    cut module's arguments and gives its result.
+    """
+
+    def __init__(
+        self,
+        cut: Cut,
+        paths: dict[nn.Module, str],
+        template: Template,
+        told: Told,
+        bank: list[Any],
+        arrive: Callable[[Tail, tuple[Any, ...], dict[str, Any]], Any],
+        find: ClassFinder,
+        here: torch.device,
+        *,
+        seek: bool = False,
+    ) -> None:
+        self._cut = cut
+        self._paths = paths
+        self._template = template
+        self._told = told
+        self._arrive = arrive
+        self._find = find
+        self._here = here
+        self._seek = seek
+        self._learned = False
+        self._counts: dict[str, int] = {}
+        self._frames: list[str | None] = [""]
+        self.replay = Replay(lambda: self._frames[-1], bank, here)
+        self.resumed = False
+        self.sent: dict[Origin, torch.Tensor] = {}
+        self.born: Mirror | None = None
+        self.failure: BaseException | None = None
+
+    def failed(self, error: BaseException) -> None:
+        """As the `Runner` says."""
+        self.failure = self.failure or error
+
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """As the `Runner` says."""
+        if self.resumed:
+            return forward(*args, **kwargs)
+        path = self._paths.get(module)
+        if path is None or self._frames[-1] is None:
+            return forward(*args, **kwargs)
+        count = self._counts[path] = self._counts.get(path, 0) + 1
+        if path == self._cut.path and count == self._cut.number:
+            self.replay.off()
+            if self._learned:
+                raise Learned
+            return self._at_the_cut(path, count, args, kwargs)
+        if path in self._cut.above:
+            self._frames.append(path)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._frames.pop()
+        if self._seek and self.born is None:
+            self.born = born(args, kwargs, self._here)
+        given = arguments(args, kwargs)
+        if not any(type(one) is Ghost for one in given):
+            return self._entered(forward, args, kwargs)
+        return self._before_the_cut(path, count, forward, args, kwargs, given)
+
+    def _at_the_cut(self, path: str, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.replay.finish()
+        told = self._told.calls.get((path, count))
+        for one in () if told is None else told.inner:
+            self._hooked(one)
+        output = self._arrive(self, args, kwargs)
+        self.resumed = True
+        return output
+
+    def _before_the_cut(
+        self,
+        path: str,
+        count: int,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: list[torch.Tensor],
+    ) -> Any:
+        kind = self._template.kind(path, count)
+        if kind is None:
+            kind, output = self._tried(forward, args, kwargs, given)
+            self._learned = True
+            self._template.learn(path, count, kind)
+        elif kind is Kind.ENTERED:
+            output = self._entered(forward, args, kwargs)
+        told = self._told.calls.get((path, count))
+        if kind is Kind.ENTERED:
+            return output if told is None else told.completed(output, self._find)
+        if told is None:
+            raise Untold(f"what {path} gives is not told")
+        for one in told.inner:
+            self._hooked(one)
+        return told.result(given, self._find)
+
+    def _tried(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> tuple[Kind, Any]:
+        try:
+            output = self._entered(forward, args, kwargs)
+            _, leaves = flatten(output)
+        except IsthmusError:  # a ghost was read, or a value is of an unknown kind
+            return Kind.SKIPPED, None
+        except Exception:  # there is no kernel without data for it
+            return Kind.SKIPPED, None
+        known = {id(one) for one in given}
+        hangs = all(type(leaf) is Ghost or id(leaf) in known for leaf in leaves)
+        return (Kind.SKIPPED, None) if hangs else (Kind.ENTERED, output)
+
+    def _entered(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._frames.append(None)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self._frames.pop()
+
+    def _hooked(self, call: ToldCall) -> None:
+        """Hooks within a skipped module see what the modules there gave: transformers collects results by them."""
+        for one in call.inner:
+            self._hooked(one)
+        module = next((module for module, path in self._paths.items() if path == call.path), None)
+        output = call.result([], self._find)
+        for hook in () if module is None else list(module._forward_hooks.values()):
+            hook(module, (), output)

@@ -1,0 +1,80 @@
+"""What the edge tells of the calls before the cut, and the ghosts that stand for what they gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shared_hooks.errors import BadFrame
+from shared_hooks.generation.forms import check_sizes
+from shared_hooks.generation.ghost import Ghost, Origin
+from shared_hooks.tensors import ClassFinder, dtype_named, flatten, unflatten
+
+MAX_CALLS = 100_000
+
+
+@dataclass(frozen=True)
+class ToldCall:
+    """One call: its result is rebuilt from ``structure`` and ``sources``, a ghost or the number of an argument each."""
+
+    path: str
+    structure: Any
+    sources: tuple[Ghost | int, ...]
+    inner: tuple[ToldCall, ...]
+
+    def result(self, given: list[torch.Tensor], find: ClassFinder) -> Any:
+        """As the module would give it. Raises BadFrame."""
+        try:
+            leaves = [given[source] if isinstance(source, int) else source for source in self.sources]
+        except IndexError:
+            raise BadFrame(f"{self.path} is said to give an argument that it is not given") from None
+        return unflatten(self.structure, leaves, find)
+
+    def completed(self, output: Any, find: ClassFinder) -> Any:
+        """What the module gave when run on ghosts, with those of ours in their place: their values can be had."""
+        structure, leaves = flatten(output)
+        if len(leaves) != len(self.sources) or not any(type(leaf) is Ghost for leaf in leaves):
+            return output
+        pairs = zip(leaves, self.sources, strict=True)
+        swapped = [ours if type(leaf) is Ghost and isinstance(ours, Ghost) else leaf for leaf, ours in pairs]
+        return unflatten(structure, swapped, find)
+
+
+class Told:
+    """All calls of a step, by path and count."""
+
+    def __init__(self, here: torch.device) -> None:
+        self._here = here
+        self._left = 0
+        self.calls: dict[tuple[str, int], ToldCall] = {}
+
+    def hear(self, told: Any) -> None:
+        """What has changed since the step before. Raises BadFrame."""
+        self._left = MAX_CALLS - len(self.calls)
+        try:
+            self.calls.update({(str(one[0]), int(one[1])): self._call(one) for one in told})
+        except (TypeError, ValueError, IndexError, KeyError) as error:
+            raise BadFrame(f"malformed forms of calls before the cut: {error!s:.120}") from error
+
+    def copied(self) -> Told:
+        """For a step that may fail."""
+        made = Told(self._here)
+        made.calls = dict(self.calls)
+        return made
+
+    def _call(self, told: Any) -> ToldCall:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("too many")
+        path, count, structure, sources, inner = told
+        made = [self._source(one, Origin("call", str(path), int(count), n)) for n, one in enumerate(sources)]
+        return ToldCall(str(path), structure, tuple(made), tuple([self._call(one) for one in inner]))
+
+    def _source(self, source: Any, origin: Origin) -> Ghost | int:
+        if type(source) is int:
+            return source
+        shape, stride, dtype = tuple(source[0]), tuple(source[1]), dtype_named(source[2])
+        check_sizes(shape, stride)
+        return Ghost(shape, stride, dtype, self._here, origin)

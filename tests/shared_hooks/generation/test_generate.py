@@ -1,0 +1,143 @@
+"""transformers' generate(), unchanged, gives with a cut what it gives without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from shared_hooks.tensors import identical
+from tests.shared_hooks.generation.small import MODELS, both, make, prompt
+
+MODES: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 3},
+    "beam samples": {"num_beams": 2, "do_sample": True},
+    "static cache": {"cache_implementation": "static"},
+    "prefill in chunks": {"prefill_chunk_size": 4},
+    "several answers": {"num_return_sequences": 2, "do_sample": True},
+    "penalty": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+}
+DETAILS = {"return_dict_in_generate": True, "output_logits": True, "output_scores": True}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_and_sampled_with_padding(name: str) -> None:
+    whole, split, how = both(name, prompt())
+    assert torch.equal(whole, split)
+    assert len(how.records) == 16
+    whole, split, _ = both(name, prompt(rows=3), do_sample=True)
+    assert torch.equal(whole, split)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["llama", "sliding", "hybrid", "t5"])
+def test_modes(name: str, mode: str) -> None:
+    whole, split, how = both(name, prompt(rows=2), **MODES[mode])
+    assert torch.equal(whole, split)
+    assert len(how.records) > 3
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_prompt_lookup_verifies_several_tokens_in_one_step(name: str) -> None:
+    whole, split, how = both(name, prompt(), max_new_tokens=40, prompt_lookup_num_tokens=3)
+    assert torch.equal(whole, split)
+    assert len(how.records) < 40
+
+
+def test_a_small_model_drafts() -> None:
+    small = make("llama")
+
+    def run(model: Any) -> Any:
+        return model.generate(**prompt(), assistant_model=small, max_new_tokens=24, do_sample=True)
+
+    whole, split, how = both("llama", prompt(), run)
+    assert torch.equal(whole, split)
+    assert len(how.records) < 24
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "sliding"])
+def test_scores_and_hidden_states_come_out_bit_for_bit(name: str) -> None:
+    whole, split, _ = both(name, prompt(rows=2), **DETAILS, output_hidden_states=True)
+    assert whole.keys() == split.keys()
+    for part in whole.keys() - {"past_key_values"}:
+        assert identical(whole[part], split[part]), part
+
+
+def test_attention_comes_out_from_both_sides() -> None:
+    def run(model: Any) -> Any:
+        model.set_attn_implementation("eager")
+        return model.generate(**prompt(), max_new_tokens=5, return_dict_in_generate=True, output_attentions=True)
+
+    import tests.shared_hooks.generation.small as small
+    from shared_hooks.generation import DecodingTail, InProcess, SplitForward
+
+    model, there = make("llama"), make("llama")
+    whole = run(model)
+    there.set_attn_implementation("eager")  # type: ignore[operator]
+    with SplitForward(model, small.cut_of("llama"), InProcess(DecodingTail(there, small.cut_of("llama")))):
+        split = run(model)
+    assert len(split.attentions) == len(whole.attentions) == 5
+    assert identical(whole.attentions, split.attentions)
+
+
+def test_a_conversation_goes_on_from_its_state() -> None:
+    def run(model: Any) -> Any:
+        first = model.generate(**prompt(), max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
+        more = torch.cat([first.sequences, torch.tensor([[7, 8, 9]])], dim=1)
+        return model.generate(
+            more, past_key_values=first.past_key_values, max_new_tokens=6, do_sample=True, pad_token_id=0
+        )
+
+    whole, split, how = both("llama", {}, run)
+    assert torch.equal(whole, split)
+    assert len(how.records) == 12
+
+
+def test_tokens_are_streamed_as_they_come() -> None:
+    from transformers.generation import BaseStreamer
+
+    class Told(BaseStreamer):
+        def __init__(self) -> None:
+            self.told: list[int] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.told += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.told.append(-1)
+
+    def run(model: Any) -> Any:
+        streamer = Told()
+        model.generate(**prompt(), max_new_tokens=8, do_sample=False, streamer=streamer)
+        return streamer.told
+
+    whole, split, _ = both("llama", {}, run)
+    assert whole == split
+    assert len(whole) == 11 + 8 + 1
+
+
+def test_half_precision() -> None:
+    import tests.shared_hooks.generation.small as small
+    from shared_hooks.generation import DecodingTail, InProcess, SplitForward
+
+    here, there = make("llama").to(torch.bfloat16), make("llama").to(torch.bfloat16)
+    whole = here.generate(**prompt(), max_new_tokens=12, do_sample=False)  # type: ignore[operator]
+    with SplitForward(here, small.cut_of("llama"), InProcess(DecodingTail(there, small.cut_of("llama")))) as how:
+        split = here.generate(**prompt(), max_new_tokens=12, do_sample=False)  # type: ignore[operator]
+    assert torch.equal(whole, split)
+    assert how.records[-1].bytes_up < 64 + 400  # a hidden state of 32 numbers, and what is said of it
+
+
+def test_the_model_is_afterwards_as_it_was() -> None:
+    model = make("gpt2")
+    before = {path: set(vars(module)) for path, module in model.named_modules()}
+    both_ways = model.generate(**prompt(), max_new_tokens=4, do_sample=False)  # type: ignore[operator]
+    from shared_hooks.generation import SplitForward
+    from tests.shared_hooks.generation.small import cut_of, in_process
+
+    with SplitForward(model, cut_of("gpt2"), in_process("gpt2")):
+        model.generate(**prompt(), max_new_tokens=4, do_sample=False)  # type: ignore[operator]
+    assert {path: set(vars(module)) for path, module in model.named_modules()} == before
+    again = model.generate(**prompt(), max_new_tokens=4, do_sample=False)  # type: ignore[operator]
+    assert torch.equal(both_ways, again)
