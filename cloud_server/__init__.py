@@ -4,6 +4,7 @@ core        the server without its transport: frames in, frames out
 inference   the Open Inference Protocol, each request a stream of its own
 streams     one client's stream; the link probed
 requests    requests on their way, and how each ends
+decoding    sessions that keep a model's state from step to step
 models      the tail of a model; its profile
 work        threads that compute
 processes   worker processes, in which tails are computed

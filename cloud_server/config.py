@@ -24,6 +24,7 @@ digits = "digits"                    # id = a built-in model, a spec file (relat
 factory = "my_package.models:resnet"
 weights = "resnet.safetensors"
 depth = 3                            # how far hooks descend; absent = down to the leaves
+decoding = "my_package.tails:make"   # (WrappedModel, layer) -> what decodes behind it; absent = the engine's own
 
 [limits]                             # see limits.py
 max_request_bytes = 268435456
@@ -53,6 +54,7 @@ from __future__ import annotations
 
 import socket
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,7 @@ from cloud_server.addresses import DEFAULT_LISTEN, check_address, check_network,
 from cloud_server.limits import Limits
 from cloud_server.scale import Scale, scale_of
 from shared_hooks.config import Table, kind_of
+from shared_hooks.config.targets import resolve
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.lifecycle.loading import load
@@ -75,6 +78,10 @@ _OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes", "rehearsal_seconds_per_host
 """What versions up to 0.1 called them, when recipes were what clients sent, and addresses were all that was known."""
 
 
+DecodingFactory = Callable[..., Any]
+"""(`WrappedModel`, name of a layer) -> `models.decoding.DecodingTail`."""
+
+
 @short
 @dataclass(frozen=True)
 class ModelEntry:
@@ -82,6 +89,8 @@ class ModelEntry:
 
     spec: ModelSpec
     depth: int | None = None
+    decoding: DecodingFactory | None = None
+    """What makes the tails of its decoding sessions, in place of our own."""
 
     def __post_init__(self) -> None:
         if self.depth is not None and self.depth < 0:
@@ -224,7 +233,9 @@ def _models(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
             depth = inner.take("depth", int)
             if depth is not None and depth < 0:
                 inner.fail("depth", f"expected at least 0, found {depth}")
-            entries.append(ModelEntry(spec_from_table(inner, folder, model_id=name), depth))
+            tails = inner.take("decoding", str)
+            decoding = None if tails is None else resolve(tails, folder, f"{table.origin}: {inner.name('decoding')}")
+            entries.append(ModelEntry(spec_from_table(inner, folder, model_id=name), depth, decoding))
         else:
             table.fail(
                 name, f"expected a built-in model, a spec file, module:callable or a table, found {kind_of(value)}"

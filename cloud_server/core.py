@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from cloud_server.access import Caller, Quotas, granted
+from cloud_server.decoding import Sessions
 from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Answer, Request, RequestTable, replies
@@ -59,6 +60,7 @@ class Core:
                 raise SpecError(f'models: two are called "{engine.identity.model_id}"')
             self.engines[engine.identity.model_id] = engine
         self.crossings = CrossingCache(self.limits)
+        self.decoding = Sessions(self.limits)
         self.pace = Pace(self.limits.max_frames_share)
         self.requests = RequestTable(self.limits, self.check_open, self.lifecycle, self._check_new)
         self._changed = self.requests.changed  # guards draining and sessions, too: nothing comes in beside a drain
@@ -271,6 +273,7 @@ class Core:
         trim = Trim()
         while not self._closed.wait(SWEEP_SECONDS):
             self.requests.sweep(self._draining)
+            self.decoding.sweep()
             trim.look(self.requests.held_bytes + self.requests.kept()[1])
             with self._changed:
                 now = time.monotonic()
@@ -325,4 +328,5 @@ class Core:
         self.dismiss()
         self._closed.set()
         self._workers.stop()
+        self.decoding.close()
         self._overtime.close()

@@ -79,6 +79,18 @@ class Limits:
     """Requests that a worker process answers before another takes its place."""
     worker_crashes_per_minute: int = 6
     """Worker processes that one account's requests may end by a crash or a hang; then it is refused for a while."""
+    max_sessions: int = 1024
+    """Decoding sessions at a time."""
+    max_sessions_per_account: int = 256
+    """Those of one account."""
+    max_session_bytes: int = 2 * GIB
+    """Memory of one of them, beyond which it takes no more steps."""
+    max_sessions_bytes: int = 8 * GIB
+    """Memory of all of them together."""
+    max_sessions_bytes_per_account: int = 4 * GIB
+    """The same of one account's."""
+    session_idle_seconds: float = 600.0
+    """How long a decoding session is kept without a step."""
     max_answers: int = 4096
     """Answers kept until they are acknowledged."""
     max_answer_bytes: int = 512 * MIB

@@ -23,6 +23,9 @@ MAX_MESSAGE = 4000
 
 MOST_MS = 2**32 - 1
 
+INLINE_BYTES = 64 << 10
+"""Of a payload that comes or goes with its header, which is copied more often than a chunk."""
+
 # https://grpc.github.io/grpc/core/md_doc_statuscodes.html, in the order of their numbers
 STATUS_CODES = (
     "OK",
@@ -66,6 +69,7 @@ def welcome(
             heartbeat_ms=round(1000 * (beat or 0)),
             notes=notes,
             rounding=rounding,
+            inline_bytes=INLINE_BYTES,
             cuts=None if caller.policy.cuts is None else split_pb2.Cuts(names=caller.policy.cuts),
         )
     )

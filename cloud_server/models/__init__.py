@@ -4,6 +4,7 @@ engine         what the core needs of a model
 served_model   ... in this process
 form           what goes in and comes out, by name
 admission      what a request announces, checked without the model
+decoding       decoding sessions, in this process
 custody        checks after every request that the model did not change
 profiles       the tail of every cut, measured on request
 layer_metrics  what was measured, into a reply
@@ -11,7 +12,7 @@ layer_metrics  what was measured, into a reply
 May import config, limits.
 """
 
-from cloud_server.models.engine import FILE, Computed, Engine, Identity, Progress
+from cloud_server.models.engine import FILE, Computed, Engine, EngineSession, Identity, Progress
 from cloud_server.models.form import leaves
 from cloud_server.models.profiles import Profiles
 from cloud_server.models.served_model import ServedModel
@@ -20,6 +21,7 @@ __all__ = [
     "FILE",
     "Computed",
     "Engine",
+    "EngineSession",
     "Identity",
     "Profiles",
     "Progress",

@@ -41,6 +41,18 @@ def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_by
         raise BadFrame(f"the header describes {decoded} bytes of tensors, the cut {crossing.payload_bytes}")
 
 
+def check_step(header: bytes, payload_bytes: int, max_bytes: int) -> None:
+    """Do header and payload of a step speak of the same bytes? Raises BadFrame or TooLarge."""
+    if len(header) > MAX_VALUES_BYTES:
+        raise TooLarge(f"a header of {len(header)} bytes for a step; at most {MAX_VALUES_BYTES} are taken")
+    if (lists := header.count(b"[") + header.count(b"{")) > MAX_LISTS:
+        raise TooLarge(f"a header with {lists} lists for a step; at most {MAX_LISTS} are taken")
+    if header:
+        _sections(header, payload_bytes, max_bytes)
+    elif payload_bytes:
+        raise BadFrame(f"a payload of {payload_bytes} bytes, and no header that says of what")
+
+
 def check_file(
     identity: Identity, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
 ) -> None:

@@ -28,6 +28,8 @@ class Custody:
         self._load = load
         self._hash = weights_hash(model)
         self._lock = threading.Lock()
+        self.mended = 0
+        """How often the model was put right: what was computed before is not to be continued."""
         self._tensors = [*model.parameters(), *model.buffers()]
         self._seen = self._now()
 
@@ -52,6 +54,7 @@ class Custody:
                 "model %s changed while it served: out of service, its weights are loaded again", self._model_id
             )
             self._restore()
+            self.mended += 1
         return True
 
     def _restore(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from cloud_server.models import layer_metrics
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import Crossing, ForwardMetrics, LayerMetrics
+from shared_hooks import Crossing, ForwardMetrics, LayerMetrics, Parcel
 from shared_hooks.modules.manifest import Manifest
 
 
@@ -46,6 +46,10 @@ class Computed:
     reply: split_pb2.ReplyHeader
     buffers: tuple[memoryview, ...]
     """The payload, in order (`shared_hooks.Parcel`)."""
+    session_bytes: int = 0
+    """Of a step: what its decoding session holds afterwards."""
+    is_done: bool = True
+    """Of a step: whether it was made, or needs more, so that it comes again."""
 
     @classmethod
     def of(
@@ -61,6 +65,8 @@ class Computed:
         layers: Iterable[LayerMetrics] = (),
         forward: ForwardMetrics | None = None,
         transforms: Iterable[str] = (),
+        session_bytes: int = 0,
+        is_done: bool = True,
     ) -> Computed:
         """``transforms``: modules whose output a Transform may have changed."""
         reply = split_pb2.ReplyHeader(
@@ -72,7 +78,7 @@ class Computed:
             ),
         )
         layer_metrics.put(reply, layers, forward)
-        return cls(reply, buffers)
+        return cls(reply, buffers, session_bytes, is_done)
 
     @property
     def nbytes(self) -> int:
@@ -80,11 +86,46 @@ class Computed:
         return self.reply.payload_bytes
 
 
+SPARE_BYTES = 64 << 10
+"""What an answer may hold in memory beyond twice its own size."""
+
+
+def owned(parcel: Parcel) -> tuple[memoryview, ...]:
+    """The bytes of an answer. They are kept until the client has them, so a small view holds on to no large memory."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in parcel.keep}
+    if sum(storages.values()) <= 2 * parcel.nbytes + SPARE_BYTES:
+        return parcel.buffers
+    return tuple(memoryview(bytes(buffer)) for buffer in parcel.buffers)
+
+
 FILE = "cloud-only-file"
 """In place of a cut's name, where an input file is sent and the whole model runs here."""
 
 Progress = Callable[[int, int, str], None]
 """(done, total, what comes next)."""
+
+
+class EngineSession(Protocol):
+    """A decoding session where its model is. One thread at a time calls `step` and `fork`."""
+
+    @property
+    def lost(self) -> str:
+        """Why it is no longer there; empty while it is."""
+        ...
+
+    def step(self, header: bytes, payload: memoryview) -> Computed:
+        """The next step, on a complete payload. Raises an IsthmusError, after which the session is as before; and
+        SessionLost.
+        """
+        ...
+
+    def fork(self) -> EngineSession:
+        """A copy. Raises an IsthmusError."""
+        ...
+
+    def close(self) -> None:
+        """Its memory goes back; never blocks for long. Any thread may call, but while it steps."""
+        ...
 
 
 class Engine(Protocol):
@@ -116,6 +157,13 @@ class Engine(Protocol):
         self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
     ) -> Computed:
         """Reads the file and runs the whole model. Raises an IsthmusError, InputMismatch for a file of no use."""
+
+    def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        """As `admit`, for a step of a decoding session."""
+
+    def open_session(self, cut: str) -> EngineSession:
+        """A new decoding session behind the layer called ``cut``. Raises UnknownLayer, CutRefused."""
+        ...
 
     def observing(self, observers: tuple[str, ...]) -> AbstractContextManager[Callable[[], bytes]]:
         """Observes what this thread computes in the block; what is entered gives what was found so far, as bytes."""

@@ -13,9 +13,10 @@ import torch
 
 from cloud_server.config import ModelEntry
 from cloud_server.limits import FileLimits
-from cloud_server.models.admission import check_file, check_frontier
+from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.custody import Custody
-from cloud_server.models.engine import FILE, Computed, Identity, Progress
+from cloud_server.models.decoding import DecodingTails
+from cloud_server.models.engine import FILE, Computed, EngineSession, Identity, Progress, owned
 from cloud_server.models.form import Form, form_of
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.errors import (
@@ -38,9 +39,6 @@ from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 from shared_hooks.tensors import tensors_in
-
-SPARE_BYTES = 64 << 10
-"""What an answer may hold in memory beyond twice its own size."""
 
 
 class ServedModel:
@@ -85,6 +83,7 @@ class ServedModel:
             form=self._form,
         )
         self._custody = Custody(entry.spec.model_id, model, lambda: entry.spec.load_model(device))
+        self._decoding = DecodingTails(self._wrapped, device, self._custody, entry.decoding)
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
@@ -211,6 +210,14 @@ class ServedModel:
                 f"{self._files.examples} times as many are taken (max_file_examples)"
             )
 
+    def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        """Checks that header and payload speak of the same bytes. Raises BadFrame or TooLarge."""
+        check_step(header, payload_bytes, max_bytes)
+
+    def open_session(self, cut: str) -> EngineSession:
+        """A decoding session behind the layer ``cut``. Raises UnknownLayer, and CutRefused saying why."""
+        return self._decoding.open(cut)
+
     def _run(
         self, decode_ns: int, want_metrics: bool, /, *args: Any, start: int | None = None, **kwargs: Any
     ) -> Computed:
@@ -244,7 +251,7 @@ class ServedModel:
         self._lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
         return Computed.of(
             parcel.header,
-            _own(parcel),
+            owned(parcel),
             parcel.nbytes,
             decode_ns=decode_ns,
             inject_ns=durations.get("inject", 0),
@@ -272,14 +279,6 @@ class ServedModel:
         options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds)
         made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
         return to_json(made)
-
-
-def _own(parcel: Parcel) -> tuple[memoryview, ...]:
-    """The bytes of an answer. They are kept until the client has them, so a small view holds on to no large memory."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in parcel.keep}
-    if sum(storages.values()) <= 2 * parcel.nbytes + SPARE_BYTES:
-        return parcel.buffers
-    return tuple(memoryview(bytes(buffer)) for buffer in parcel.buffers)
 
 
 def about(device: torch.device) -> dict[str, str]:

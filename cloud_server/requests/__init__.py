@@ -8,7 +8,7 @@ store          ... kept until the client has it
 replies        results and errors as frames
 outlet         what a request asks of its stream
 
-May import models, wire, limits.
+May import decoding, models, wire, limits.
 """
 
 from cloud_server.requests.answers import Answer

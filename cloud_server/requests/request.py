@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
+from cloud_server.decoding import Turn
 from cloud_server.models import FILE, Computed, Engine
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
@@ -32,9 +33,16 @@ class Request:
     """A request and its payload buffer. State changes happen under the core's lock; bytes are written by one thread."""
 
     def __init__(
-        self, outlet: Outlet, engine: Engine, crossing: Crossing | None, frame: split_pb2.RequestHeader
+        self,
+        outlet: Outlet,
+        engine: Engine,
+        crossing: Crossing | None,
+        frame: split_pb2.RequestHeader,
+        turn: Turn | None = None,
     ) -> None:
-        """``crossing``: None for a request that brings an input file."""
+        """``crossing``: None for a request that brings an input file, and for a step of a decoding session, whose is
+        ``turn``.
+        """
         self.party = outlet.party
         self.key: Key = (*self.party, frame.id)
         self.id = frame.id
@@ -43,6 +51,7 @@ class Request:
         self.caller = outlet.caller
         self.engine = engine
         self.crossing = crossing
+        self.turn = turn
         self.about = about(frame, 0, engine, outlet)
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
@@ -75,6 +84,12 @@ class Request:
         """Makes room for the payload: one buffer. Raises ServerUnavailable without the memory."""
         if self.payload_bytes:
             self.payload = self.engine.allocate(self.payload_bytes)
+
+    def fill(self, data: bytes) -> None:
+        """The whole payload, as it came with the header."""
+        if self.payload.nbytes:  # else it is over already
+            self.payload[:] = data
+            self._received = len(data)
 
     def write(self, chunk: ChunkFrame) -> bool:
         """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""
@@ -137,6 +152,8 @@ class Request:
         return computed
 
     def _compute(self, max_bytes: int) -> Computed:
+        if self.turn is not None:
+            return self.turn.compute(self.header, self.payload)
         if self.crossing is None:
             return self.engine.compute_file(self.suffix, self.header, self.payload, self.want_metrics, max_bytes)
         return self.engine.compute(self.crossing, self.header, self.payload, self.want_metrics)
@@ -144,6 +161,8 @@ class Request:
     @property
     def split(self) -> str:
         """Where the model is cut."""
+        if self.turn is not None:
+            return self.turn.step.cut
         return FILE if self.crossing is None else self.crossing.layer_name
 
     @property
@@ -176,7 +195,8 @@ def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:
     """Tells a request that is sent again from another one of its id; the header holds the payload's checksums."""
     digest = hashlib.blake2b(digest_size=16)
     file = frame.file.SerializeToString(deterministic=True)
-    for part in (engine.identity.model_id.encode(), frame.cut_digest.encode(), frame.header, file):
+    step = b"%d %d " % (frame.session_id, frame.step) + frame.decoding.SerializeToString(deterministic=True)
+    for part in (engine.identity.model_id.encode(), frame.cut_digest.encode(), frame.header, file, step):
         digest.update(len(part).to_bytes(8, "little") + part)
     digest.update(frame.payload_bytes.to_bytes(8, "little") + bytes([frame.want_metrics]))
     digest.update("\0".join(frame.hooks).encode())

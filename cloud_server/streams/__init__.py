@@ -8,7 +8,7 @@ crossings   descriptions of cuts, by digest
 pace        what taking an account's frames may cost
 probe       a stream that measures the link
 
-May import requests, models, wire, limits.
+May import requests, decoding, models, wire, limits.
 """
 
 from cloud_server.streams.crossings import CrossingCache

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from cloud_server.access import Caller
+from cloud_server.decoding import Sessions
 from cloud_server.limits import Limits
 from cloud_server.models import Engine
 from cloud_server.requests import Request, RequestTable
@@ -33,6 +34,9 @@ class Hub(Protocol):
 
     @property
     def requests(self) -> RequestTable: ...
+
+    @property
+    def decoding(self) -> Sessions: ...
 
     @property
     def observers(self) -> frozenset[str]:

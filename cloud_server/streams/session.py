@@ -26,8 +26,6 @@ from shared_hooks.sharing import Party
 
 InFrame = split_pb2.ClientFrame | ChunkFrame
 
-MAX_INLINE_BYTES = 64 << 10  # a header is copied more often than a chunk
-
 
 class Phase(Enum):
     GREETING = "greeting"  # the first frame, Hello, is due
@@ -179,7 +177,7 @@ class StreamSession:
         engine = agreed.engine
         self.client_id = hello.client_id
         self._uploads = Uploads(self._hub, self, engine)
-        self.inline_bytes = min(hello.inline_bytes, MAX_INLINE_BYTES)
+        self.inline_bytes = min(hello.inline_bytes, wire.INLINE_BYTES)
         if hello.heartbeat_ms:
             self._beat = max(hello.heartbeat_ms / 1000, self._hub.limits.heartbeat_seconds)
         told = agreed.notes, agreed.rounding

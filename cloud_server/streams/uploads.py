@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from cloud_server import wire
 from cloud_server.access import granted
+from cloud_server.decoding import Step
 from cloud_server.models import FILE, Engine
 from cloud_server.requests import Outlet, Request, State, about
 from cloud_server.streams.hub import Hub
@@ -78,6 +79,9 @@ class Uploads:
             self._skip(frame.id)
         elif request.payload_bytes == 0:
             self._submit(request)
+        elif frame.payload:
+            request.fill(frame.payload)
+            self._submit(request)
         else:
             self._forget_ended()
             self._receiving[frame.id] = request
@@ -101,13 +105,18 @@ class Uploads:
 
     def _checked(self, frame: split_pb2.RequestHeader) -> Request:
         """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet."""
-        if frame.session_id or frame.step:
-            raise BadFrame("session_id and step are reserved and must be 0")
+        step = Step.of(frame)
+        self._check_payload(frame)
         self._check_observers(frame.hooks)
         limit = self._outlet.caller.max_request_bytes(self._hub.limits)
         if frame.payload_bytes > limit:
             most = f"at most {limit} are accepted (max_request_bytes)"
             raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; {most}")
+        if step is not None:
+            self._check_cut(step.cut)
+            self._engine.admit_step(frame.header, frame.payload_bytes, limit)
+            turn = self._hub.decoding.turn(self._engine, self._outlet.party, step)
+            return Request(self._outlet, self._engine, None, frame, turn)
         if frame.HasField("file"):
             file = frame.file
             self._check_cut(FILE)
@@ -122,6 +131,15 @@ class Uploads:
             raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; {most}")
         self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
         return Request(self._outlet, self._engine, crossing, frame)
+
+    def _check_payload(self, frame: split_pb2.RequestHeader) -> None:
+        """One that comes with its header."""
+        if len(frame.payload) > wire.INLINE_BYTES:
+            raise TooLarge(
+                f"a payload of {len(frame.payload)} bytes in a header; at most {wire.INLINE_BYTES} are taken"
+            )
+        if frame.payload and len(frame.payload) != frame.payload_bytes:
+            raise BadFrame(f"{frame.payload_bytes} bytes are announced, and {len(frame.payload)} are in the header")
 
     def _check_observers(self, names: Sequence[str]) -> None:
         if len(names) > MAX_OBSERVERS:

@@ -15,7 +15,18 @@ from edge_client.call import Call
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.request.edge_model import Cut, EdgeModel, Head
 from edge_client.request.many import Position
-from edge_client.transport import Connection, Exchange, ServerTimes, Stamps, State, Times, layer_metrics, now_ns, wire
+from edge_client.transport import (
+    Connection,
+    Exchange,
+    Outgoing,
+    ServerTimes,
+    Stamps,
+    State,
+    Times,
+    layer_metrics,
+    now_ns,
+    wire,
+)
 from edge_client.witness import INPUT, Kept, Witness, Witnesses
 from shared_hooks.errors import (
     AccessRefused,
@@ -131,8 +142,7 @@ class Requests:
     ) -> Running:
         """``before``: the attempt that this one repeats."""
         connection = self._connect()
-        if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
-            raise DeadlineExceeded(f"{self._most} requests are in flight and none was answered before the deadline")
+        self._take_place(until)
         try:
             kept = self._keep(work, stamps, before)
             stamps.admitted = now_ns()
@@ -140,23 +150,99 @@ class Requests:
                 head = self._edge_model.file(work, stamps)
             else:
                 head = self._edge_model.head(work, "input" if cut == CLOUD_ONLY else cut, stamps)
-            exchange = Exchange(
-                about.id if before is None else next(self._ids),  # the server has answered the old one
-                head.outgoing,
-                until=until,
-                stamps=stamps,
-                check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
-                want_metrics=self._metrics and self._edge_model.wrapped.metrics_enabled,
-                observers=self._edge_model.observers,
-                about=about,
-                lifecycle=self.lifecycle,
-                on_settled=self._places.release,
-            )
+            id = about.id if before is None else next(self._ids)  # the server has answered the old one
+            exchange = self._exchange(id, head.outgoing, stamps, until, about)
         except BaseException:
             self._places.release()
             raise
         connection.submit(exchange)
         return Running(connection, exchange, work, cut, head, about, kept)
+
+    def _exchange(self, id: int, outgoing: Outgoing, stamps: Stamps, until: float, about: About) -> Exchange:
+        """Which gives its place back when it is settled."""
+        return Exchange(
+            id,
+            outgoing,
+            until=until,
+            stamps=stamps,
+            check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
+            want_metrics=self._metrics and self._edge_model.wrapped.metrics_enabled,
+            observers=self._edge_model.observers,
+            about=about,
+            lifecycle=self.lifecycle,
+            on_settled=self._places.release,
+        )
+
+    def _take_place(self, until: float) -> None:
+        if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
+            raise DeadlineExceeded(f"{self._most} requests are in flight and none was answered before the deadline")
+
+    def ask(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> Answer:
+        """A step of a decoding session, which ``pack`` makes bytes of: `Answer.output` is what was said (a dictionary)
+        and the tensors.
+        """
+        about = self._about(None)
+        try:
+            with self.lifecycle.request(about):
+                self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=None, split=split, began_ns=stamps.called)
+                answer = self._asked(pack, split, stamps, until, about)
+                self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
+        except BaseException as error:
+            self._over(about, error)
+            raise
+        self._over(about, answer=answer)
+        return answer
+
+    def _asked(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float, about: About) -> Answer:
+        connection = self._connect()
+        self._take_place(until)
+        try:
+            stamps.admitted = stamps.computed = now_ns()
+            self.lifecycle.emit(Stage.BEFORE_ENCODE, value=None)
+            outgoing = pack()
+            self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
+            stamps.packed = now_ns()
+            exchange = self._exchange(about.id, outgoing, stamps, until, about)
+        except BaseException:
+            self._places.release()
+            raise
+        connection.submit(exchange)
+        self._wait(exchange, connection)
+        stamps.taken = now_ns()
+        if exchange.error is not None:
+            raise exchange.error
+        assert exchange.reply is not None
+        self.lifecycle.emit(Stage.BEFORE_DECODE, nbytes=len(exchange.payload))
+        output = wire.step_answer(exchange)
+        self.lifecycle.emit(Stage.AFTER_DECODE, value=output)
+        stamps.unpacked = finished = now_ns()
+        reply = exchange.reply
+        return Answer(
+            output=output,
+            request_id=exchange.id,
+            split=split,
+            layer_id=-1,
+            times=Times.from_stamps(stamps, wire.server_times(reply.durations)),
+            layers_edge=[],
+            layers_cloud=[],
+            bytes_up=exchange.bytes_up,
+            bytes_down=exchange.bytes_down,
+            sends=exchange.sends,
+            measured_ns=finished - stamps.called,
+            finished_ns=finished,
+            load=wire.load(reply),
+            observations=self._edge_model.observed(exchange.observers, {}, reply.observations),
+            transforms=tuple(reply.transforms),
+        )
+
+    def _wait(self, exchange: Exchange, connection: Connection) -> None:
+        """Until it is settled."""
+        try:
+            if not exchange.wait():
+                connection.cancel(exchange, _too_late(exchange, connection))
+        except BaseException:
+            connection.cancel(exchange, Cancelled("the caller was interrupted"))
+            raise
 
     def _keep(self, work: Call | Path, stamps: Stamps, before: Running | None) -> Kept | None:
         """What a witness will need, taken before the head; the time goes to ``stamps.kept_ns``."""

@@ -147,7 +147,7 @@ class Connection:
         with self._changed:
             if self._closing:
                 exchange.settle(Cancelled("the client is closed"))
-            elif self._state is not State.READY or not self._waiting.refuse_if_too_large(exchange, self.welcome):
+            elif self._state is not State.READY or not self._waiting.refuse(exchange, self.welcome):
                 self._demand(exchange)
                 if self._outbox is not None and self._state is State.READY:
                     self._outbox.put(exchange)
@@ -349,6 +349,7 @@ class Connection:
         stream.welcomed.set()
         self.lifecycle.emit(Stage.AFTER_HANDSHAKE, welcome=welcome)
         with self._changed:
+            outbox.inline_bytes = welcome.inline_bytes
             outbox.open(self._waiting.limit(welcome))
             self._state, self.welcome, self._outbox = State.READY, welcome, outbox
             self._without_stream_since, self._tries, self.gone = None, 0, False
@@ -356,7 +357,7 @@ class Connection:
             openers = self._waiting.take_openers()
             again = 0
             for exchange in self._waiting.in_order():
-                if not self._waiting.refuse_if_too_large(exchange, welcome):
+                if not self._waiting.refuse(exchange, welcome):
                     again += exchange.sends > 0
                     outbox.put(exchange)
             self.counters.resent += again

@@ -18,7 +18,8 @@ from shared_hooks.lifecycle import About, Lifecycle, Stage
 class Outgoing:
     """A packed frontier, as the connection sees it: bytes and the digest of the cut's description.
 
-    ``file``: the payload is an input file of this kind instead, and there is no cut.
+    ``file``: the payload is an input file of this kind instead, and there is no cut. ``decoding``: it is step ``step``
+    of session ``session``, and has no description of a cut.
     """
 
     cut_digest: str
@@ -27,6 +28,9 @@ class Outgoing:
     buffers: tuple[memoryview, ...]
     nbytes: int
     file: split_pb2.FileInput | None = None
+    decoding: split_pb2.Decoding | None = None
+    session: int = 0
+    step: int = 0
 
 
 class Exchange:
@@ -53,6 +57,7 @@ class Exchange:
         self.id = request_id
         self.cut_digest = outgoing.cut_digest
         self.payload_bytes = outgoing.nbytes
+        self.is_step = outgoing.decoding is not None
         self.until = until  # time.monotonic() at which the caller gives up
         self.stamps = stamps
         self.want_metrics = want_metrics

@@ -47,6 +47,8 @@ class Outbox(Iterator[wire.ClientFrame]):
         self._sending_cut = False  # a cut's description is not through flow control yet
         self._begun: dict[int, Exchange] = {}  # sent on this stream, in part or whole, and not answered
         self._limit = 0
+        self.inline_bytes = 0
+        """A step's payload of so many bytes at most goes with its header."""
         self._draining = False
         self._finished = False
         self._aborted = False
@@ -201,15 +203,19 @@ class Outbox(Iterator[wire.ClientFrame]):
         outgoing = exchange.outgoing
         if outgoing is None:
             return
-        if outgoing.file is None and outgoing.cut_digest not in self._cuts:
+        described = outgoing.file is None and outgoing.decoding is None
+        if described and outgoing.cut_digest not in self._cuts:
             self._cuts.add(outgoing.cut_digest)
             self._sending_cut = True
             yield wire.cut_frame(outgoing)
             self._sending_cut = False
         left = outgoing.nbytes
-        if not left:
+        inline = outgoing.decoding is not None and left <= self.inline_bytes
+        if inline or not left:
             self._handed_over = exchange
-        yield wire.request_frame(exchange, outgoing)
+        yield wire.request_frame(exchange, outgoing, inline)
+        if inline:
+            return
         for chunk in cut(exchange.id, outgoing.buffers, self._chunk_bytes):
             left -= chunk.nbytes
             if not left:

@@ -10,7 +10,7 @@ from typing import Final
 
 from edge_client.transport.exchange import Exchange
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import IsthmusError, RemoteError, TooLarge
+from shared_hooks.errors import Disagreement, IsthmusError, RemoteError, TooLarge
 
 SUSPECT_BREAKS: Final = 2  # a request that two streams broke under may be the cause: one at a time from then on
 MAX_BREAKS: Final = 5  # a request that five streams broke under is the cause
@@ -88,8 +88,11 @@ class Waiting:
             return 1
         return min(self._most, welcome.max_in_flight or self._most)
 
-    def refuse_if_too_large(self, exchange: Exchange, welcome: split_pb2.Welcome | None) -> bool:
+    def refuse(self, exchange: Exchange, welcome: split_pb2.Welcome | None) -> bool:
         """Whether the server would not take this request, which then has ended."""
+        if welcome is not None and exchange.is_step and not welcome.inline_bytes:
+            self.leave(exchange)
+            return exchange.settle(Disagreement(f"{self._address} is older than decoding sessions, and has none"))
         limit = welcome.max_request_bytes if welcome else 0
         if not limit or exchange.payload_bytes <= limit:
             return False

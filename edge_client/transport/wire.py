@@ -57,8 +57,10 @@ def cut_frame(outgoing: Outgoing) -> split_pb2.ClientFrame:
     return split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=outgoing.cut_digest, data=outgoing.cut_data))
 
 
-def request_frame(exchange: Exchange, outgoing: Outgoing) -> split_pb2.ClientFrame:
-    """The header of a request; made when it is sent, so that the deadline is what is left then."""
+def request_frame(exchange: Exchange, outgoing: Outgoing, inline: bool = False) -> split_pb2.ClientFrame:
+    """The header of a request; made when it is sent, so that the deadline is what is left then. ``inline``: with the
+    payload.
+    """
     return split_pb2.ClientFrame(
         request=split_pb2.RequestHeader(
             id=exchange.id,
@@ -70,6 +72,10 @@ def request_frame(exchange: Exchange, outgoing: Outgoing) -> split_pb2.ClientFra
             file=outgoing.file,
             hooks=exchange.observers,
             traceparent=exchange.about.carrier.get("traceparent"),
+            session_id=outgoing.session,
+            step=outgoing.step,
+            decoding=outgoing.decoding,
+            payload=b"".join(outgoing.buffers) if inline else b"",
         )
     )
 
@@ -85,6 +91,25 @@ def outgoing_file(data: torch.Tensor, suffix: str, preprocess_digest: str) -> Ou
     parcel = Parcel.of_tensors(None, [data])
     file = split_pb2.FileInput(suffix=suffix, preprocess_digest=preprocess_digest)
     return Outgoing("", b"", parcel.header, parcel.buffers, parcel.nbytes, file)
+
+
+def outgoing_step(
+    session: int, step: int, decoding: split_pb2.Decoding, asked: dict[str, Any], tensors: list[torch.Tensor]
+) -> Outgoing:
+    """A step of a decoding session, or its end."""
+    parcel = Parcel(b"", (), 0) if decoding.close else Parcel.of_tensors(asked, tensors)
+    return Outgoing(
+        "", b"", parcel.header, parcel.buffers, parcel.nbytes, decoding=decoding, session=session, step=step
+    )
+
+
+def step_answer(exchange: Exchange) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """What a settled step was answered with. Raises BadFrame."""
+    assert exchange.reply is not None
+    said, tensors = Parcel.tensors(exchange.reply.header, exchange.payload)
+    if not isinstance(said, dict):
+        raise BadFrame(f"the answer to a step says {type(said).__name__}, not what was done")
+    return said, tensors
 
 
 def load(reply: split_pb2.ReplyHeader) -> Load | None:

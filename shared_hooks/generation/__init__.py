@@ -17,6 +17,7 @@ cut         where the model is cut
 head        one forward up to the cut
 template    how the tail treats calls before the cut
 tail        one forward from the cut
+allowance   how much memory one step may take
 session     the cloud's part of a generation
 link        between the two
 edge_session  the edge's part

@@ -6,7 +6,6 @@ differences, and what is said exactly as in the step before is said by ``1``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -26,10 +25,14 @@ class Changes:
 
     def said(self, changes: list[Change]) -> Any:
         """For JSON."""
-        groups: dict[str, list[Any]] = {}
+        groups: dict[Any, tuple[Any, list[Any]]] = {}
         for path, form, before in changes:
-            groups.setdefault(json.dumps(_difference(before, form)), []).append(list(path))
-        said = [[json.loads(form), paths] for form, paths in groups.items()]
+            difference = _difference(before, form)
+            try:
+                groups.setdefault(difference, (difference, []))[1].append(path)
+            except TypeError:  # a whole object: lists cannot be looked up
+                groups[path] = difference, [path]
+        said = list(groups.values())
         if said == self._said:
             return AGAIN
         self._said = said
@@ -62,11 +65,11 @@ def _difference(before: Form, form: Form) -> Any:
         return plain(form)
     kind = form[0]
     if kind == "m" and len(before[1]) == len(form[1]) and before[3] == form[3]:
-        return ["+m", _less(form[1], before[1]), _less(form[2], before[2])]
+        return "+m", _less(form[1], before[1]), _less(form[2], before[2])
     if kind == "v" and type(form[1]) is int and type(before[1]) is int:
-        return ["+v", form[1] - before[1]]
+        return "+v", form[1] - before[1]
     if kind == "i" and type(form[2]) is int and type(before[2]) is int and before[1] == form[1]:
-        return ["+i", form[2] - before[2]]
+        return "+i", form[2] - before[2]
     return plain(form)
 
 
@@ -83,8 +86,8 @@ def _sum(before: Form, form: Any) -> Any:
     return "i", before[1], before[2] + form[1]
 
 
-def _less(one: tuple[int, ...], other: tuple[int, ...]) -> list[int]:
-    return [a - b for a, b in zip(one, other, strict=True)]
+def _less(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple([a - b for a, b in zip(one, other, strict=True)])
 
 
 def _more(one: tuple[int, ...], other: list[int]) -> tuple[int, ...]:

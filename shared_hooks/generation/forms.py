@@ -27,7 +27,7 @@ OWN = "_isthmus"
 """What a session keeps on a state; no part of its form."""
 
 _INTEGERS = (torch.int64, torch.int32, torch.bool)
-_LITERALS = (bool, int, float, str, type(None))
+LITERALS = frozenset({bool, int, float, str, type(None)})
 
 Form = Any
 Path = tuple[Any, ...]
@@ -84,7 +84,7 @@ def version_of(value: Any) -> int:
 def form_of(value: Any, here: torch.device, depth: int = 0) -> Form:
     """The form of a state or of a part of one. Raises `UnknownHolder` for an object of an unknown kind."""
     kind = type(value)
-    if kind in _LITERALS:
+    if kind in LITERALS:
         return "v", value
     if isinstance(value, torch.Tensor):
         if value.dtype in _INTEGERS and value.numel() <= FEW and kind is not Ghost:
@@ -205,7 +205,7 @@ def _leaf_form(form: Any) -> Form:
         check_sizes(shape, stride)
         return kind, shape, stride, str(form[3])
     if kind == "v":
-        if type(form[1]) not in _LITERALS or (type(form[1]) is int and abs(form[1]) > MAX_NUMBER):
+        if type(form[1]) not in LITERALS or (type(form[1]) is int and abs(form[1]) > MAX_NUMBER):
             raise BadFrame("malformed form of a state: a literal")
         return kind, form[1]
     if kind == "t":

@@ -144,6 +144,11 @@ class Heard:
             raise BadFrame(f"malformed inputs of a step: {error!s:.120}") from error
         return kwargs, used
 
+    @property
+    def largest_private(self) -> int:
+        """Elements of the largest private input."""
+        return max((leaf.numel() for leaf in self.leaves if type(leaf) is Ghost), default=0)
+
     def _leaf(self, number: int, form: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
         kind = form[0]
         if kind == "p":

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import BadFrame
-from shared_hooks.generation.forms import Form, Node, Path, build, check_key, form_of, same, version_of
+from shared_hooks.generation.forms import LITERALS, Form, Node, Path, build, check_key, form_of, same, version_of
 from shared_hooks.generation.ghost import Ghost, Part, shadow
 
 Change = tuple[Path, Form, Form]
@@ -59,6 +59,8 @@ class Mirror:
 
     def __init__(self, state: Any, here: torch.device) -> None:
         self.here = here
+        self.put_last: list[Form] = []
+        """What the last `put` has put there."""
         self.moved: list[Path] = []
         """Places where the last look has found another shadow than before."""
         with torch._C.DisableTorchFunction():  # our own look is no operation of the model's
@@ -70,7 +72,7 @@ class Mirror:
     def built(cls, form: Any, here: torch.device) -> Mirror:
         """Of a state made anew from its form; its tensors are shadows. Raises BadFrame."""
         made = cls.__new__(cls)
-        made.here, made.moved = here, []
+        made.here, made.moved, made.put_last = here, [], []
         state, made.root = build(form, here)
         if type(made.root) is not Node or made.root.kind != "o":
             raise BadFrame("a state is an object")
@@ -97,10 +99,13 @@ class Mirror:
             known = seen.get(key)
             if known is not None:
                 left -= 1
-                if known[0] is value and (known[1] < 0 or known[1] == value._version):
-                    if type(forms[key]) is Node:
-                        self._look(forms[key], (*path, key), found)
-                    continue
+                if known[0] is value:
+                    if known[1] < 0:
+                        if type(value) not in LITERALS and type(forms[key]) is Node:
+                            self._look(forms[key], (*path, key), found)
+                        continue
+                    if known[1] == value._version:
+                        continue
             if type(value) is Ghost:
                 self.moved.append((*path, key))
             form = form_of(value, self.here)
@@ -116,9 +121,11 @@ class Mirror:
 
     def put(self, changes: list[tuple[Path, Any]]) -> None:
         """What the other side changed, applied here; tensors whose form is left as it is stay. Raises BadFrame."""
+        self.put_last = []
         for path, form in changes:
             if not path:
                 _, self.root = build(form, self.here, self.root, self.state)
+                self.put_last.append(self.root)
                 continue
             node = self._at(path[:-1])
             key = path[-1]
@@ -129,6 +136,7 @@ class Mirror:
                 raise BadFrame(f"a state has no place {key}")
             node.write(key, value)
             node.note(key, value, found)
+            self.put_last.append(found)
 
     def _at(self, path: Path) -> Node:
         node: Any = self.root
@@ -198,7 +206,7 @@ class Mirror:
     def copied(self) -> Mirror:
         """Of a copy of the state that shares no real tensor with it."""
         made = Mirror.__new__(Mirror)
-        made.here, made.moved, made.root = self.here, [], _copied(self.root)
+        made.here, made.moved, made.put_last, made.root = self.here, [], [], _copied(self.root)
         return made
 
 

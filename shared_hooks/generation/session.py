@@ -15,13 +15,15 @@ The tensors of a step are those of its inputs, those of the cut's result, and th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from shared_hooks.errors import BadFrame, CutRefused
+from shared_hooks.generation.allowance import STEP_BYTES, Extents
 from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.cut import Cut, device_of, finder_of
@@ -46,10 +48,12 @@ LEAVES, TOLD = "leaves", "told"
 class DecodingTail:
     """The tail of a model for generation, cut after ``cut`` (a module's path). Serves any number of sessions.
 
-    Raises UnknownLayer and CutRefused. `close` takes away what was attached.
+    ``step_bytes``: what one step may take in memory. Raises UnknownLayer and CutRefused. `close` takes away what was
+    attached.
     """
 
-    def __init__(self, model: nn.Module, cut: str) -> None:
+    def __init__(self, model: nn.Module, cut: str, *, step_bytes: int = STEP_BYTES) -> None:
+        self.step_bytes = step_bytes
         self.model = model
         self.cut = Cut.of(model, cut)
         self.here = device_of(model)
@@ -79,10 +83,16 @@ class _Known:
     told: Told
     crossing: Any = None
     structure: Any = None
+    extents: Extents = field(default_factory=Extents)
 
     def copied(self) -> _Known:
         return replace(
-            self, inputs=self.inputs.copied(), up=self.up.copied(), down=self.down.copied(), told=self.told.copied()
+            self,
+            inputs=self.inputs.copied(),
+            up=self.up.copied(),
+            down=self.down.copied(),
+            told=self.told.copied(),
+            extents=self.extents.copied(),
         )
 
 
@@ -91,7 +101,8 @@ class TailSession:
 
     def __init__(self, tail: DecodingTail) -> None:
         self._tail = tail
-        self._known = _Known(Heard(tail.here, tail.find), Changes(), Changes(), Told(tail.here))
+        heard = Heard(tail.here, tail.find)
+        self._known = _Known(heard, Changes(), Changes(), Told(tail.here), extents=Extents(tail.step_bytes))
         self._mirror: Mirror | None = None
         self._spoilt = ""
 
@@ -179,6 +190,7 @@ class _Step:
             self._mirror = Mirror.built(header["new"], tail.here)
         mirror = self._mirror
         if mirror is not None:
+            known.extents.state([mirror.root] if "new" in header else ())
             apply(mirror, header.get("do", ()))
         kwargs, self._used = known.inputs.hear(header, self._tensors, None if mirror is None else mirror.state)
         known.crossing = header.get("x", known.crossing)
@@ -209,14 +221,17 @@ class _Step:
             reply["d"] = known.down.said(self._mirror.look())
         if bank and not running_tail.replay.answered:
             reply["nb"] = 1
+        known.extents.passed()
         return _Answer(reply, tensors, self._mirror)
 
     def _forward(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
         token = running.set(running_tail)
         try:
-            if self._header.get("b"):
-                running_tail.replay.on()
-            with torch.no_grad(), fast_path_off():
+            with torch.no_grad(), fast_path_off(), ExitStack() as self._around:
+                self._known.extents.begin(self._known.inputs.largest_private)
+                self._around.enter_context(self._known.extents.around())
+                if self._header.get("b"):
+                    running_tail.replay.on()
                 output = self._tail.model(**kwargs)
         except Diverged as error:
             raise CutRefused(f"at {self._tail.cut.name} the two sides part before the cut: {error}") from error
@@ -241,6 +256,8 @@ class _Step:
             self._back()
         if self._mirror is not None and "d" in self._header:
             self._mirror.put(self._known.up.heard(self._mirror.form, self._header["d"]))
+            self._known.extents.state(self._mirror.put_last)
+            self._around.enter_context(self._known.extents.around())
         made, sent = self._crossed(args, kwargs)
         running_tail.sent = sent
         return made

@@ -80,7 +80,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., structure_digest: _Optional[str] = ..., plan_digest: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., about: _Optional[_Mapping[str, str]] = ..., inline_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., manifest: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "max_request_bytes", "max_in_flight", "chunk_bytes", "about", "heartbeat_ms", "cuts", "notes", "rounding")
+    __slots__ = ("protocol_version", "max_request_bytes", "max_in_flight", "chunk_bytes", "about", "heartbeat_ms", "cuts", "notes", "rounding", "inline_bytes")
     class AboutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class Welcome(_message.Message):
     CUTS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     ROUNDING_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     max_request_bytes: int
     max_in_flight: int
@@ -106,7 +107,8 @@ class Welcome(_message.Message):
     cuts: Cuts
     notes: _containers.RepeatedScalarFieldContainer[str]
     rounding: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., about: _Optional[_Mapping[str, str]] = ..., heartbeat_ms: _Optional[int] = ..., cuts: _Optional[_Union[Cuts, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., rounding: _Optional[_Iterable[str]] = ...) -> None: ...
+    inline_bytes: int
+    def __init__(self, protocol_version: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., about: _Optional[_Mapping[str, str]] = ..., heartbeat_ms: _Optional[int] = ..., cuts: _Optional[_Union[Cuts, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., rounding: _Optional[_Iterable[str]] = ..., inline_bytes: _Optional[int] = ...) -> None: ...
 
 class Cuts(_message.Message):
     __slots__ = ("names",)
@@ -123,7 +125,7 @@ class CutUpload(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RequestHeader(_message.Message):
-    __slots__ = ("id", "cut_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file", "hooks", "traceparent")
+    __slots__ = ("id", "cut_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file", "hooks", "traceparent", "decoding", "payload")
     ID_FIELD_NUMBER: _ClassVar[int]
     CUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +137,8 @@ class RequestHeader(_message.Message):
     FILE_FIELD_NUMBER: _ClassVar[int]
     HOOKS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    DECODING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     id: int
     cut_digest: str
     header: bytes
@@ -146,7 +150,21 @@ class RequestHeader(_message.Message):
     file: FileInput
     hooks: _containers.RepeatedScalarFieldContainer[str]
     traceparent: str
-    def __init__(self, id: _Optional[int] = ..., cut_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    decoding: Decoding
+    payload: bytes
+    def __init__(self, id: _Optional[int] = ..., cut_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., decoding: _Optional[_Union[Decoding, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Decoding(_message.Message):
+    __slots__ = ("cut", "fork_of", "fork_step", "close")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    FORK_OF_FIELD_NUMBER: _ClassVar[int]
+    FORK_STEP_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    cut: str
+    fork_of: int
+    fork_step: int
+    close: bool
+    def __init__(self, cut: _Optional[str] = ..., fork_of: _Optional[int] = ..., fork_step: _Optional[int] = ..., close: bool = ...) -> None: ...
 
 class FileInput(_message.Message):
     __slots__ = ("suffix", "preprocess_digest")

@@ -1,0 +1,17 @@
+"""Decoding sessions: a model's state behind a cut that stays here from one step to the next.
+
+step      what a request asks of a session
+books     how many there are, what they hold, and who gives way
+sessions  opened, stepped, forked, dropped
+
+May import models, limits.
+"""
+
+from cloud_server.decoding.sessions import Sessions
+from cloud_server.decoding.step import Step, Turn
+
+__all__ = [
+    "Sessions",
+    "Step",
+    "Turn",
+]

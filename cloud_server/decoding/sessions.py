@@ -1,0 +1,247 @@
+"""The decoding sessions of a server: opened, stepped, forked and dropped, each by its own client alone.
+
+A session counts its steps: each must be the next, so none is computed twice; and one is computed at a time. Whatever is
+refused leaves it as it was. What has to go (room, idleness, its worker's end) goes by name: the client's next step is
+told why, and the client makes the session again from its steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
+
+from cloud_server.decoding.books import Books, Key, Session
+from cloud_server.decoding.step import Step, Turn
+from cloud_server.limits import Limits
+from cloud_server.models import Computed, Engine
+from shared_hooks import Parcel
+from shared_hooks.errors import Disagreement, ServerUnavailable, SessionLost, StepOutOfOrder, TooLarge
+from shared_hooks.sharing import Party
+
+log = logging.getLogger("cloud_server")
+
+REMEMBERED = 4096
+"""Sessions that are no more, and why."""
+
+
+class Sessions:
+    """Of all clients. Any thread may call."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._sessions: dict[Key, Session] = {}
+        self._books = Books(limits)
+        self._ends: OrderedDict[Key, str] = OrderedDict()
+        self.steps = 0
+        """That were computed."""
+        self.dropped: Counter[str] = Counter()
+        """Sessions that had to go, by a word for the reason."""
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def nbytes(self) -> int:
+        """What they hold."""
+        return self._books.memory.total
+
+    def turn(self, engine: Engine, party: Party, step: Step) -> Turn:
+        """For a worker: what it is to do with the step's header and payload."""
+        return Turn(step, partial(self.run, engine, party, step))
+
+    def run(self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview) -> Computed:
+        """The step, computed; or the session closed.
+
+        Raises SessionLost, StepOutOfOrder, Disagreement (another model or cut), TooLarge, ServerUnavailable without
+        room, and what the engine raises.
+        """
+        key = (*party, step.session)
+        if step.close:
+            self._close(key)
+            return _nothing()
+        opens = step.number == 0 and key not in self._sessions
+        session = self._open(engine, key, step) if opens else self._take(engine, key, step)
+        try:
+            assert session.handle is not None
+            computed = session.handle.step(header, payload)
+        except SessionLost as error:
+            self._drop(session, str(error), "lost")
+            raise SessionLost(f"{session} is lost: {error}") from error
+        except BaseException:
+            if opens:  # nothing was told of it
+                self._drop(session, "its first step failed")
+            else:
+                self._give_back(session)
+            raise
+        self._stepped(session, computed)
+        return computed
+
+    def _take(self, engine: Engine, key: Key, step: Step) -> Session:
+        """The session, for its next step."""
+        with self._lock:
+            session = self._known(engine, key, step.cut)
+            if step.number != session.steps:
+                raise StepOutOfOrder(f"step {step.number} of {session} came, and its next is {session.steps}")
+            if session.nbytes > self._limits.max_session_bytes:
+                most = f"a session takes no step beyond {self._limits.max_session_bytes} (max_session_bytes)"
+                raise TooLarge(f"{session} holds {session.nbytes} bytes; {most}")
+            session.busy = True
+            return session
+
+    def _known(self, engine: Engine, key: Key, cut: str) -> Session:
+        """The session, if it is there, at this cut, and nobody steps it; the caller holds the lock."""
+        session = self._sessions.get(key)
+        if session is None:
+            why = self._ends.get(key, "it was never opened here, or this server was started since")
+            raise SessionLost(f"there is no decoding session {key[2]} of this client: {why}")
+        if session.engine is not engine or session.cut != cut:
+            raise Disagreement(
+                f'{session} is of model "{session.engine.identity.model_id}" cut after "{session.cut}"; the request is '
+                f'of "{engine.identity.model_id}" cut after "{cut[:256]}"'
+            )
+        if session.busy:
+            raise StepOutOfOrder(f"{session} is at step {session.steps}, which is not over")
+        return session
+
+    def _open(self, engine: Engine, key: Key, step: Step) -> Session:
+        """A new session, or a copy of one; it is busy."""
+        party = Party(*key[:2])
+        with self._lock:
+            if key in self._sessions:
+                raise StepOutOfOrder(f"{self._sessions[key]} cannot be opened: it is there")
+            parent = self._known(engine, (*party, step.fork_of), step.cut) if step.fork_of else None
+            if parent is not None and parent.steps != step.fork_step:
+                raise StepOutOfOrder(f"a copy of {parent} after {step.fork_step} steps: it has done {parent.steps}")
+            if parent is not None:
+                parent.busy = True  # nor does it give way
+            try:
+                gone = self._room(party, 1, parent.nbytes if parent else 0)
+            except BaseException:
+                if parent is not None:
+                    parent.busy = False
+                raise
+            session = Session(key, engine, step.cut, parent.nbytes if parent else 0)
+            self._sessions[key] = session
+            self._books.add(session)
+            self._ends.pop(key, None)
+            closing = self._remove(gone)
+        self._close_all(closing)
+        try:
+            if parent is None:
+                session.handle = engine.open_session(step.cut)
+            else:
+                assert parent.handle is not None
+                session.handle = parent.handle.fork()
+        except BaseException as error:
+            self._drop(session, f"it could not be opened: {error}")
+            raise
+        finally:
+            if parent is not None:
+                self._give_back(parent)
+        return session
+
+    def _stepped(self, session: Session, computed: Computed) -> None:
+        """It has done a step, and holds so much now: others may have to go for that, or itself."""
+        with self._lock:
+            session.steps += computed.is_done
+            self.steps += 1
+            closing: list[Session] = []
+            if not session.dropped:
+                self._books.resize(session, computed.session_bytes)
+                try:
+                    closing = self._remove(self._room(session.party, 0, 0))
+                except ServerUnavailable as error:
+                    self._remove([Drop(session, f"its last step took too much: {error}", "room")])
+        self._close_all(closing)
+        self._give_back(session)
+
+    def _give_back(self, session: Session) -> None:
+        """Nobody steps it any more; one that was dropped meanwhile ends now."""
+        with self._lock:
+            session.busy = False
+            session.used = time.monotonic()
+        if session.dropped:
+            self._close_all([session])
+
+    def _room(self, party: Party, number: int, nbytes: int) -> list[Drop]:
+        """What goes so that ``party`` can have so much more; the caller holds the lock. Raises ServerUnavailable."""
+        gone = self._books.room(party, number, nbytes, self._sessions.values())
+        return [
+            Drop(one, f"it was not used for longest, and there was no more room ({why})", "room")
+            for one, why in gone.items()
+        ]
+
+    def _remove(self, gone: Iterable[Drop]) -> list[Session]:
+        """Takes sessions out of the table; those to be closed, for others are busy. The caller holds the lock."""
+        closing = []
+        for session, why, word in gone:
+            if session.dropped:
+                continue
+            session.dropped = True
+            del self._sessions[session.key]
+            self._books.remove(session)
+            self._ends[session.key] = why
+            if word:
+                self.dropped[word] += 1
+                log.info("%s of %s is dropped: %s", session, session.key[1], why)
+            if not session.busy:
+                closing.append(session)
+        while len(self._ends) > REMEMBERED:
+            self._ends.popitem(last=False)
+        return closing
+
+    def _drop(self, session: Session, why: str, word: str = "") -> None:
+        """Of who has it: it ends."""
+        with self._lock:
+            self._remove([Drop(session, why, word)])
+        self._give_back(session)
+
+    def _close(self, key: Key) -> None:
+        """Its client asks nothing more of it; one that is not there is closed already."""
+        with self._lock:
+            session = self._sessions.get(key)
+            closing = self._remove([Drop(session, "it was closed", "")]) if session else []
+        self._close_all(closing)
+
+    def _close_all(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            if session.handle is not None:
+                session.handle.close()
+
+    def sweep(self) -> None:
+        """Drops what nobody has used for long, and what is lost where it was."""
+        most = self._limits.session_idle_seconds
+        with self._lock:
+            gone = [
+                Drop(one, f"it had no step for {most:g} s (session_idle_seconds)", "idle")
+                for one in self._sessions.values()
+                if one.idle_seconds > most
+            ]
+            lost = [one for one in self._sessions.values() if not one.busy and one.handle and one.handle.lost]
+            closing = self._remove([*gone, *(Drop(one, one.handle.lost, "lost") for one in lost if one.handle)])
+        self._close_all(closing)
+
+    def close(self) -> None:
+        """All of them end."""
+        with self._lock:
+            closing = self._remove([Drop(one, "the server has ended", "") for one in list(self._sessions.values())])
+        self._close_all(closing)
+
+
+class Drop(NamedTuple):
+    """A session that goes: why, in words, and for who counts, in one (empty: nobody counts it)."""
+
+    session: Session
+    why: str
+    word: str
+
+
+def _nothing() -> Computed:
+    """What is answered where nothing was to be computed."""
+    return Computed.of(Parcel.of_tensors({}, []).header, (), 0)
