@@ -15,6 +15,7 @@
 #   DOORS_FLAGS=    for the doors, e.g. "--json docs/results/doors.json"
 #   WHEEL_FLAGS=    for the wheel, e.g. "--python python3.10 --python python3.13"
 #   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"
+#   GENERATION_FLAGS=  for split generation, e.g. "modes --only Llama --json modes.jsonl"
 #   COMPOSE_FLAGS=  for the containers, e.g. "--base my/python:3.12 --torch 2.13.0+cpu --profile demo"
 #   PAGES=          for docs-update, e.g. "README.md docs/witness.md"; default: all
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
@@ -31,6 +32,7 @@ CERT_FLAGS ?=
 BENCH_FLAGS ?=
 EXPERIMENT_FLAGS ?=
 LIBRARY_FLAGS ?=
+GENERATION_FLAGS ?= architectures --jobs 2
 FUZZ_FLAGS ?=
 ATTACK_FLAGS ?=
 CHAOS_FLAGS ?=
@@ -45,7 +47,7 @@ MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak ray cameras matrix footprint doors wheel experiments library protos docs docs-update clean
+.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak ray cameras matrix footprint doors wheel experiments library generation protos docs docs-update clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -66,6 +68,7 @@ help:
 	@echo "make cameras cameras and streams before edge-client run: GStreamer, RTSP, HTTP, V4L2 (Linux, GStreamer)"
 	@echo "make experiments  predictions and moving cuts on a shaped link (root, Linux): tables and JSON"
 	@echo "make library the models of transformers, timm and torchvision cut at a sample of their layers; hours"
+	@echo "make generation  generate() of the models of transformers split, against the same in one process; an hour"
 	@echo "make compose the containers of deploy/docker-compose.yml, built, run, looked into and taken down (a Docker engine)"
 	@echo "make manifests  the files for Kubernetes, systemd and Compose, by kubectl, systemd-analyze and Compose"
 	@echo "make docs    the site of the documentation: build/site/index.html"
@@ -131,6 +134,9 @@ experiments: $(DEV)
 
 library: $(DEV)
 	$(PY) -m studies.library $(LIBRARY_FLAGS)
+
+generation: $(DEV)
+	$(PY) -m studies.generation $(GENERATION_FLAGS)
 
 compose: | $(PY)
 	$(PY) -m deploy.compose_check $(COMPOSE_FLAGS)

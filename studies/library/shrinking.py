@@ -30,20 +30,21 @@ NOT_LAYERS = re.compile(
 EXPERTS = re.compile(r"(num|n)_(local_|routed_)?experts$|moe_num_experts|num_experts$")
 
 
-def changes(config: Any, factor: int, ids: dict[int, int], *, mixed: bool) -> dict[str, Any]:
+def changes(config: Any, factor: int, ids: dict[int, int], *, mixed: bool, layers: int = MOST_LAYERS) -> dict[str, Any]:
     """What to tell the configuration's class so that it is small. ``ids``: special tokens, old to new; ``mixed``: keep
     layers of different kinds where settings are given layer by layer, else what the class makes of fewer layers.
+    ``layers``: how many at most.
     """
     found: dict[str, Any] = {}
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_dict"):
-            inner = changes(value, factor, ids, mixed=mixed)
+            inner = changes(value, factor, ids, mixed=mixed, layers=layers)
             found[name] = {**_told(value), **inner}
         elif not name.startswith("_"):
-            if mixed and isinstance(value, (list, tuple)) and len(value) == _layers_of(config) > MOST_LAYERS:
-                value = type(value)(_chosen(value))
+            if mixed and isinstance(value, (list, tuple)) and len(value) == _layers_of(config) > layers:
+                value = type(value)(_chosen(value, layers))
                 found[name] = value
-            new = _small(name, value, factor, ids, config)
+            new = _small(name, value, factor, ids, config, layers)
             if new is not value and new != value:
                 found[name] = new
     return found
@@ -52,6 +53,7 @@ def changes(config: Any, factor: int, ids: dict[int, int], *, mixed: bool) -> di
 def _told(config: Any) -> dict[str, Any]:
     """A part's own settings without those that its class works out from others."""
     derived = ("layer_types", "head_dim", "stage_names", "out_indices", "out_features", "transformers_version")
+    derived += ("per_layer_config",)  # its layers are those of the configuration at full size
     return {
         name: value
         for name, value in config.to_dict().items()
@@ -59,13 +61,13 @@ def _told(config: Any) -> dict[str, Any]:
     }
 
 
-def _small(name: str, value: Any, factor: int, ids: dict[int, int], config: Any) -> Any:
+def _small(name: str, value: Any, factor: int, ids: dict[int, int], config: Any, layers: int) -> Any:
     if value is None and name in MISSING:
         return MISSING[name]
     if isinstance(value, bool) or value is None or isinstance(value, (str, float)):
         return value
     if isinstance(value, dict) and value and all(isinstance(key, int) for key in value):
-        return {key: item for key, item in value.items() if key < MOST_LAYERS}
+        return {key: item for key, item in value.items() if key < layers}
     if re.search(r"(token_id|token_index|_id|token_ids|_token)$", name):
         return _each(value, lambda one: ids.setdefault(one, VOCABULARY - 1 - len(ids)) if one >= 200 else one)
     if name.endswith("mrope_section") or name == "rope_parameters":
@@ -88,7 +90,7 @@ def _small(name: str, value: Any, factor: int, ids: dict[int, int], config: Any)
     if name.endswith(("image_size", "img_size")) or name == "crop_size":
         return _each(value, lambda one: _picture(one, config))
     if name == "depths" or (LAYERS.search(name) and not NOT_LAYERS.search(name)):
-        return _each(value, lambda one: min(one, MOST_LAYERS))
+        return _each(value, lambda one: min(one, layers))
     if WIDTH.search(name) and not NOT_WIDTH.search(name):
         return _each(value, lambda one: one // factor if one >= 16 else one)
     return value
@@ -115,9 +117,13 @@ def _layers_of(config: Any) -> int:
     return next((number for number in found if isinstance(number, int)), 0)
 
 
-def _chosen(settings: Any) -> list[Any]:
-    """Of settings layer by layer the first, and the first that is another."""
-    return [settings[0], next((one for one in settings if one != settings[0]), settings[0])]
+def _chosen(settings: Any, layers: int) -> list[Any]:
+    """Of settings layer by layer each kind once, in the order they first come, over and over."""
+    kinds: list[Any] = []
+    for one in settings:
+        if one not in kinds:
+            kinds.append(one)
+    return [kinds[number % len(kinds)] for number in range(layers)]
 
 
 def _rotary(value: Any, factor: int, config: Any) -> Any:
