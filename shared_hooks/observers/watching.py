@@ -19,6 +19,8 @@ import torch
 from torch import nn
 
 from shared_hooks.forward import UNSEEN, Session
+from shared_hooks.generation.head import Head
+from shared_hooks.generation.tail import Tail
 from shared_hooks.head import Diverged, HeadSession
 from shared_hooks.modules import Runner, Shim, attach, call_name, running
 from shared_hooks.observers.deferred import Deferred, read
@@ -82,10 +84,15 @@ class Watcher(Protocol):
         """A forward begins, of the root (``whole``) or of a part of it alone; None: not this one."""
 
 
+Shown = Session | Head | Tail
+SHOWN = (Session, Head, Tail)
+"""Runs that are shown: sessions, and the two halves of a step of generation."""
+
+
 class ObservedForward:
     """One forward that is looked at; ``session`` is what runs it, None outside Isthmus."""
 
-    def __init__(self, session: Session | None) -> None:
+    def __init__(self, session: Shown | None) -> None:
         self.session = session
         self.looks: dict[Watcher, Look | None] = {}
         self.all: list[Look] = []
@@ -98,7 +105,8 @@ class ObservedForward:
         for watcher in here:
             whole = watcher.root is module
             if whole or watcher not in self.looks:
-                mine = watcher.owner is None or self.session is None or watcher.owner is self.session.modules
+                owner = self.session.modules if isinstance(self.session, Session) else None
+                mine = watcher.owner is None or owner is None or watcher.owner is owner
                 look = self.looks[watcher] = watcher.begin(whole) if mine else None
                 if look is not None:
                     self.all.append(look)
@@ -145,7 +153,7 @@ class ObservedForward:
         return bool(getattr(self.session, "resumed", True))
 
     def _number(self, module: nn.Module) -> int:
-        session = self.session
+        session = self.session if isinstance(self.session, Session) else None
         info = None if session is None else session.modules.get(module)
         if session is not None and info is not None:
             # a module around the cut has its number from the head
@@ -185,7 +193,7 @@ class ModuleObservers:
 
     def call(self, shim: Shim, session: Runner | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module, forward = shim.module, shim.gate or shim.forward
-        if session is not None and not isinstance(session, Session):
+        if session is not None and not isinstance(session, SHOWN):
             return session.call(module, forward, args, kwargs)  # planning
         observed = _current.get()
         if observed is not None and observed.session is session:
