@@ -22,7 +22,7 @@ def places(records: Any) -> list[tuple[int, str]]:
 
 def seen(records: Any) -> list[Any]:
     """But for the state among a model's outputs, of which each side has its own part."""
-    return [record for record in records if "past_key_values" not in getattr(record, "place", "")]
+    return [record for record in records if "past_key_values" not in getattr(record, "part", "")]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["attached before the split", "attached within"])
@@ -41,8 +41,8 @@ def test_both_sides_together_see_what_the_whole_model_sees(name: str, before: bo
             assert torch.equal(generate(here), words)
     assert not set(places(edge.records)) & set(places(cloud.records))
     assert sorted(places(edge.records) + places(cloud.records)) == sorted(places(whole.records))
-    means = {(one.step, one.name, one.place): one.mean for one in seen([*edge.records, *cloud.records])}
-    assert means == {(one.step, one.name, one.place): one.mean for one in seen(whole.records)}
+    means = {(one.step, one.name, one.part): one.mean for one in seen([*edge.records, *cloud.records])}
+    assert means == {(one.step, one.name, one.part): one.mean for one in seen(whole.records)}
     assert cut_of(name) in {one.name for one in edge.records}
 
 
