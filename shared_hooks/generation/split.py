@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused, InputMismatch
+from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, device_of, finder_of
 from shared_hooks.generation.edge_session import EdgeSession
 from shared_hooks.generation.ghost import Origin
@@ -28,8 +29,9 @@ from shared_hooks.generation.link import Link, StepReply
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.records import StepRecord
 from shared_hooks.generation.results import heard
+from shared_hooks.generation.sampling import digest, state_now, written
 from shared_hooks.generation.session import LEAVES, TOLD
-from shared_hooks.generation.wanted import widened
+from shared_hooks.generation.wanted import SHORT, Answer, widened
 from shared_hooks.modules import attach, fast_path_off, running
 
 HISTORY_BYTES = 256 << 20
@@ -42,9 +44,13 @@ class SplitForward:
     head ends. ``link``: the way to the tail.
 
     ``private``: names of inputs that never leave this side, in place of those that are recognised by name.
-    ``answer``: None for all logits, or ``("top", k)`` for the k likeliest. ``history_bytes``: how much of its steps a
-    session keeps to be made again when the server has lost it. ``modules``: those of the `WrappedModel` whose
-    observers look at the steps.
+    ``history_bytes``: how much of its steps a session keeps to be made again when the server has lost it. ``modules``:
+    those of the `WrappedModel` whose observers look at the steps.
+
+    ``answer``: what comes back of the logits. None is all of them; ``("top", k)`` the k likeliest, ``("token",)`` the
+    likeliest word alone: the others are minus infinity. A ``generate()`` for which that is not enough raises
+    CutRefused. ``("least",)`` is the least that is enough for each ``generate()``. With ``("sample",)`` the server
+    draws, too, with this side's generator and processors: the same words, and the server knows which they are.
 
     Raises UnknownLayer and CutRefused. What cannot be split raises an IsthmusError in the call itself.
     """
@@ -56,7 +62,7 @@ class SplitForward:
         link: Link,
         *,
         private: frozenset[str] | None = None,
-        answer: tuple[str, int] | None = None,
+        answer: Answer = None,
         history_bytes: int = HISTORY_BYTES,
         modules: object = None,
     ) -> None:
@@ -64,7 +70,7 @@ class SplitForward:
         self.cut = Cut.of(model, cut)
         self._link = link
         self._private = private
-        self._answer = answer
+        self._asking = Asking(answer)
         self._history_bytes = history_bytes
         self._modules = modules
         self._here = device_of(model)
@@ -97,11 +103,14 @@ class SplitForward:
         self._signature = inspect.signature(shim.forward)
         for module in self._paths:
             attach.attach(module)
+        self._asking.attach(self.model)
 
     def detach(self) -> None:
         """The model is as it was; its sessions are closed."""
         if self._shim is None:
             return
+
+        self._asking.detach(self.model)
         self._shim.entry = None
         self._shim = None
         for module in (self.model, *self._paths):
@@ -147,6 +156,8 @@ class SplitForward:
             raise
         finally:
             handle.busy = False
+        session.wanted = message[0].get("w", session.wanted)
+        session.random = reply.header.get("rng")
         session.done(*message)
         handle.done = []
         durations = reply.durations
@@ -217,8 +228,7 @@ class SplitForward:
             header["d"] = session.up.said(handle.mirror.look())
         if born:
             header["born"] = 1
-        if self._answer is not None:
-            header["w"] = list(self._answer)
+        self._add_wanted(session, header)
         self._add_read(head, session, header)
         told = {(one[0], one[1]): one for one in head.told()}
         changed = [one for key, one in told.items() if session.told.get(key) != one]
@@ -227,6 +237,18 @@ class SplitForward:
             session.told = told
         self._add_crossing(head, session, header, tensors)
         return header, tensors
+
+    def _add_wanted(self, session: EdgeSession, header: dict[str, Any]) -> None:
+        """What is to come back, and this side's generator, unless the other side knows both."""
+        answer = self._asking.now()
+        if answer != session.wanted:
+            header["w"] = answer
+        if answer is not None and answer[0] == "sample":
+            if self._here.type != "cpu":
+                raise CutRefused(f"the server samples as a CPU does, and this model is on {self._here.type}")
+            state = state_now()
+            if digest(state) != session.random:
+                header["rng"] = written(state)
 
     def _add_read(self, head: Head, session: EdgeSession, header: dict[str, Any]) -> None:
         """Values that Python read, unless the other side reads all of them by itself."""
@@ -285,8 +307,8 @@ class SplitForward:
             if kind == "s":
                 found: torch.Tensor = reply.tensors[said[1]]
                 return found.to(self._here)
-            if kind == "top":
-                return widened(said[1], reply.tensors[said[3]], reply.tensors[said[3] + 1]).to(self._here)
+            if kind in SHORT:
+                return widened(said, reply.tensors).to(self._here)
             if kind == "in":
                 given: torch.Tensor = session.inputs.leaves[said[1]]
                 return given
