@@ -51,12 +51,14 @@ LEAVES, TOLD = "leaves", "told"
 class DecodingTail:
     """The tail of a model for generation, cut after ``cut`` (a module's path). Serves any number of sessions.
 
-    ``step_bytes``: what one step may take in memory. Raises UnknownLayer and CutRefused. `close` takes away what was
+    ``step_bytes``: what one step may take in memory. ``modules``: those of the `WrappedModel` whose observers look at
+    its steps. Raises UnknownLayer and CutRefused. `close` takes away what was
     attached.
     """
 
-    def __init__(self, model: nn.Module, cut: str, *, step_bytes: int = STEP_BYTES) -> None:
+    def __init__(self, model: nn.Module, cut: str, *, step_bytes: int = STEP_BYTES, modules: object = None) -> None:
         self.step_bytes = step_bytes
+        self.modules = modules
         self.model = model
         self.cut = Cut.of(model, cut)
         self.here = device_of(model)
@@ -211,7 +213,16 @@ class _Step:
         self._start = None if mirror is None else mirror.snapshot()
         while True:
             running_tail = Tail(
-                tail.cut, tail.paths, tail.template, known.told, bank, self._arrive, tail.find, tail.here, seek=seek
+                tail.cut,
+                tail.paths,
+                tail.template,
+                known.told,
+                bank,
+                self._arrive,
+                tail.find,
+                tail.here,
+                seek=seek,
+                modules=tail.modules,
             )
             try:
                 output = self._forward(running_tail, kwargs)
