@@ -27,6 +27,7 @@ configuration does not have is left out."""
 
 ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
 PER_CLASS: dict[str, dict[str, Any]] = {
+    "BambaForCausalLM": {"attn_layer_indices": [1, 3]},
     "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": ROTARY, "sliding_attention": ROTARY}},
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "topk_method": "greedy"},
     "Dots1ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
