@@ -25,7 +25,7 @@ transport   the standing connection
 witness     answers also computed whole here
 survey      gathers what a plan needs: link, server's profile, our own
 planning    which cut is best, from numbers alone
-generation  generation cut in two: the way of decoding sessions to the server
+generation  generation cut in two: generate() of transformers, and sessions' way to the server
 adaptive    `AutoClient`: the cut chosen anew for every request
 live        a page in the browser, and sinks, while requests run
 sweeping    every cut measured: tables and a report
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from edge_client.call import Call
     from edge_client.client import CONNECTION_ERRORS, EdgeClient
     from edge_client.credentials import Credentials
+    from edge_client.generation import SplitGenerator, split_model
     from edge_client.model_choice import ModelChoice
     from edge_client.process.local_server import local_server
     from edge_client.request import Pending
@@ -78,6 +79,7 @@ _HOME = {
     "KeepAlive": "transport.options",
     "ModelChoice": "model_choice",
     "Pending": "request",
+    "SplitGenerator": "generation",
     "State": "transport.state",
     "Times": "transport.times",
     "Witness": "witness",
@@ -87,6 +89,7 @@ _HOME = {
     "plan": "tasks.plan",
     "profile": "tasks.profile",
     "prune": "tasks.prune",
+    "split_model": "generation",
     "sweep": "tasks.sweep",
     "verify": "tasks.verify",
 }
@@ -104,6 +107,7 @@ __all__ = [
     "KeepAlive",
     "ModelChoice",
     "Pending",
+    "SplitGenerator",
     "State",
     "Times",
     "Witness",
@@ -115,6 +119,7 @@ __all__ = [
     "plan",
     "profile",
     "prune",
+    "split_model",
     "sweep",
     "verify",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -405,6 +405,23 @@ class EdgeClient(Standing):
             lifecycle=self.lifecycle,
         )
         return _closing(source, answers) if named else answers
+
+    @contextmanager
+    def generating(
+        self, model: nn.Module | None = None, *, cut: str, answer: tuple[str, int] | None = None
+    ) -> Iterator[Any]:
+        """The client's model (or ``model``, of the same weights), whose ``generate()`` is split after ``cut``.
+
+            with client.generating(cut="model.layers.3") as model:
+                ids = model.generate(**inputs, max_new_tokens=64)
+
+        Any call of the model in this block is a step of a generation: its first layers run here, the others on the
+        server, and each side keeps its part of the state. docs/generation.md; errors: `generation.SplitGenerator`.
+        """
+        from edge_client.generation import split_model  # few clients generate
+
+        with split_model(model, self, cut, answer=answer) as split:
+            yield split
 
     def _cut(self, split: Cut | None) -> Cut:
         return self.split if split is None else split

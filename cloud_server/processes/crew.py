@@ -82,15 +82,39 @@ class Crew:
         with self._changed:
             return [one.pid for one in self._workers if one.is_warm]
 
-    def take(self) -> WorkerProcess:
-        """An idle worker, which is the caller's until `release`. Raises ServerUnavailable."""
+    def take(self, wanted: WorkerProcess | None = None) -> WorkerProcess:
+        """An idle worker, which is the caller's until `release`; ``wanted``, and no other, where that is given.
+
+        Raises ServerUnavailable, and Lost when the wanted one has ended.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._idle or self._closed, WAIT_SECONDS)
-            if self._closed or not self._idle:
-                raise ServerUnavailable(f"no worker was warm within {WAIT_SECONDS:g} s; new ones are being started")
-            worker = self._idle.pop()
+            self._changed.wait_for(lambda: self._closed or self._there(wanted), WAIT_SECONDS)
+            if wanted is not None and wanted not in self._workers:
+                raise Lost(wanted.end)
+            if self._closed or not self._idle or (wanted is not None and wanted not in self._idle):
+                what = "no worker was warm" if wanted is None else f"{wanted} was not free"
+                raise ServerUnavailable(f"{what} within {WAIT_SECONDS:g} s; new ones are being started")
+            worker = self._idle[-1] if wanted is None else wanted
+            self._idle.remove(worker)
             worker.state = State.BUSY
             return worker
+
+    def _there(self, wanted: WorkerProcess | None) -> bool:
+        """Whether there is something to be taken, or nothing to be waited for; the caller holds the lock."""
+        return bool(self._idle) if wanted is None else wanted in self._idle or wanted not in self._workers
+
+    def has(self, worker: WorkerProcess) -> bool:
+        """Whether it has not ended."""
+        with self._changed:
+            return worker in self._workers
+
+    def roomiest(self) -> WorkerProcess:
+        """That of the warm ones with the fewest decoding sessions. Raises ServerUnavailable."""
+        with self._changed:
+            warm = [one for one in self._workers if one.is_warm and not one.leaving]
+            if not warm:
+                raise ServerUnavailable("no worker is warm; new ones are being started")
+            return min(warm, key=lambda one: one.sessions)
 
     def release(self, worker: WorkerProcess) -> None:
         """The caller needs it no more."""
@@ -130,6 +154,8 @@ class Crew:
                 for worker in [one for one in self._idle if self._is_replaced(one)]:
                     self._idle.remove(worker)
                     worker.dismiss()
+                for worker in self._idle:
+                    worker.forget()
             wait = self._start_missing()
             self._tell()
             self._sleep(wait)

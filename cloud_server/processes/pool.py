@@ -18,9 +18,9 @@ from cloud_server.processes.channel import Lost
 from cloud_server.processes.crashes import Crashes
 from cloud_server.processes.crew import Crew
 from cloud_server.processes.memory import SharedMemory
-from cloud_server.processes.task import ManifestTask, ProfileTask, Task
+from cloud_server.processes.task import ManifestTask, ProfileTask, SessionTask, StepTask, Task
 from cloud_server.processes.worker_process import WorkerProcess
-from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable, TooLarge, WorkerLost
+from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable, SessionLost, TooLarge, WorkerLost
 
 DEATHS = 2
 """Workers that may end under one request."""
@@ -72,6 +72,26 @@ class Pool:
                 text = "a worker ended under this request after it had begun to write to what came; send it again"
                 raise ServerUnavailable(text) from error
 
+    def step(self, task: StepTask, worker: WorkerProcess) -> Computed:
+        """Runs a step in the worker that has its session. Raises as `run`, and SessionLost when that has ended."""
+        self._crashes.check(task.account)
+        with self._of_session(task.account, worker):
+            return worker.run(task, self._patience)
+
+    def begin(self, task: SessionTask, account: str, worker: WorkerProcess) -> None:
+        """A new session in a worker. Raises as `step`."""
+        self._crashes.check(account)
+        with self._of_session(account, worker):
+            worker.ask(task, self._patience, lambda *_: None)
+
+    @contextmanager
+    def _of_session(self, account: str, worker: WorkerProcess) -> Iterator[None]:
+        try:
+            with self._taken(account, worker):
+                yield
+        except (_Ended, Lost) as ended:
+            raise SessionLost(f"its worker process {ended}") from None
+
     def ask(self, task: ProfileTask | ManifestTask, on_progress: Progress = lambda *_: None) -> bytes:
         """What is answered with bytes: a profile as JSON, a manifest. Raises as `run`; it is not run again."""
         try:
@@ -81,9 +101,11 @@ class Pool:
             raise WorkerLost(f"the worker that was asked {ended}") from None
 
     @contextmanager
-    def _taken(self, account: str) -> Iterator[WorkerProcess]:
-        """An idle worker for the block. Raises _Ended when it ends in it, and TooLarge when it does not come back."""
-        worker = self.crew.take()
+    def _taken(self, account: str, wanted: WorkerProcess | None = None) -> Iterator[WorkerProcess]:
+        """An idle worker (``wanted``: this one) for the block. Raises _Ended when it ends in it, and TooLarge when it
+        does not come back.
+        """
+        worker = self.crew.take(wanted)
         try:
             yield worker
         except IsthmusError:

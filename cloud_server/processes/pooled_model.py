@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -12,12 +13,15 @@ from typing import Any
 from cloud_server.models import Computed, EngineSession, Identity, Progress
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.processes.pool import Pool
-from cloud_server.processes.task import ManifestTask, ProfileTask, Task
+from cloud_server.processes.task import ManifestTask, ProfileTask, SessionTask, StepTask, Task
+from cloud_server.processes.worker_process import WorkerProcess
 from shared_hooks import Crossing
-from shared_hooks.errors import CutRefused
 from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.modules.manifest import Manifest, decode
 from shared_hooks.tail import payer
+
+_numbers = itertools.count(1)
+"""Of decoding sessions, over all workers."""
 
 
 class PooledModel:
@@ -67,16 +71,37 @@ class PooledModel:
         check_step(header, payload_bytes, max_bytes)
 
     def open_session(self, cut: str) -> EngineSession:
-        """Raises CutRefused."""
-        raise CutRefused("decoding sessions are not served by worker processes (--in-process serves them)")
+        """In the worker that has the fewest, where it stays. Raises what the worker raises, and ServerUnavailable."""
+        worker, number = self._pool.crew.roomiest(), next(_numbers)
+        self._pool.begin(SessionTask(self.identity.model_id, number, cut=cut), payer.get().account, worker)
+        return PooledSession(self, worker, number)
+
+    def begin_copy(self, of: int, worker: WorkerProcess) -> EngineSession:
+        """A copy of a session of that worker, beside it."""
+        number = next(_numbers)
+        self._pool.begin(SessionTask(self.identity.model_id, number, of=of), payer.get().account, worker)
+        return PooledSession(self, worker, number)
+
+    def step(self, session: int, worker: WorkerProcess, header: bytes, payload: memoryview) -> Computed:
+        """Of a session of that worker. The payload must be a block of `allocate`, or empty."""
+        return self._pool.step(StepTask(**vars(self._task(None, "", header, payload, False)), session=session), worker)
+
+    def has(self, worker: WorkerProcess) -> bool:
+        """Whether it has not ended."""
+        return self._pool.crew.has(worker)
 
     def _run(
         self, crossing: Crossing | None, suffix: str, header: bytes, payload: memoryview, want_metrics: bool
     ) -> Computed:
+        return self._pool.run(self._task(crossing, suffix, header, payload, want_metrics))
+
+    def _task(
+        self, crossing: Crossing | None, suffix: str, header: bytes, payload: memoryview, want_metrics: bool
+    ) -> Task:
+        """For the request that this thread works for."""
         model_id, about = self.identity.model_id, self._lifecycle.current or About(0, -1)
         observers = getattr(self._thread, "observers", ())
-        task = Task(model_id, about, payer.get().account, crossing, suffix, header, payload, want_metrics, observers)
-        return self._pool.run(task)
+        return Task(model_id, about, payer.get().account, crossing, suffix, header, payload, want_metrics, observers)
 
     @contextmanager
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
@@ -95,3 +120,31 @@ class PooledModel:
         task = ProfileTask(self.identity.model_id, warmup, repetitions, seconds)
         found: dict[str, Any] = json.loads(self._pool.ask(task, on_progress))
         return found
+
+
+class PooledSession:
+    """A decoding session in one worker: an `EngineSession`."""
+
+    def __init__(self, model: PooledModel, worker: WorkerProcess, number: int) -> None:
+        self._model = model
+        self._worker = worker
+        self._number = number
+        worker.sessions += 1
+
+    @property
+    def lost(self) -> str:
+        """It ends with its worker."""
+        return "" if self._model.has(self._worker) else f"its worker process {self._worker.end}"
+
+    def step(self, header: bytes, payload: memoryview) -> Computed:
+        """Raises what the worker raises, SessionLost when that has ended, and ServerUnavailable when it is not free."""
+        return self._model.step(self._number, self._worker, header, payload)
+
+    def fork(self) -> EngineSession:
+        """In the same worker."""
+        return self._model.begin_copy(self._number, self._worker)
+
+    def close(self) -> None:
+        """The worker hears of it with the next that it is asked."""
+        self._worker.sessions -= 1
+        self._worker.closed.append(self._number)

@@ -68,3 +68,26 @@ class ManifestTask:
 
     def head(self) -> dict[str, Any]:
         return {"do": "manifest", "model": self.model_id}
+
+
+@dataclass(frozen=True)
+class StepTask(Task):
+    """The next step of a decoding session, which the worker numbers so."""
+
+    session: int = 0
+
+    def head(self) -> dict[str, Any]:
+        return {**super().head(), "do": "step", "session": self.session}
+
+
+@dataclass(frozen=True)
+class SessionTask:
+    """A new decoding session, the worker's number ``session``; a copy of number ``of``, or behind the layer ``cut``."""
+
+    model_id: str
+    session: int
+    cut: str = ""
+    of: int = 0
+
+    def head(self) -> dict[str, Any]:
+        return {"do": "session", "model": self.model_id, "session": self.session, "cut": self.cut, "of": self.of}

@@ -20,16 +20,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 from cloud_server import wire
 from cloud_server.config import ServerConfig
-from cloud_server.models import Computed, ServedModel
+from cloud_server.models import Computed, EngineSession, ServedModel
 from cloud_server.options import configure, parser
 from cloud_server.processes.channel import Channel, Lost, Message
 from cloud_server.processes.memory import Mapping
 from cloud_server.work import Overtime, Watchdog
 from shared_hooks import Crossing
 from shared_hooks.crossing import decode, decoded_bytes
-from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, ServerUnavailable, TooLarge
+from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, ServerUnavailable, SessionLost, TooLarge
 from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.lifecycle.log import show
 from shared_hooks.models import pick_device, set_threads
@@ -106,6 +108,7 @@ class Worker:
         self._overtime = Watchdog(config.limits.max_compute_seconds)
         self._crossings: SharedCache[str, Crossing] = SharedCache(config.limits.max_cuts, config.limits.max_cuts_bytes)
         self._begun = memoryview(mapping.array(begun, 8)).cast("Q")  # type: ignore[arg-type]
+        self._sessions: dict[int, EngineSession] = {}
         self._number = 0
         """Of what is being answered."""
         self._kept: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -116,7 +119,11 @@ class Worker:
         while True:
             head, parts = self._channel.receive()
             self._number = self._begun[0] = head["number"]
-            if head["do"] in ("profile", "manifest"):
+            for session in head["closed"]:
+                self._sessions.pop(session, None)
+            if head["do"] == "forget":
+                continue
+            if head["do"] in ("profile", "manifest", "session"):
                 self._tell(head)
             else:
                 self._answer(head, parts)
@@ -137,11 +144,12 @@ class Worker:
         """When this returns, everything of the request is gone, unless the model or a hook keeps it."""
         try:
             computed = self._tail(head, header, payload)
+            said = {"is": "reply", "session_bytes": computed.session_bytes, "is_done": computed.is_done}
             if computed.nbytes > INLINE_BYTES:
                 places = self._put(computed, payload)
-                return {"is": "reply", "places": places}, [computed.reply.SerializeToString()]
+                return {**said, "places": places}, [computed.reply.SerializeToString()]
             data = b"".join(computed.buffers)
-            return {"is": "reply", "places": []}, [computed.reply.SerializeToString(), data]
+            return {**said, "places": []}, [computed.reply.SerializeToString(), data]
         except IsthmusError as error:
             return _failure(error)
 
@@ -154,7 +162,9 @@ class Worker:
                 stack.enter_context(self._overtime.limited())
                 stack.enter_context(paid_by(head["account"], About(*head["about"]).client))
                 found = stack.enter_context(model.observing(observers)) if observers else bytes
-                if head["do"] == "file":
+                if head["do"] == "step":
+                    computed = self._step(head["session"], header, payload)
+                elif head["do"] == "file":
                     most = self._limits.max_request_bytes
                     computed = model.compute_file(head["suffix"], header, payload, head["metrics"], most)
                 else:
@@ -172,6 +182,14 @@ class Worker:
             ) from None
         except BaseException as error:  # a model may even raise SystemExit
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
+
+    def _step(self, session: int, header: bytes, payload: memoryview) -> Computed:
+        if session not in self._sessions:
+            raise SessionLost("its worker process does not have it")
+        # A session may keep what it was sent for as long as it lives, and shared memory is for what is on its way.
+        own = memoryview(torch.empty(payload.nbytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+        own[:] = payload
+        return self._sessions[session].step(header, own)
 
     def _put(self, computed: Computed, payload: memoryview) -> list[list[int]]:
         """Where the parts of an answer lie: what the tail made in place stays there, the rest is copied, once."""
@@ -220,7 +238,10 @@ class Worker:
     def _tell(self, head: dict[str, Any]) -> None:
         try:
             model = self._models[head["model"]]
-            told = self._profile(model, head) if head["do"] == "profile" else self._manifest(model)
+            if head["do"] == "session":
+                told = self._begin(model, head)
+            else:
+                told = self._profile(model, head) if head["do"] == "profile" else self._manifest(model)
             said: Message = {"is": "told"}, [told]
         except IsthmusError as error:
             said = _failure(error)
@@ -241,6 +262,15 @@ class Worker:
 
         made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress)
         return json.dumps(made, allow_nan=False).encode()
+
+    def _begin(self, model: ServedModel, head: dict[str, Any]) -> bytes:
+        """A new decoding session."""
+        parent = self._sessions.get(head["of"])
+        if head["of"] and parent is None:
+            raise SessionLost("its worker process does not have it")
+        made = parent.fork() if parent is not None else model.open_session(head["cut"])
+        self._sessions[head["session"]] = made
+        return b""
 
     def _manifest(self, model: ServedModel) -> bytes:
         found = encode(model.manifest())

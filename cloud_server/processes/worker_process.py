@@ -6,6 +6,9 @@
 | compute, file | where the payload lies, the parcel's header | reply, failure; before it perhaps cut? or room? |
 | cut | a cut's description | (goes on) |
 | room | where there is room for an answer | (goes on) |
+| step | as compute, and which session | reply, with what the session holds; failure |
+| forget | sessions | |
+| session | a number; a cut, or which one to copy | told or failure |
 | profile | settings | progress (the server: go on, or not), and at last told or failure |
 | manifest | | told or failure |
 
@@ -22,6 +25,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -32,7 +36,7 @@ from google.protobuf.message import DecodeError
 from cloud_server.models import Computed, Identity, Progress
 from cloud_server.processes.channel import Channel, Lost
 from cloud_server.processes.memory import SharedMemory
-from cloud_server.processes.task import ManifestTask, ProfileTask, Task
+from cloud_server.processes.task import ManifestTask, ProfileTask, SessionTask, Task
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ServerUnavailable, by_name
 
@@ -72,6 +76,10 @@ class WorkerProcess:
         """Whether it says that it can use its device no more."""
         self.why_ended = ""
         """Set where the server ends it."""
+        self.sessions = 0
+        """Decoding sessions that live in it."""
+        self.closed: deque[int] = deque()
+        """Those of them that it may forget, which it is told with the next question."""
         self._memory = memory
         self._kept: dict[int, memoryview] = {}
         """Payloads that something in the worker still refers to, by where they begin."""
@@ -117,8 +125,7 @@ class WorkerProcess:
         start = self._memory.mapping.offset(payload) if payload.nbytes else 0
         if payload.nbytes:
             self._kept[start] = payload  # nobody else's before the worker has said so, or is dead
-        self._asked += 1
-        asked = {**task.head(), "number": self._asked, "at": start, "bytes": payload.nbytes}
+        asked = {**self._asking(task), "at": start, "bytes": payload.nbytes}
         self.channel.send(asked, task.header, seconds=seconds)
         while True:
             head, parts = self.channel.receive(max(until - time.monotonic(), 0.001))
@@ -133,18 +140,33 @@ class WorkerProcess:
                     self.answered += 1
                     self._keep(head["kept"])
                     if kind == "reply":
-                        return self._computed(head["places"], parts, (payload, room))
+                        return self._computed(head, parts, (payload, room))
                     self.spent = self.spent or bool(head["spent"])
                     raise _failure(parts)
             except (KeyError, IndexError, TypeError, ValueError, DecodeError) as error:
                 raise Lost(f"an answer that makes no sense: {error}") from error
 
-    def ask(self, task: ProfileTask | ManifestTask, seconds: float, on_progress: Progress) -> bytes:
+    def _asking(self, task: Task | ProfileTask | ManifestTask | SessionTask) -> dict[str, Any]:
+        """The head of the next question."""
+        self._asked += 1
+        return {**task.head(), "number": self._asked, "closed": self._forgotten()}
+
+    def _forgotten(self) -> list[int]:
+        return [self.closed.popleft() for _ in range(len(self.closed))]
+
+    def forget(self) -> None:
+        """It is told of sessions that it may forget, though it is asked nothing; the pool holds its lock."""
+        if self.closed:
+            try:
+                self.channel.send({"do": "forget", "number": self._asked, "closed": self._forgotten()}, seconds=1.0)
+            except (Lost, TimeoutError):
+                pass  # it has ended, which whoever asks it next finds out
+
+    def ask(self, task: ProfileTask | ManifestTask | SessionTask, seconds: float, on_progress: Progress) -> bytes:
         """As `run`, for what is answered with bytes; ``seconds`` from one progress to the next. What ``on_progress``
         raises ends it, and is raised.
         """
-        self._asked += 1
-        self.channel.send({**task.head(), "number": self._asked})
+        self.channel.send(self._asking(task))
         stopped: BaseException | None = None
         while True:
             head, parts = self.channel.receive(seconds)
@@ -186,16 +208,16 @@ class WorkerProcess:
     def _keep(self, starts: list[int]) -> None:
         self._kept = {start: view for start, view in self._kept.items() if start in starts}
 
-    def _computed(self, places: list[list[int]], parts: list[bytes], blocks: tuple[memoryview, ...]) -> Computed:
+    def _computed(self, head: dict[str, Any], parts: list[bytes], blocks: tuple[memoryview, ...]) -> Computed:
         reply = split_pb2.ReplyHeader.FromString(parts[0])
         buffers = (
             (memoryview(parts[1]),)
             if len(parts) > 1
-            else tuple(self._view(at, nbytes, blocks) for at, nbytes in places)
+            else tuple(self._view(at, nbytes, blocks) for at, nbytes in head["places"])
         )
         if sum(buffer.nbytes for buffer in buffers) != reply.payload_bytes:
             raise ValueError("an answer of another size than its header says")
-        return Computed(reply, buffers)
+        return Computed(reply, buffers, int(head["session_bytes"]), bool(head["is_done"]))
 
     def _view(self, at: int, nbytes: int, blocks: tuple[memoryview, ...]) -> memoryview:
         for block in blocks:

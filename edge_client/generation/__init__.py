@@ -1,10 +1,27 @@
 """Generation cut in two: the first layers and their caches here, the rest and theirs in a session at the server.
 
-link  one decoding session's way to the server
+generator     `SplitGenerator`, `split_model`: generate() of transformers, split
+cuts          which module it is cut after, from a name
+clock         when tokens come
+summary       what a generation took
+words         text to token ids and back; text as it comes
+conversation  turns of a chat, with the state kept between them
+link          steps of decoding sessions over a client's connection
 """
 
+from edge_client.generation.conversation import Conversation, Turn
+from edge_client.generation.generator import SplitGenerator, split_model
 from edge_client.generation.link import SessionLink
+from edge_client.generation.summary import Summary
+from edge_client.generation.words import TextStream, Words
 
 __all__ = [
+    "Conversation",
     "SessionLink",
+    "SplitGenerator",
+    "Summary",
+    "TextStream",
+    "Turn",
+    "Words",
+    "split_model",
 ]

@@ -83,9 +83,19 @@ def send_large(client: Client, id: int, session: int, number: int, tensor: torch
     client.send(frame(id, session, number, {}, [tensor], payload=b""), *chunks(id, parcel.buffers, 10_000))
 
 
-def rows(client: Client, id: int) -> tuple[int, float]:
-    """What the tail answered: the tensors it has, and their sum."""
+def answered(client: Client, id: int) -> tuple[dict[str, Any], list[torch.Tensor]]:
     result = client.answer(id)
     assert result.reply is not None, result.failed
-    said, (total, *_) = Parcel.tensors(result.reply.header, bytearray(result.reply.payload or result.data))
-    return said["rows"], float(total)
+    said, tensors = Parcel.tensors(result.reply.header, bytearray(result.reply.payload or result.data))
+    return said, tensors
+
+
+def said(client: Client, id: int) -> dict[str, Any]:
+    """What the tail answered."""
+    return answered(client, id)[0]
+
+
+def rows(client: Client, id: int) -> tuple[int, float]:
+    """How many tensors the tail has, and their sum."""
+    told, (total, *_) = answered(client, id)
+    return told["rows"], float(total)

@@ -1,0 +1,138 @@
+"""generate() through a server in another process says what it says without a cut."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from edge_client import EdgeClient, ModelChoice
+from edge_client.generation import SplitGenerator, split_model
+from shared_hooks.errors import CutRefused, Disagreement, SpecError, UnknownLayer
+from shared_hooks.generation import DecodingTail, InProcess
+from tests.edge_client.generation.speaking import CUT, inputs, whole
+
+WAYS = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "top_k": 20},
+    "beams": {"do_sample": False, "num_beams": 3},
+    "lookup": {"do_sample": False, "prompt_lookup_num_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_tokens_are_those_without_a_cut(client: EdgeClient, way: str) -> None:
+    asked: dict[str, Any] = {**inputs(client), **WAYS[way], "max_new_tokens": 12}
+    expected = whole(client, **asked)
+    with client.generating(cut=CUT) as model:
+        torch.manual_seed(0)
+        assert torch.equal(model.generate(**asked), expected)
+    assert torch.equal(whole(client, **asked), expected), "the model is its own again"
+
+
+def test_a_padded_batch(client: EdgeClient) -> None:
+    asked = {**inputs(client, "the first layers", "a prompt that is longer"), "max_new_tokens": 8, "do_sample": False}
+    generator = SplitGenerator(client, CUT)
+    assert torch.equal(generator.generate(**asked), whole(client, **asked))
+    assert generator.summary is not None
+    assert (generator.summary.rows, generator.summary.tokens) == (2, 8)
+
+
+def test_the_summary_adds_up(client: EdgeClient) -> None:
+    generator = SplitGenerator(client, CUT)
+    assert generator.summary is None
+    generator.generate(**inputs(client), max_new_tokens=6, do_sample=False)
+    summary, records = generator.summary, generator.records
+    assert summary is not None
+    assert (summary.tokens, summary.round_trips) == (6, 6) == (len(records), summary.round_trips)
+    assert summary.bytes_up == sum(one.bytes_up for one in records)
+    assert summary.bytes_down == sum(one.bytes_down for one in records)
+    assert summary.first_token_ns is not None
+    assert records[0].total_ns <= summary.first_token_ns <= summary.total_ns
+    assert sum(one.total_ns for one in records) <= summary.total_ns
+    assert 0 < summary.server_ns < summary.total_ns
+    assert "6 tokens" in repr(summary) and "6 tokens" in repr(generator)
+    assert set(summary.as_dict()) >= {"tokens", "tokens_per_second", "bytes_up", "server_ns"}
+
+
+def test_drafts_need_fewer_round_trips_than_tokens(client: EdgeClient) -> None:
+    asked = inputs(client, "so so so so so so so so so so")
+    generator = SplitGenerator(client, CUT)
+    generator.generate(**asked, max_new_tokens=40, do_sample=False, prompt_lookup_num_tokens=4)
+    assert generator.summary is not None
+    assert generator.summary.tokens == 40
+    assert generator.summary.round_trips <= 40
+
+
+def test_a_state_goes_on_in_the_next_call(client: EdgeClient) -> None:
+    asked = inputs(client)
+    longer = whole(client, **asked, max_new_tokens=10, do_sample=False)
+    with SplitGenerator(client, CUT) as generator:
+        first = generator.generate(**asked, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+        again = generator.generate(
+            first.sequences, past_key_values=first.past_key_values, max_new_tokens=6, do_sample=False
+        )
+    assert torch.equal(again, longer)
+    assert generator.summary is not None
+    assert generator.summary.tokens == 6
+
+
+def test_a_model_of_the_same_weights_may_be_given(client: EdgeClient) -> None:
+    mine = copy.deepcopy(client.wrapped.model)
+    asked = {**inputs(client), "max_new_tokens": 5, "do_sample": False}
+    with split_model(mine, client, CUT) as model:
+        assert model is mine
+        assert torch.equal(model.generate(**asked), whole(client, **asked))
+    with torch.no_grad():
+        mine.get_input_embeddings().weight[0, 0] += 1
+    with pytest.raises(Disagreement, match="language-model"), split_model(mine, client, CUT):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("cut", "error", "says"),
+    [
+        ("model.layer.2", UnknownLayer, "model.layers.2"),
+        ("entirely.wrong", UnknownLayer, "model.layers.0 to model.layers.5"),
+        ("model.layers", CutRefused, "model.layers.0"),
+        ("input", CutRefused, "model.layers.0 to model.layers.5"),
+        ("edge-only", CutRefused, "token ids stay here"),
+        ("auto", SpecError, "auto"),
+        ("", SpecError, "by its path"),
+    ],
+)
+def test_a_cut_that_there_is_not(client: EdgeClient, cut: str, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        SplitGenerator(client, cut)
+
+
+def test_a_model_that_writes_no_text() -> None:
+    choice = ModelChoice(torch.nn.Linear(2, 2), model_id="plain")
+    with EdgeClient(None, choice, split="edge-only") as client, pytest.raises(SpecError, match=r"no generate\(\)"):
+        SplitGenerator(client, "0")
+
+
+def test_another_link_in_place_of_the_connection(client: EdgeClient) -> None:
+    tail = DecodingTail(copy.deepcopy(client.wrapped.model), CUT)
+    asked = {**inputs(client), "max_new_tokens": 5, "do_sample": False}
+    generator = SplitGenerator(client, CUT, link=InProcess(tail))
+    assert torch.equal(generator.generate(**asked), whole(client, **asked))
+
+
+def test_a_criterion_of_ones_own_still_stops(client: EdgeClient) -> None:
+    from transformers import StoppingCriteriaList
+
+    def after_three(ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+        return torch.full((len(ids),), ids.shape[1] >= start + 3)
+
+    asked = inputs(client)
+    start = asked["input_ids"].shape[1]
+    generator = SplitGenerator(client, CUT)
+    found = generator.generate(
+        **asked, max_new_tokens=9, do_sample=False, stopping_criteria=StoppingCriteriaList([after_three])
+    )
+    assert found.shape[1] == start + 3
+    assert generator.summary is not None
+    assert generator.summary.tokens == 3
