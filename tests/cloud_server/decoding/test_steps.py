@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_server import Core
+from cloud_server import Core, Limits
 from cloud_server.access import Caller
 from protos.isthmus.v1 import split_pb2
-from tests.cloud_server.decoding.served import close, frame, join, ones, rows, send_large
+from tests.cloud_server.decoding.served import close, frame, join, ones, rows, send_large, serving
 from tests.cloud_server.decoding.tail import CUT, Gate
 from tests.cloud_server.fakes import CoreClient
 from tests.cloud_server.small import failure
@@ -165,6 +165,17 @@ class TestRefused:
         name, message = failure(client, 5)
         assert name == "SessionLost" and "SystemExit" in message
         assert len(core.decoding) == 1
+
+    def test_a_step_that_takes_too_long(self) -> None:
+        with serving(Limits(max_compute_seconds=0.2)) as core:
+            client = join(core)
+            step(client, 1, 7, 0)
+            step(client, 2, 7, 1, {"spin": True})
+            assert rows(client, 1) == (1, 4.0)
+            name, message = failure(client, 2)
+            assert name == "TooLarge" and "max_compute_seconds" in message
+            step(client, 3, 7, 1)
+            assert failure(client, 3)[0] == "SessionLost" and "Overtime" in failure(client, 3)[1]
 
     def test_a_model_that_changed_under_it(self, client: CoreClient) -> None:
         """What was computed with other weights, in any session, is not to be continued."""
