@@ -83,7 +83,7 @@ class DecodingTails:
 
 
 def _own(wrapped: WrappedModel, cut: str) -> DecodingTail:
-    return OwnTail(wrapped.model, cut)
+    return OwnTail(wrapped.model, cut, modules=wrapped.modules)
 
 
 class ModelSession:

@@ -8,6 +8,7 @@ link         what a link carries
 speed        how fast a link is, with its spread
 calibration  predictions corrected by measurements
 partitioners other ways to choose
+generation   the same for models that are called step by step
 
 May import modes, load; of the engine profiles and readings.
 """

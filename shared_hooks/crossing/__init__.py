@@ -26,6 +26,7 @@ from shared_hooks.crossing.description import (
 )
 from shared_hooks.crossing.early import EarlyOutput, parts
 from shared_hooks.crossing.format import decode, decoded_bytes
+from shared_hooks.crossing.generators import torch_generator
 from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Parcel, read_header, total_bytes
 from shared_hooks.crossing.path_digest import CALL, PathDigest
 
@@ -52,5 +53,6 @@ __all__ = [
     "mixes_truth",
     "parts",
     "read_header",
+    "torch_generator",
     "total_bytes",
 ]

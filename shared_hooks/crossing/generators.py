@@ -66,14 +66,26 @@ def _check_words(words: Sequence[int]) -> None:
         raise ValueError("a state of zeros gives nothing but zeros")
 
 
-def _torch_set(state: torch.Tensor) -> None:
+def _torch_checked(state: bytes) -> torch.Tensor:
     """Torch checks each of the two numbers alone, and reads beyond its words where both are large."""
-    mine = _text(state)
-    left, following = _LEFT_AND_NEXT.unpack_from(mine)
+    if len(state) < _LEFT_AND_NEXT.size + 8 * _WORDS:
+        raise ValueError("a state of torch's generator is longer")
+    left, following = _LEFT_AND_NEXT.unpack_from(state)
     if left + following > _WORDS + 1:
         raise ValueError("more numbers are left than there are words after the next one")
-    _check_words(struct.unpack_from(f"<{_WORDS}Q", mine, _LEFT_AND_NEXT.size))
-    torch.set_rng_state(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+    _check_words(struct.unpack_from(f"<{_WORDS}Q", state, _LEFT_AND_NEXT.size))
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _torch_set(state: torch.Tensor) -> None:
+    torch.set_rng_state(_torch_checked(_text(state)))
+
+
+def torch_generator(state: bytes) -> torch.Generator:
+    """One of torch's, of the CPU, in this state. Raises ValueError, and RuntimeError of torch's own checks."""
+    made = torch.Generator()
+    made.set_state(_torch_checked(state))
+    return made
 
 
 def _bytes(text: bytes) -> torch.Tensor:

@@ -11,8 +11,12 @@ handle      what a session leaves on a state
 inputs      what a step is given
 results     what it gives
 wanted      how much of the logits comes back
+sampling    the tail samples as the edge would
+needed      how much a generate() needs
+asking      and so asks for
 bank        values that Python reads from data before the cut
 told        what calls before the cut gave
+settled     does the model keep more than its state objects between calls?
 cut         where the model is cut
 head        one forward up to the cut
 template    how the tail treats calls before the cut
@@ -29,6 +33,7 @@ together    steps of several sessions as one
 from shared_hooks.generation.ghost import GhostRead
 from shared_hooks.generation.holders import is_state, register_state
 from shared_hooks.generation.link import InProcess, Link, StepReply
+from shared_hooks.generation.needed import Need, needed
 from shared_hooks.generation.records import StepRecord
 from shared_hooks.generation.session import DecodingTail, TailSession
 from shared_hooks.generation.split import SplitForward
@@ -38,10 +43,12 @@ __all__ = [
     "GhostRead",
     "InProcess",
     "Link",
+    "Need",
     "SplitForward",
     "StepRecord",
     "StepReply",
     "TailSession",
     "is_state",
+    "needed",
     "register_state",
 ]

@@ -58,6 +58,10 @@ class EdgeSession:
         self.all_leaves = False
         self.quiet: Any = None
         """Values read from data that the other side reads, too: names of places."""
+        self.wanted: Any = None
+        """The answer that the other side knows to be wanted."""
+        self.random: str | None = None
+        """Digest of the state of its generator, where it draws."""
         self.history = History(history_bytes)
         self._fork: tuple[EdgeSession, int] | None = None
         self._copies: list[EdgeSession] = []

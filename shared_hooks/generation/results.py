@@ -1,7 +1,7 @@
 """What a model gives, on the wire. A state in it is named, not sent; a tensor that the edge has is named, too.
 
 ["s", number]  the tensor of that number in the message        ["in", number]  an input
-["call", path, count, number]  what a call before the cut gave        ["top", shape, number]  the likeliest words
+["call", path, count, number]  what a call before the cut gave      ["top" ...], ["token" ...], ["drawn" ...]  `wanted`
 """
 
 from __future__ import annotations

@@ -4,12 +4,14 @@
     {"do"}          what was done to the state since the step before (`mutators`)
     {"d"}           what the head changed on it      {"x"}    the cut's result: structure, which arguments it passes on
     {"e"}           more values from before the cut  {"b"}    values that Python read from data (`bank`)
-    {"t"}           forms of what calls before the cut gave (`told`)      {"w"}  what is wanted back
+    {"t"}           forms of what calls before the cut gave (`told`)      {"w"}  what is wanted back, where new
+    {"rng"}         the state of the edge's generator, where the tail's is another (`sampling`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
 
 The tensors of a step are those of its inputs, those of the cut's result, and the extra ones. The answer:
 
     {"o", "r", "d"} results, their structure where it is new, what the tail changed on the state
+    {"rng"}         after a word was drawn: digest of the generator's state
     {"need", "why"} nothing was done: the same step again, with these
 """
 
@@ -34,6 +36,8 @@ from shared_hooks.generation.inputs import Heard
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.mutators import apply
 from shared_hooks.generation.results import said
+from shared_hooks.generation.sampling import Sampler, digest
+from shared_hooks.generation.settled import Settled
 from shared_hooks.generation.tail import Learned, Tail, Untold
 from shared_hooks.generation.template import Template
 from shared_hooks.generation.told import Told
@@ -48,17 +52,20 @@ LEAVES, TOLD = "leaves", "told"
 class DecodingTail:
     """The tail of a model for generation, cut after ``cut`` (a module's path). Serves any number of sessions.
 
-    ``step_bytes``: what one step may take in memory. Raises UnknownLayer and CutRefused. `close` takes away what was
+    ``step_bytes``: what one step may take in memory. ``modules``: those of the `WrappedModel` whose observers look at
+    its steps. Raises UnknownLayer and CutRefused. `close` takes away what was
     attached.
     """
 
-    def __init__(self, model: nn.Module, cut: str, *, step_bytes: int = STEP_BYTES) -> None:
+    def __init__(self, model: nn.Module, cut: str, *, step_bytes: int = STEP_BYTES, modules: object = None) -> None:
         self.step_bytes = step_bytes
+        self.modules = modules
         self.model = model
         self.cut = Cut.of(model, cut)
         self.here = device_of(model)
         self.find = finder_of(model)
         self.template = Template()
+        self.settled = Settled(model)
         self.paths = {module: path for path, module in model.named_modules()}
         for module in self.paths:
             attach.attach(module)
@@ -81,8 +88,10 @@ class _Known:
     up: Changes
     down: Changes
     told: Told
+    sampler: Sampler
     crossing: Any = None
     structure: Any = None
+    wanted: Any = None
     extents: Extents = field(default_factory=Extents)
 
     def copied(self) -> _Known:
@@ -92,6 +101,7 @@ class _Known:
             up=self.up.copied(),
             down=self.down.copied(),
             told=self.told.copied(),
+            sampler=self.sampler.copied(),
             extents=self.extents.copied(),
         )
 
@@ -102,7 +112,8 @@ class TailSession:
     def __init__(self, tail: DecodingTail) -> None:
         self._tail = tail
         heard = Heard(tail.here, tail.find)
-        self._known = _Known(heard, Changes(), Changes(), Told(tail.here), extents=Extents(tail.step_bytes))
+        told, sizes = Told(tail.here), Extents(tail.step_bytes)
+        self._known = _Known(heard, Changes(), Changes(), told, Sampler(), extents=sizes)
         self._mirror: Mirror | None = None
         self._spoilt = ""
 
@@ -196,12 +207,24 @@ class _Step:
         known.crossing = header.get("x", known.crossing)
         if "t" in header:
             known.told.hear(header["t"])
+        known.wanted = header.get("w", known.wanted)
+        if "rng" in header:
+            known.sampler.take(header["rng"])
         bank = header.get("b", [])
         seek = bool(header.get("born"))
         self._start = None if mirror is None else mirror.snapshot()
         while True:
             running_tail = Tail(
-                tail.cut, tail.paths, tail.template, known.told, bank, self._arrive, tail.find, tail.here, seek=seek
+                tail.cut,
+                tail.paths,
+                tail.template,
+                known.told,
+                bank,
+                self._arrive,
+                tail.find,
+                tail.here,
+                seek=seek,
+                modules=tail.modules,
             )
             try:
                 output = self._forward(running_tail, kwargs)
@@ -210,17 +233,20 @@ class _Step:
                 self._back()
         token = running.set(running_tail)
         try:
-            structure, leaves, tensors = said(output, known.inputs.leaves, shortened(header.get("w")))
+            structure, leaves, tensors = said(output, known.inputs.leaves, shortened(known.wanted, known.sampler.draw))
             self._check_states(output)
         finally:
             running.reset(token)
         reply: Header = {"o": leaves}
+        if known.sampler.drawn and known.sampler.state is not None:
+            reply["rng"] = digest(known.sampler.state)
         if structure != known.structure:
             reply["r"] = known.structure = structure
         if self._mirror is not None:
             reply["d"] = known.down.said(self._mirror.look())
         if bank and not running_tail.replay.answered:
             reply["nb"] = 1
+        self._tail.settled.check()
         known.extents.passed()
         return _Answer(reply, tensors, self._mirror)
 

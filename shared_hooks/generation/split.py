@@ -6,7 +6,6 @@ values between the calls. The part of the cache that the head writes stays here,
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
 import time
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused, InputMismatch
+from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, device_of, finder_of
 from shared_hooks.generation.edge_session import EdgeSession
 from shared_hooks.generation.ghost import Origin
@@ -29,8 +29,10 @@ from shared_hooks.generation.link import Link, StepReply
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.records import StepRecord
 from shared_hooks.generation.results import heard
+from shared_hooks.generation.sampling import digest, state_now, written
 from shared_hooks.generation.session import LEAVES, TOLD
-from shared_hooks.generation.wanted import widened
+from shared_hooks.generation.settled import Settled
+from shared_hooks.generation.wanted import SHORT, Answer, widened
 from shared_hooks.modules import attach, fast_path_off, running
 
 HISTORY_BYTES = 256 << 20
@@ -43,8 +45,13 @@ class SplitForward:
     head ends. ``link``: the way to the tail.
 
     ``private``: names of inputs that never leave this side, in place of those that are recognised by name.
-    ``answer``: None for all logits, or ``("top", k)`` for the k likeliest. ``history_bytes``: how much of its steps a
-    session keeps to be made again when the server has lost it.
+    ``history_bytes``: how much of its steps a session keeps to be made again when the server has lost it. ``modules``:
+    those of the `WrappedModel` whose observers look at the steps.
+
+    ``answer``: what comes back of the logits. None is all of them; ``("top", k)`` the k likeliest, ``("token",)`` the
+    likeliest word alone: the others are minus infinity. A ``generate()`` for which that is not enough raises
+    CutRefused. ``("least",)`` is the least that is enough for each ``generate()``. With ``("sample",)`` the server
+    draws, too, with this side's generator and processors: the same words, and the server knows which they are.
 
     Raises UnknownLayer and CutRefused. What cannot be split raises an IsthmusError in the call itself.
     """
@@ -56,23 +63,26 @@ class SplitForward:
         link: Link,
         *,
         private: frozenset[str] | None = None,
-        answer: tuple[str, int] | None = None,
+        answer: Answer = None,
         history_bytes: int = HISTORY_BYTES,
+        modules: object = None,
     ) -> None:
         self.model = model
         self.cut = Cut.of(model, cut)
         self._link = link
         self._private = private
-        self._answer = answer
+        self._asking = Asking(answer)
         self._history_bytes = history_bytes
+        self._modules = modules
         self._here = device_of(model)
         self._find = finder_of(model)
+        self._settled = Settled(model)
         self._paths = {module: path for path, module in model.named_modules() if path}
         self._lock = threading.RLock()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
         self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
-        self._forward: Any = None
-        self._before: Any = None
+        self._shim: attach.Shim | None = None
+        self._signature = inspect.Signature()
 
     def __enter__(self) -> SplitForward:
         self.attach()
@@ -84,43 +94,39 @@ class SplitForward:
         self.detach()
 
     def attach(self) -> None:
-        """From now on calls of the model are split."""
-        if self._forward is not None:
+        """From now on calls of the model are split. Raises CutRefused where they are already."""
+        if self._shim is not None:
             return
+        shim = attach.attach(self.model)
+        if shim.entry is not None:
+            attach.detach(self.model)
+            raise CutRefused("the model is split already")
+        self._shim, shim.entry = shim, self._called
+        self._signature = inspect.signature(shim.forward)
         for module in self._paths:
             attach.attach(module)
-        own = vars(self.model)
-        self._before = own.get("forward")
-        self._forward = self.model.forward
-        signature = inspect.signature(self._forward)
-
-        @functools.wraps(self._forward)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._step(_named(signature, args, kwargs))
-
-        forward.__signature__ = signature  # type: ignore[attr-defined]
-        own["forward"] = forward
+        self._asking.attach(self.model)
 
     def detach(self) -> None:
         """The model is as it was; its sessions are closed."""
-        if self._forward is None:
+        if self._shim is None:
             return
-        own = vars(self.model)
-        own.pop("forward")
-        if self._before is not None:
-            own["forward"] = self._before
-        self._forward = None
-        for module in self._paths:
+
+        self._asking.detach(self.model)
+        self._shim.entry = None
+        self._shim = None
+        for module in (self.model, *self._paths):
             attach.detach(module)
         for handle in list(self._handles):
             handle.session.close()
             handle.take_off()
 
-    # One call of the model
-
-    def _step(self, kwargs: dict[str, Any]) -> Any:
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs = _named(self._signature, args, kwargs)
         with self._lock, torch.no_grad(), fast_path_off():
             return self._split(kwargs)
+
+    # One call of the model
 
     def _split(self, kwargs: dict[str, Any]) -> Any:
         began = time.perf_counter_ns()
@@ -133,7 +139,7 @@ class SplitForward:
             handle.note()
         snapshot = None if handle.mirror is None else handle.mirror.snapshot()
         opening = handle.opening()
-        head = Head(self.cut, self._paths, self._here, seek=not states)
+        head = Head(self.cut, self._paths, self._here, seek=not states, modules=self._modules)
         try:
             handle.busy = True
             whole, output = self._run_head(head, kwargs, session)
@@ -152,6 +158,9 @@ class SplitForward:
             raise
         finally:
             handle.busy = False
+        session.wanted = message[0].get("w", session.wanted)
+        session.random = reply.header.get("rng")
+        self._settled.check()
         session.done(*message)
         handle.done = []
         durations = reply.durations
@@ -188,10 +197,12 @@ class SplitForward:
 
     def _run_head(self, head: Head, kwargs: dict[str, Any], session: EdgeSession) -> tuple[bool, Any]:
         """(False, None) at the cut; (True, output) where the model came to its end without it."""
+        shim = self._shim
+        assert shim is not None
         token = running.set(head)
         try:
             with head.watch:
-                output = self._forward(**kwargs)
+                output = shim(**kwargs)
         except Exit as leaving:
             if leaving is not head.exit:
                 raise
@@ -220,8 +231,7 @@ class SplitForward:
             header["d"] = session.up.said(handle.mirror.look())
         if born:
             header["born"] = 1
-        if self._answer is not None:
-            header["w"] = list(self._answer)
+        self._add_wanted(session, header)
         self._add_read(head, session, header)
         told = {(one[0], one[1]): one for one in head.told()}
         changed = [one for key, one in told.items() if session.told.get(key) != one]
@@ -230,6 +240,18 @@ class SplitForward:
             session.told = told
         self._add_crossing(head, session, header, tensors)
         return header, tensors
+
+    def _add_wanted(self, session: EdgeSession, header: dict[str, Any]) -> None:
+        """What is to come back, and this side's generator, unless the other side knows both."""
+        answer = self._asking.now()
+        if answer != session.wanted:
+            header["w"] = answer
+        if answer is not None and answer[0] == "sample":
+            if self._here.type != "cpu":
+                raise CutRefused(f"the server samples as a CPU does, and this model is on {self._here.type}")
+            state = state_now()
+            if digest(state) != session.random:
+                header["rng"] = written(state)
 
     def _add_read(self, head: Head, session: EdgeSession, header: dict[str, Any]) -> None:
         """Values that Python read, unless the other side reads all of them by itself."""
@@ -288,8 +310,8 @@ class SplitForward:
             if kind == "s":
                 found: torch.Tensor = reply.tensors[said[1]]
                 return found.to(self._here)
-            if kind == "top":
-                return widened(said[1], reply.tensors[said[3]], reply.tensors[said[3] + 1]).to(self._here)
+            if kind in SHORT:
+                return widened(said, reply.tensors).to(self._here)
             if kind == "in":
                 given: torch.Tensor = session.inputs.leaves[said[1]]
                 return given

@@ -1,46 +1,93 @@
-"""What of the logits is wanted back. All of them are the largest bytes on the wire: of 150,000 words 300 KB a token.
+"""What of the logits comes back. All of them are the largest bytes on the wire: of 150,000 words 600 KB a token.
 
-None  all of them        ["top", k]  the k likeliest and their numbers; on the edge all others are minus infinity
+    None              all of them
+    ["top", k]        those that are among the k largest after a temperature was applied; all others are minus infinity
+    ["token"]         the largest at each position: logits in which that word is likeliest, and no more can be told
+    ["sample", [...]] the word that was drawn at the last position by these processors (`sampling`)
+
+The leaves of an answer (`results`): ``["top" | "token" | "drawn", shape, dtype]`` and the numbers of its tensors.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from shared_hooks.errors import BadFrame
-from shared_hooks.tensors import dtype_name
+from shared_hooks.tensors import dtype_name, dtype_named
 
+Answer = tuple[Any, ...] | None
 LOGITS = "logits"
+SHORT = ("top", "token", "drawn")
 Short = Callable[[str, torch.Tensor], Any]
+Draw = Callable[[Any, torch.Tensor], torch.Tensor]
+MOST_LOGITS = 1 << 32
+_NOTHING = float("-inf")
 
 
-def shortened(wanted: Any) -> Short:
-    """For `results.said`. Raises BadFrame."""
+def shortened(wanted: Any, draw: Draw) -> Short:
+    """For `results.said`. ``draw`` samples by processors, from the float32 scores of (rows, words). Raises BadFrame."""
     if wanted is None:
         return lambda name, tensor: None
-    if not (
-        isinstance(wanted, list)
-        and len(wanted) == 2
-        and wanted[0] == "top"
-        and type(wanted[1]) is int
-        and wanted[1] > 0
-    ):
+    kind, *details = wanted if isinstance(wanted, list) and wanted else [None]
+    most = details[0] if details and type(details[0]) is int else 0
+    short: Callable[[torch.Tensor], Any]
+    if kind == "top" and len(details) == 1 and most > 0:
+        short = functools.partial(_top, most=most)
+    elif kind == "token" and not details:
+        short = _token
+    elif kind == "sample" and len(details) == 1:
+        short = functools.partial(_drawn, draw=draw, processors=details[0])
+    else:
         raise BadFrame(f"no such answer: {wanted!r:.60}")
-    most = wanted[1]
-
-    def short(name: str, tensor: torch.Tensor) -> Any:
-        if name != LOGITS or tensor.dim() < 2:
-            return None
-        values, words = tensor.topk(min(most, tensor.shape[-1]), -1)
-        return ["top", list(tensor.shape), dtype_name(tensor.dtype)], [values, words.to(torch.int32)]
-
-    return short
+    return lambda name, tensor: short(tensor) if name == LOGITS and tensor.dim() > 1 and tensor.numel() else None
 
 
-def widened(shape: list[int], values: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """The logits on the edge: those that were sent, and minus infinity."""
-    whole = torch.full(shape, float("-inf"), dtype=values.dtype)
-    return whole.scatter_(-1, words.long(), values)
+def _top(logits: torch.Tensor, most: int) -> Any:
+    """Ties with the k-th are sent, too, and what a division by a temperature may make one of them. Where that is much,
+    all is sent.
+    """
+    words = logits.shape[-1]
+    if 2 * most >= words:
+        return None
+    scores = logits.to(torch.float32)
+    last = scores.topk(most, -1).values[..., -1:]
+    # numbers that one division may make equal differ by 2^-23 of themselves; NaN is below nothing
+    bound = torch.where(last.isfinite(), last - last.abs() * 2.0**-20 - 1e-30, last)
+    count = int((~(scores < bound)).sum(-1).max())
+    if 2 * count >= words:
+        return None
+    values, found = logits.topk(count, -1)
+    return ["top", list(logits.shape), dtype_name(logits.dtype)], [values, found.to(torch.int32)]
+
+
+def _token(logits: torch.Tensor) -> Any:
+    found = logits.to(torch.float32).argmax(-1)
+    return ["token", list(logits.shape), dtype_name(logits.dtype)], [found.to(torch.int32)]
+
+
+def _drawn(logits: torch.Tensor, draw: Draw, processors: Any) -> Any:
+    if logits.dim() != 3:
+        return None
+    found = draw(processors, logits[:, -1].to(device="cpu", dtype=torch.float32))
+    return ["drawn", list(logits.shape), dtype_name(logits.dtype)], [found.to(torch.int32)]
+
+
+def widened(said: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The logits on the edge: what was sent, and minus infinity. Raises BadFrame."""
+    kind, shape, dtype, first = said
+    if math.prod(shape) > MOST_LOGITS:
+        raise BadFrame(f"an answer says that its logits are {shape!r:.60}")
+    try:
+        whole = torch.full(shape, _NOTHING, dtype=dtype_named(dtype))
+        if kind == "top":
+            return whole.scatter_(-1, tensors[first + 1].long(), tensors[first])
+        words = tensors[first].long()[..., None]
+        (whole if kind == "token" else whole[:, -1]).scatter_(-1, words, 0.0)
+    except RuntimeError as error:
+        raise BadFrame(f"the words of an answer do not fit its logits: {error!s:.120}") from error
+    return whole

@@ -11,7 +11,7 @@ May import tensors, errors.
 """
 
 from shared_hooks.modules.agreement import structure_digest, weights_hash
-from shared_hooks.modules.attach import COMPILED, Runner, Shim, running
+from shared_hooks.modules.attach import COMPILED, Runner, Shim, Shown, running
 from shared_hooks.modules.fastpath import fast_path_off
 from shared_hooks.modules.hierarchy import ROOT, ModuleInfo, call_name, holder_modules, walk
 
@@ -21,6 +21,7 @@ __all__ = [
     "ModuleInfo",
     "Runner",
     "Shim",
+    "Shown",
     "call_name",
     "fast_path_off",
     "holder_modules",

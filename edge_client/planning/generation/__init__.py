@@ -1,0 +1,8 @@
+"""Which cut is best for split generation: what a token, the first one, and a whole reply take, from numbers alone.
+
+workload  what is to be generated, and how
+overhead  what a split step takes beside its blocks
+predict   profiles, link, workload -> candidates
+choose    the best of them
+moving    whether a running session should move its cut
+"""

@@ -1,0 +1,23 @@
+"""The best cut for a generation: by what a token, the first token, or the whole reply takes, under constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge_client.planning.generation.predict import GOALS, GenerationCandidate
+from edge_client.planning.objective import Constraints, Decision, Objective, decide
+from shared_hooks.errors import SpecError
+
+
+def decide_generation(
+    candidates: Sequence[GenerationCandidate],
+    goal: str = "token",
+    objective: Objective | None = None,
+    constraints: Constraints | None = None,
+) -> Decision:
+    """As `decide`, of the candidates' ``goal`` (a name of `GOALS`). Raises SpecError for another word, for numbers that
+    are not known, and where none is allowed.
+    """
+    if goal not in GOALS:
+        raise SpecError(f"a plan of a generation is about {', '.join(GOALS)}, not {goal!r}")
+    return decide([one.of(goal) for one in candidates], objective, constraints)
