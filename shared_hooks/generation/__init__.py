@@ -24,6 +24,7 @@ tail        one forward from the cut
 allowance   how much memory one step may take
 session     the cloud's part of a generation
 link        between the two
+calls       what the model was called with, step by step
 edge_session  the edge's part
 records     what a step took
 split       a model whose forward is split

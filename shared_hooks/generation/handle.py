@@ -68,6 +68,17 @@ class Handle:
         if changes:
             self.done.append(["=", Changes().said(changes)])
 
+    def repeat(self, done: list[Any]) -> None:
+        """Do to the state what was done to another one."""
+        for name, arguments in done:
+            assert self.mirror is not None
+            if name == "=":
+                self.mirror.put(Changes().heard(self.mirror.form, arguments))
+                self.done.append([name, arguments])
+            else:
+                method = getattr(self.mirror.state, name)
+                method(*[torch.tensor(one) if isinstance(one, list) else one for one in arguments])
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
         made = Handle(self.session)
         made.done = list(self.done)
