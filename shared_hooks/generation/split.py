@@ -246,6 +246,7 @@ class SplitForward:
             handle = Handle(self._session())
         handle.put_on(born.state, self._here)
         handle.mirror = born
+        born.loosen()
         self._kept(handle)
         return handle
 

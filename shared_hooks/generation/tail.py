@@ -60,7 +60,7 @@ class Tail:
         self._learned = False
         self._counts: dict[str, int] = {}
         self._frames: list[str | None] = [""]
-        self.replay = Replay(lambda: self._frames[-1], bank, here)
+        self.replay = Replay(self._frames, bank, here)
         self.resumed = False
         self.sent: dict[Origin, torch.Tensor] = {}
         self.born: Mirror | None = None
