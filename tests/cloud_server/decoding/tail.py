@@ -48,6 +48,8 @@ class Sum:
             assert Gate.opened.wait(PATIENCE)
         if "nap" in header:
             time.sleep(header["nap"])
+        while header.get("spin"):
+            pass
         if header.get("fail") == "refuse":
             raise InputMismatch("refused, as it was asked to")
         if header.get("fail") == "raise":
