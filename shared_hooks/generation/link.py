@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from shared_hooks.crossing import Parcel
-from shared_hooks.errors import BadFrame
+from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed
 from shared_hooks.generation.session import DecodingTail, TailSession
 
 
@@ -72,7 +72,12 @@ class InProcess:
         if self.steps.get(session) != number:
             raise BadFrame(f"session {session} is not at step {number}")
         began = time.perf_counter_ns()
-        answer, made = self.sessions[session].step(meta, came)
+        try:
+            answer, made = self.sessions[session].step(meta, came)
+        except IsthmusError:
+            raise
+        except Exception as error:  # as a server says it
+            raise ModelFailed(f"{type(error).__name__}: {error}") from error
         took = {"compute": time.perf_counter_ns() - began}
         if "need" not in answer:
             self.steps[session] = number + 1

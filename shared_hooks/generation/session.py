@@ -37,6 +37,7 @@ from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.mutators import apply
 from shared_hooks.generation.results import said
 from shared_hooks.generation.sampling import Sampler, digest
+from shared_hooks.generation.settled import Settled
 from shared_hooks.generation.tail import Learned, Tail, Untold
 from shared_hooks.generation.template import Template
 from shared_hooks.generation.told import Told
@@ -64,6 +65,7 @@ class DecodingTail:
         self.here = device_of(model)
         self.find = finder_of(model)
         self.template = Template()
+        self.settled = Settled(model)
         self.paths = {module: path for path, module in model.named_modules()}
         for module in self.paths:
             attach.attach(module)
@@ -244,6 +246,7 @@ class _Step:
             reply["d"] = known.down.said(self._mirror.look())
         if bank and not running_tail.replay.answered:
             reply["nb"] = 1
+        self._tail.settled.check()
         known.extents.passed()
         return _Answer(reply, tensors, self._mirror)
 

@@ -31,6 +31,7 @@ from shared_hooks.generation.records import StepRecord
 from shared_hooks.generation.results import heard
 from shared_hooks.generation.sampling import digest, state_now, written
 from shared_hooks.generation.session import LEAVES, TOLD
+from shared_hooks.generation.settled import Settled
 from shared_hooks.generation.wanted import SHORT, Answer, widened
 from shared_hooks.modules import attach, fast_path_off, running
 
@@ -75,6 +76,7 @@ class SplitForward:
         self._modules = modules
         self._here = device_of(model)
         self._find = finder_of(model)
+        self._settled = Settled(model)
         self._paths = {module: path for path, module in model.named_modules() if path}
         self._lock = threading.RLock()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
@@ -158,6 +160,7 @@ class SplitForward:
             handle.busy = False
         session.wanted = message[0].get("w", session.wanted)
         session.random = reply.header.get("rng")
+        self._settled.check()
         session.done(*message)
         handle.done = []
         durations = reply.durations
