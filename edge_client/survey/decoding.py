@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from edge_client.generation.clock import Clock, criteria_with
 from edge_client.planning.generation.fitting import StepSample
 from shared_hooks.errors import CutRefused
 from shared_hooks.generation import Link, SplitForward
@@ -59,19 +60,9 @@ class StepSampler:
 
     def _reply(self, split: SplitForward, at: int, inputs: dict[str, torch.Tensor], tokens: int) -> list[StepSample]:
         """Steps are counted at their middle one's tokens."""
-        ends: list[int] = []
-
-        def ended(module: nn.Module, args: Any, output: Any) -> None:
-            ends.append(time.perf_counter_ns())
-
         split.records.clear()
-        hook = self._model.register_forward_hook(ended)
-        try:
-            with split:
-                ends.append(time.perf_counter_ns())
-                generated(self._model, inputs, NEW_TOKENS)
-        finally:
-            hook.remove()
+        with split:
+            ends = token_times(self._model, inputs, NEW_TOKENS)
         return [
             StepSample(
                 at,
@@ -85,6 +76,23 @@ class StepSampler:
             )
             for number, (before, after, record) in enumerate(zip(ends, ends[1:], split.records, strict=False))
         ]
+
+
+def token_times(model: nn.Module, inputs: dict[str, torch.Tensor], tokens: int) -> list[int]:
+    """Clock (ns) before generate() and after each of so many tokens. No hook is put on the model: a split one notices."""
+    ends = _Ends()
+    generated(model, inputs, tokens, stopping_criteria=criteria_with(ends, None))
+    return [ends.began, *ends.ends]
+
+
+class _Ends(Clock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[int] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+        self.ends.append(time.perf_counter_ns())
+        return super().__call__(input_ids, scores, **more)
 
 
 def survey_decoding(

@@ -28,10 +28,10 @@ from edge_client.planning.generation.predict import predict_generation
 from edge_client.planning.generation.workload import Workload
 from edge_client.planning.link import Curve, Link
 from edge_client.screen.table import table
-from edge_client.survey.decoding import StepSampler
+from edge_client.survey.decoding import StepSampler, token_times
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply
 from shared_hooks.profiling.decoding.measure import Measurement
-from shared_hooks.profiling.decoding.prompts import generated, words_at_random
+from shared_hooks.profiling.decoding.prompts import words_at_random
 from studies.benchmarks.machine import facts
 
 LENGTHS = (16, 128, 384)
@@ -74,13 +74,7 @@ def built(blocks: int, width: int) -> nn.Module:
 
 def reply_ns(model: nn.Module, prompt: int, new: int) -> tuple[float, float]:
     """To the first token, and the median of each further one."""
-    ends = [time.perf_counter_ns()]
-    inputs = words_at_random(model)(prompt)
-    hook = model.register_forward_hook(lambda *given: ends.append(time.perf_counter_ns()))
-    try:
-        generated(model, inputs, new)
-    finally:
-        hook.remove()
+    ends = token_times(model, words_at_random(model)(prompt), new)
     first, *steps = [after - before for before, after in pairwise(ends)]
     return float(first), statistics.median(steps)
 

@@ -39,9 +39,10 @@ def check_generates(model: nn.Module) -> None:
         raise SpecError(f"{type(model).__name__} has no generate(): a generation is planned for language models")
 
 
-def generated(model: nn.Module, inputs: dict[str, torch.Tensor], tokens: int) -> Any:
+def generated(model: nn.Module, inputs: dict[str, torch.Tensor], tokens: int, **more: Any) -> Any:
     """Exactly so many new tokens, greedily."""
-    return model.generate(**inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)  # type: ignore[operator]
+    asked = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, **more}
+    return model.generate(**inputs, **asked)  # type: ignore[operator]
 
 
 def longest(model: nn.Module) -> int | None:
