@@ -79,7 +79,7 @@ class StepSampler:
 
 
 def token_times(model: nn.Module, inputs: dict[str, torch.Tensor], tokens: int) -> list[int]:
-    """Clock (ns) before generate() and after each of so many tokens. No hook is put on the model: a split one notices."""
+    """Clock (ns) before generate() and after each token. No hook is put on the model: a split one would notice."""
     ends = _Ends()
     generated(model, inputs, tokens, stopping_criteria=criteria_with(ends, None))
     return [ends.began, *ends.ends]
