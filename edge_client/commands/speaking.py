@@ -22,6 +22,8 @@ from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import SpecError
 from shared_hooks.showing import size
 
+LEAST = ("least",)
+"""Of the logits as much as is needed."""
 SAMPLING = ("temperature", "top_k", "top_p", "seed")
 """Options that mean nothing where nothing is drawn."""
 
@@ -43,7 +45,7 @@ def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words
             connection=ConnectionOptions(patience=options.patience, credentials=credentials_of(options)),
         )
         try:
-            generator = SplitGenerator(client, options.cut)
+            generator = SplitGenerator(client, options.cut, answer=LEAST)
             words = Words.of(spec)
             client.open()
             with generator:
