@@ -51,6 +51,11 @@ def _add_common(command: Parser) -> None:
         help="the module after which the model is cut, such as model.layers.3",
     )
     command.add_argument(
+        "--only-head",
+        metavar="NAME",
+        help="load only the weights up to this module, the cut or a later one; the others stay in their files",
+    )
+    command.add_argument(
         "--max-new-tokens", type=count, default=128, metavar="N", help="write at most so many (default: 128)"
     )
     command.add_argument("--sample", action="store_true", help="draw tokens by chance (default: always the likeliest)")

@@ -48,6 +48,8 @@ def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words
             generator = SplitGenerator(client, options.cut, answer=LEAST)
             words = Words.of(spec)
             client.open()
+            if client.loaded is not None:
+                tell(f"{client.loaded} (--only-head {options.only_head})")
             with generator:
                 yield generator, words
         finally:
