@@ -47,8 +47,8 @@ def _add_common(command: Parser) -> None:
         "--split",
         dest="cut",
         required=True,
-        metavar="NAME",
-        help="the module after which the model is cut, such as model.layers.3",
+        metavar="NAME|auto",
+        help='the module after which the model is cut, such as model.layers.3; "auto" measures for some seconds',
     )
     command.add_argument(
         "--only-head",
