@@ -20,10 +20,9 @@ from edge_client.generation.summary import Summary
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.generation import Link, SplitForward, StepRecord
 from shared_hooks.generation.split import HISTORY_BYTES
+from shared_hooks.generation.wanted import Answer
 from shared_hooks.modules import weights_hash
 from shared_hooks.showing import told
-
-Answer = tuple[str, int] | None
 
 
 class SplitGenerator:
@@ -38,9 +37,10 @@ class SplitGenerator:
     every `generate` is by itself. One `generate` at a time.
 
     ``model``: a module of the same weights in place of the client's own, such as one made by ``from_pretrained``.
-    ``answer``: what comes back of the logits of a step: None for all, or ``("top", k)`` for the ``k`` likeliest, which
-    is exact for greedy decoding and for sampling with ``top_k`` up to ``k``. ``history_bytes``: how much of what it has
-    sent a session keeps, to be made again when the server has lost it. ``link``: in place of the client's connection.
+    ``answer``: what comes back of the logits of a step: None for all, ``("least",)`` for as little as each `generate`
+    needs; `SplitForward` says what else there is, and what is too little raises CutRefused. ``history_bytes``: how much
+    of what it has sent a session keeps, to be made again when the server has lost it. ``link``: in place of the
+    client's connection.
 
     Raises UnknownLayer with near names, CutRefused, Disagreement for a model of other weights, and SpecError for one
     without ``generate``.

@@ -18,7 +18,7 @@ from shared_hooks.generation.wanted import Answer
 
 LEAST = ("least",)
 SAMPLE = ("sample",)
-_HOOKED = ("generate", "_get_logits_processor")
+_HOOKED = ("generate", "_get_logits_processor", "_get_candidate_generator")
 
 
 class _Call:
@@ -43,6 +43,8 @@ class Asking:
                 f'no such answer: {asked!r:.60}; there are None, ("top", k), ("token",), ("sample",) and ("least",)'
             )
         self.asked = asked
+        self._put: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
 
     def attach(self, model: nn.Module) -> None:
         """From now on each ``generate()`` of the model says what it needs."""
@@ -50,6 +52,7 @@ class Asking:
             return
         generate: Any = model.generate
         prepare: Any = model._get_logits_processor
+        candidates: Any = model._get_candidate_generator
         signature = inspect.signature(generate)
 
         def asking_generate(*args: Any, **kwargs: Any) -> Any:
@@ -68,16 +71,24 @@ class Asking:
                 call.answer = self._chosen(need)
             return processors
 
+        def asking_candidates(*args: Any, **kwargs: Any) -> Any:
+            if (self.now() or ("",))[0] == "sample":  # who put drafts there is not always seen from here
+                raise CutRefused("the server draws one word a step, and this generate() verifies drafts of several")
+            return candidates(*args, **kwargs)
+
         asking_generate.__signature__ = signature  # type: ignore[attr-defined]
-        vars(model).update(generate=asking_generate, _get_logits_processor=asking_prepare)
-        self._put = {"generate": asking_generate, "_get_logits_processor": asking_prepare}
+        self._put = dict(zip(_HOOKED, (asking_generate, asking_prepare, asking_candidates), strict=True))
+        self._before = {name: vars(model)[name] for name in _HOOKED if name in vars(model)}
+        vars(model).update(self._put)
 
     def detach(self, model: nn.Module) -> None:
         """The model is as it was."""
         own = vars(model)
-        for name, ours in getattr(self, "_put", {}).items():
+        for name, ours in self._put.items():
             if own.get(name) is ours:
                 del own[name]
+                own.update({name: self._before[name]} if name in self._before else {})
+        self._put = {}
 
     def now(self) -> Answer:
         """For the step that runs."""
@@ -93,12 +104,9 @@ class Asking:
         if asked == SAMPLE:
             if need.processors is not None:
                 return ("sample", need.processors)
-            if need.answer == ("token",):
+            if not need.why_not:  # nothing is sampled
                 return need.answer
-            raise CutRefused(
-                'with answer=("sample",) the server does all that generate() does with the logits, and it cannot do '
-                f"this: {need.why or 'processors before or beside those of sampling'}; ask for all logits"
-            )
+            raise CutRefused(f'answer=("sample",): the server cannot sample for this generate(): {need.why_not}')
         assert asked is not None
         if need.answer is None or (need.answer[0] == "top" and (asked[0] != "top" or asked[1] < need.answer[1])):
             least = f"the {need.answer[1]} likeliest words" if need.answer else f"all logits ({need.why})"

@@ -26,6 +26,7 @@ ROWS = {
     "workers": ("workers", "worker processes against threads"),
     "lengths": ("lengths", "a new sequence length"),
     "together": ("together", "decode steps together"),
+    "drafting": ("drafting", "drafts over 40 ms"),
     "plan": ("plan_cost", "time and memory of planning"),
     "naive": ("naive", "baseline: naive resume"),
 }
