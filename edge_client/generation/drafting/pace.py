@@ -116,6 +116,8 @@ class Measured:
             self._tried[place] += 1.0
             self._kept[place] += place < accepted
         self._drafting = self._drafting + 1 if drafted else 0
+        self._times.age()
+        self._alone.age()
         if seconds is not None:
             (self._times if drafted else self._alone).add(drafted, seconds)
 
@@ -128,12 +130,14 @@ class _Line:
         self.slope = 0.0
         """Seconds for one token more; as it was, while all steps have as many."""
 
+    def age(self) -> None:
+        """One step more has gone by."""
+        self._weight, self._x, self._y = self._weight * FORGET, self._x * FORGET, self._y * FORGET
+        self._xx, self._xy = self._xx * FORGET, self._xy * FORGET
+
     def add(self, tokens: int, seconds: float) -> None:
-        self._weight = self._weight * FORGET + 1.0
-        self._x = self._x * FORGET + tokens
-        self._y = self._y * FORGET + seconds
-        self._xx = self._xx * FORGET + tokens * tokens
-        self._xy = self._xy * FORGET + tokens * seconds
+        self._weight, self._x, self._y = self._weight + 1.0, self._x + tokens, self._y + seconds
+        self._xx, self._xy = self._xx + tokens * tokens, self._xy + tokens * seconds
         spread = self._xx - self._x * self._x / self._weight
         together = self._xy - self._x * self._y / self._weight
         slope = (together + self.slope) / (spread + 1.0)  # a spread of less than a token tells little
