@@ -7,10 +7,11 @@ sessions  opened, stepped, forked, dropped
 May import models, limits.
 """
 
-from cloud_server.decoding.sessions import Sessions
+from cloud_server.decoding.sessions import REASONS, Sessions
 from cloud_server.decoding.step import Step, Turn
 
 __all__ = [
+    "REASONS",
     "Sessions",
     "Step",
     "Turn",

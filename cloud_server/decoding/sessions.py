@@ -25,6 +25,8 @@ from shared_hooks.sharing import Party
 
 log = logging.getLogger("cloud_server")
 
+REASONS = ("room", "idle", "lost")
+"""Why sessions are dropped: a bound was met; no step for long; its worker or its state is gone."""
 REMEMBERED = 4096
 """Sessions that are no more, and why."""
 
@@ -41,7 +43,7 @@ class Sessions:
         self.steps = 0
         """That were computed."""
         self.dropped: Counter[str] = Counter()
-        """Sessions that had to go, by a word for the reason."""
+        """Sessions that had to go, by reason (`REASONS`)."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -235,7 +237,7 @@ class Sessions:
 
 
 class Drop(NamedTuple):
-    """A session that goes: why, in words, and for who counts, in one (empty: nobody counts it)."""
+    """A session that goes: why, and one of `REASONS` (empty: its client's own doing, which nobody counts)."""
 
     session: Session
     why: str

@@ -19,6 +19,7 @@ from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed, SessionLost
 from shared_hooks.forward import interruptible
 from shared_hooks.generation import DecodingTail as OwnTail
+from shared_hooks.generation.allowance import STEP_BYTES
 from shared_hooks.lifecycle import Stage
 from shared_hooks.observers import transforms
 
@@ -59,14 +60,21 @@ class DecodingTails:
         device: torch.device,
         custody: Custody,
         factory: DecodingFactory | None = None,
+        step_bytes: int = STEP_BYTES,
     ) -> None:
-        """``factory``: what makes a cut's tail, in place of our own engine."""
+        """``factory``: what makes a cut's tail, in place of our own engine, whose steps may take ``step_bytes`` of
+        memory.
+        """
         self.wrapped = wrapped
         self.device = device
         self.custody = custody
-        self._factory = factory or _own
+        self._factory = factory or self._own
+        self._step_bytes = step_bytes
         self._tails: dict[str, DecodingTail] = {}
         self._lock = threading.Lock()
+
+    def _own(self, wrapped: WrappedModel, cut: str) -> DecodingTail:
+        return OwnTail(wrapped.model, cut, step_bytes=self._step_bytes, modules=wrapped.modules)
 
     def open(self, cut: str) -> ModelSession:
         """Raises UnknownLayer, CutRefused, and ModelFailed with the model's error as cause."""
@@ -80,10 +88,6 @@ class DecodingTails:
             raise
         except Exception as error:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
-
-
-def _own(wrapped: WrappedModel, cut: str) -> DecodingTail:
-    return OwnTail(wrapped.model, cut)
 
 
 class ModelSession:

@@ -83,7 +83,8 @@ class ServedModel:
             form=self._form,
         )
         self._custody = Custody(entry.spec.model_id, model, lambda: entry.spec.load_model(device))
-        self._decoding = DecodingTails(self._wrapped, device, self._custody, entry.decoding)
+        most = (rehearsals or RehearsalLimits()).held_bytes
+        self._decoding = DecodingTails(self._wrapped, device, self._custody, entry.decoding, most)
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )

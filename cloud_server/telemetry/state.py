@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from cloud_server.core import Core
+from cloud_server.decoding import REASONS
 from cloud_server.requests import State
 from protos import PROTOCOL_VERSION
 from shared_hooks.version import __version__
@@ -47,10 +48,19 @@ class ServerState(Collector):
             ("answers_kept", "Answers that clients have not acknowledged.", answers),
             ("answers_kept_bytes", "Their payload bytes.", answer_bytes),
             ("sessions", "Standing streams.", core.clients),
+            ("decoding_sessions", "Decoding sessions that are open.", len(core.decoding)),
+            ("decoding_held_bytes", "Memory that they hold.", core.decoding.nbytes),
             ("workers", "Tails computed at a time, at most.", load.workers),
             ("draining", "1 while the server takes nothing new.", core.draining),
         ):
             yield GaugeMetricFamily(f"isthmus_{name}", text, value=float(value))
+        steps = "Steps of decoding sessions that were computed."
+        yield CounterMetricFamily("isthmus_decoding_steps", steps, value=core.decoding.steps)
+        text = "Decoding sessions that had to go: for room, idle, or lost where they were."
+        dropped = CounterMetricFamily("isthmus_decoding_dropped", text, labels=["reason"])
+        for reason in REASONS:
+            dropped.add_metric([reason], core.decoding.dropped[reason])
+        yield dropped
         for name, total in self._totals.items():
             yield CounterMetricFamily(f"isthmus_{name}", TOTALS[name], value=total())
         models = GaugeMetricFamily("isthmus_model_info", "The served models.", labels=["model", "weights_hash"])

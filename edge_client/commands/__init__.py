@@ -4,6 +4,8 @@ The commands are those that `arguments` lists: each has a file of its name with 
 file, and its name and options in `arguments`.
 
 arguments   the commands and their options; loads nothing, so that ``--help`` is quick
+generation  the options of generate and chat
+kinds       what the text of an option may be
 credentials options by which a command proves who it is
 server      --server, and what stands for it
 loading     model, inputs and cut from them
@@ -15,6 +17,7 @@ constraints limits, from them
 auto        run with --split auto
 run_journal run with --journal
 witnesses   run with --witness
+speaking    generate and chat: the model and how it writes, from them
 looking     run with --dashboard and --sink
 report, layer_table, heat_maps, output   what is printed and written
 exits       exit statuses

@@ -11,6 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_client.commands.credentials import add_credentials
+from edge_client.commands.generation import add_generation
+from edge_client.commands.kinds import count as _count
+from edge_client.commands.kinds import names as _names
+from edge_client.commands.kinds import number as _number
+from edge_client.commands.kinds import pixels as _pixels
+from edge_client.commands.kinds import rate as _rate
+from edge_client.commands.kinds import seconds as _seconds
+from edge_client.commands.kinds import share as _share
 from edge_client.commands.server import add_server
 from shared_hooks.command_line import Parser, add_common
 
@@ -77,6 +85,9 @@ def make_parser() -> Parser:
     _add_prune(commands, model)
     _add_plan(commands, model)
     _add_profile(commands, [model, planned])
+    generate, chat = add_generation(commands, model)
+    for command in (generate, chat):
+        _add_config(command)
     return parser
 
 
@@ -389,54 +400,3 @@ def _add_auto(run: argparse.ArgumentParser) -> None:
     auto.add_argument("--partitioner", default="objective", metavar="NAME", help="what decides (default: objective)")
     auto.add_argument("--partitioner-option", metavar="TEXT", help="passed to the partitioner")
     auto.add_argument("--log-decisions", metavar="FILE", help="write every decision and its numbers as lines of JSON")
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
-
-
-def _number(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return int(text)
-
-
-def _pixels(text: str) -> tuple[int, int]:
-    width, cross, height = text.lower().partition("x")
-    if not (cross and width.isdecimal() and height.isdecimal() and int(width) and int(height)):
-        raise argparse.ArgumentTypeError(f'expected WIDTHxHEIGHT in pixels, such as 640x480, found "{text}"')
-    return int(width), int(height)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
-    return value
-
-
-def _seconds(text: str) -> float:
-    return _above_0(text, "a number of seconds")
-
-
-def _rate(text: str) -> float:
-    return _above_0(text, "a number")
-
-
-def _above_0(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what} above 0")
-    return value

@@ -60,7 +60,15 @@ class SplitGenerator:
         self.model: Any = _model_of(client, model)
         self.cut = check_cut(self.model, cut)
         link = SessionLink(client, self.cut) if link is None else link
-        self._forward = SplitForward(self.model, self.cut, link, answer=answer, history_bytes=history_bytes)
+        own = client.wrapped if self.model is client.wrapped.model else None  # whose observers look at the heads, too
+        self._forward = SplitForward(
+            self.model,
+            self.cut,
+            link,
+            answer=answer,
+            history_bytes=history_bytes,
+            modules=None if own is None else own.modules,
+        )
         self._one = threading.RLock()
         self._inside = 0
         self._summary: Summary | None = None

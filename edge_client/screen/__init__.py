@@ -2,6 +2,7 @@
 
 text                numbers as text; foreign text, made safe to show
 table               rows as columns
+flow                text that comes in pieces
 progress            progress on standard error
 observation_table   what observers found
 

@@ -15,6 +15,7 @@ from torch import nn
 from shared_hooks.errors import CutRefused
 from shared_hooks.generation.needed import Need, needed
 from shared_hooks.generation.wanted import Answer
+from shared_hooks.modules import put_instead
 
 LEAST = ("least",)
 SAMPLE = ("sample",)
@@ -43,8 +44,7 @@ class Asking:
                 f'no such answer: {asked!r:.60}; there are None, ("top", k), ("token",), ("sample",) and ("least",)'
             )
         self.asked = asked
-        self._put: dict[str, Any] = {}
-        self._before: dict[str, Any] = {}
+        self._take_off = _nothing
 
     def attach(self, model: nn.Module) -> None:
         """From now on each ``generate()`` of the model says what it needs."""
@@ -53,10 +53,10 @@ class Asking:
         generate: Any = model.generate
         prepare: Any = model._get_logits_processor
         candidates: Any = model._get_candidate_generator
-        signature = inspect.signature(generate)
+        signature = inspect.signature(type(model).generate)  # type: ignore[attr-defined]
 
         def asking_generate(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs).arguments
+            given = signature.bind(model, *args, **kwargs).arguments
             token = _call.set(_Call(self, given.get("assistant_model"), given.get("custom_generate")))
             try:
                 return generate(*args, **kwargs)
@@ -76,19 +76,13 @@ class Asking:
                 raise CutRefused("the server draws one word a step, and this generate() verifies drafts of several")
             return candidates(*args, **kwargs)
 
-        asking_generate.__signature__ = signature  # type: ignore[attr-defined]
-        self._put = dict(zip(_HOOKED, (asking_generate, asking_prepare, asking_candidates), strict=True))
-        self._before = {name: vars(model)[name] for name in _HOOKED if name in vars(model)}
-        vars(model).update(self._put)
+        found = (asking_generate, asking_prepare, asking_candidates)
+        self._take_off = put_instead(model, dict(zip(_HOOKED, found, strict=True)))
 
-    def detach(self, model: nn.Module) -> None:
+    def detach(self) -> None:
         """The model is as it was."""
-        own = vars(model)
-        for name, ours in self._put.items():
-            if own.get(name) is ours:
-                del own[name]
-                own.update({name: self._before[name]} if name in self._before else {})
-        self._put = {}
+        self._take_off()
+        self._take_off = _nothing
 
     def now(self) -> Answer:
         """For the step that runs."""
@@ -112,6 +106,10 @@ class Asking:
             least = f"the {need.answer[1]} likeliest words" if need.answer else f"all logits ({need.why})"
             raise CutRefused(f"answer={asked} is not enough for this generate(), which needs {least}")
         return asked
+
+
+def _nothing() -> None:
+    """In place of taking off what is not there."""
 
 
 def _is_answer(asked: Any) -> bool:

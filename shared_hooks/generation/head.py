@@ -38,9 +38,16 @@ class Call:
 
 
 class Head:
-    """Runs one forward up to the cut (a `Runner`). ``seek``: the forward is given no state; it may make one."""
+    """Runs one forward up to the cut (a `Runner`). ``seek``: the forward is given no state; it may make one.
+    ``modules``: those of the `WrappedModel` whose observers look at it.
+    """
 
-    def __init__(self, cut: Cut, paths: dict[nn.Module, str], here: torch.device, *, seek: bool = False) -> None:
+    is_shown = True
+
+    def __init__(
+        self, cut: Cut, paths: dict[nn.Module, str], here: torch.device, *, seek: bool = False, modules: object = None
+    ) -> None:
+        self.modules = modules
         self._cut = cut
         self._paths = paths
         self._here = here

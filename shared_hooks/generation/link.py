@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from shared_hooks.crossing import Parcel
-from shared_hooks.errors import BadFrame
+from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed
 from shared_hooks.generation.session import DecodingTail, TailSession
 
 
@@ -70,7 +70,12 @@ class InProcess:
             self.sessions[session], self.steps[session] = self._tail.open(), 0
         if self.steps.get(session) != number:
             raise BadFrame(f"session {session} is not at step {number}")
-        answer, made = self.sessions[session].step(meta, came)
+        try:
+            answer, made = self.sessions[session].step(meta, came)
+        except IsthmusError:
+            raise
+        except Exception as error:  # as a server says it
+            raise ModelFailed(f"{type(error).__name__}: {error}") from error
         if "need" not in answer:
             self.steps[session] = number + 1
         down = Parcel.of_tensors(answer, made)

@@ -37,6 +37,7 @@ from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.mutators import apply
 from shared_hooks.generation.results import said
 from shared_hooks.generation.sampling import Sampler, digest
+from shared_hooks.generation.settled import Settled
 from shared_hooks.generation.tail import Learned, Tail, Untold
 from shared_hooks.generation.template import Template
 from shared_hooks.generation.told import Told
@@ -51,17 +52,20 @@ LEAVES, TOLD = "leaves", "told"
 class DecodingTail:
     """The tail of a model for generation, cut after ``cut`` (a module's path). Serves any number of sessions.
 
-    ``step_bytes``: what one step may take in memory. Raises UnknownLayer and CutRefused. `close` takes away what was
+    ``step_bytes``: what one step may take in memory. ``modules``: those of the `WrappedModel` whose observers look at
+    its steps. Raises UnknownLayer and CutRefused. `close` takes away what was
     attached.
     """
 
-    def __init__(self, model: nn.Module, cut: str, *, step_bytes: int = STEP_BYTES) -> None:
+    def __init__(self, model: nn.Module, cut: str, *, step_bytes: int = STEP_BYTES, modules: object = None) -> None:
         self.step_bytes = step_bytes
+        self.modules = modules
         self.model = model
         self.cut = Cut.of(model, cut)
         self.here = device_of(model)
         self.find = finder_of(model)
         self.template = Template()
+        self.settled = Settled(model)
         self.paths = {module: path for path, module in model.named_modules()}
         for module in self.paths:
             attach.attach(module)
@@ -211,7 +215,16 @@ class _Step:
         self._start = None if mirror is None else mirror.snapshot()
         while True:
             running_tail = Tail(
-                tail.cut, tail.paths, tail.template, known.told, bank, self._arrive, tail.find, tail.here, seek=seek
+                tail.cut,
+                tail.paths,
+                tail.template,
+                known.told,
+                bank,
+                self._arrive,
+                tail.find,
+                tail.here,
+                seek=seek,
+                modules=tail.modules,
             )
             try:
                 output = self._forward(running_tail, kwargs)
@@ -233,6 +246,7 @@ class _Step:
             reply["d"] = known.down.said(self._mirror.look())
         if bank and not running_tail.replay.answered:
             reply["nb"] = 1
+        self._tail.settled.check()
         known.extents.passed()
         return _Answer(reply, tensors, self._mirror)
 

@@ -6,7 +6,6 @@ values between the calls. The part of the cache that the head writes stays here,
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
 import time
@@ -32,6 +31,7 @@ from shared_hooks.generation.records import StepRecord
 from shared_hooks.generation.results import heard
 from shared_hooks.generation.sampling import digest, state_now, written
 from shared_hooks.generation.session import LEAVES, TOLD
+from shared_hooks.generation.settled import Settled
 from shared_hooks.generation.wanted import SHORT, Answer, widened
 from shared_hooks.modules import attach, fast_path_off, running
 
@@ -45,7 +45,8 @@ class SplitForward:
     head ends. ``link``: the way to the tail.
 
     ``private``: names of inputs that never leave this side, in place of those that are recognised by name.
-    ``history_bytes``: how much of its steps a session keeps to be made again when the server has lost it.
+    ``history_bytes``: how much of its steps a session keeps to be made again when the server has lost it. ``modules``:
+    those of the `WrappedModel` whose observers look at the steps.
 
     ``answer``: what comes back of the logits. None is all of them; ``("top", k)`` the k likeliest, ``("token",)`` the
     likeliest word alone: the others are minus infinity. A ``generate()`` for which that is not enough raises
@@ -64,6 +65,7 @@ class SplitForward:
         private: frozenset[str] | None = None,
         answer: Answer = None,
         history_bytes: int = HISTORY_BYTES,
+        modules: object = None,
     ) -> None:
         self.model = model
         self.cut = Cut.of(model, cut)
@@ -71,14 +73,16 @@ class SplitForward:
         self._private = private
         self._asking = Asking(answer)
         self._history_bytes = history_bytes
+        self._modules = modules
         self._here = device_of(model)
         self._find = finder_of(model)
+        self._settled = Settled(model)
         self._paths = {module: path for path, module in model.named_modules() if path}
         self._lock = threading.RLock()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
         self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
-        self._forward: Any = None
-        self._before: Any = None
+        self._shim: attach.Shim | None = None
+        self._signature = inspect.Signature()
 
     def __enter__(self) -> SplitForward:
         self.attach()
@@ -90,45 +94,39 @@ class SplitForward:
         self.detach()
 
     def attach(self) -> None:
-        """From now on calls of the model are split."""
-        if self._forward is not None:
+        """From now on calls of the model are split. Raises CutRefused where they are already."""
+        if self._shim is not None:
             return
+        shim = attach.attach(self.model)
+        if shim.entry is not None:
+            attach.detach(self.model)
+            raise CutRefused("the model is split already")
+        self._shim, shim.entry = shim, self._called
+        self._signature = inspect.signature(shim.forward)
         for module in self._paths:
             attach.attach(module)
-        own = vars(self.model)
-        self._before = own.get("forward")
-        self._forward = self.model.forward
-        signature = inspect.signature(self._forward)
-
-        @functools.wraps(self._forward)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._step(_named(signature, args, kwargs))
-
-        forward.__signature__ = signature  # type: ignore[attr-defined]
-        own["forward"] = forward
         self._asking.attach(self.model)
 
     def detach(self) -> None:
         """The model is as it was; its sessions are closed."""
-        if self._forward is None:
+        if self._shim is None:
             return
-        self._asking.detach(self.model)
-        own = vars(self.model)
-        own.pop("forward")
-        if self._before is not None:
-            own["forward"] = self._before
-        self._forward = None
-        for module in self._paths:
+
+        self._asking.detach()
+        self._shim.entry = None
+        self._shim = None
+        for module in (self.model, *self._paths):
             attach.detach(module)
         for handle in list(self._handles):
             handle.session.close()
             handle.take_off()
 
-    # One call of the model
-
-    def _step(self, kwargs: dict[str, Any]) -> Any:
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs = _named(self._signature, args, kwargs)
         with self._lock, torch.no_grad(), fast_path_off():
             return self._split(kwargs)
+
+    # One call of the model
 
     def _split(self, kwargs: dict[str, Any]) -> Any:
         began = time.perf_counter_ns()
@@ -141,7 +139,7 @@ class SplitForward:
             handle.note()
         snapshot = None if handle.mirror is None else handle.mirror.snapshot()
         opening = handle.opening()
-        head = Head(self.cut, self._paths, self._here, seek=not states)
+        head = Head(self.cut, self._paths, self._here, seek=not states, modules=self._modules)
         try:
             handle.busy = True
             whole, output = self._run_head(head, kwargs, session)
@@ -162,6 +160,7 @@ class SplitForward:
             handle.busy = False
         session.wanted = message[0].get("w", session.wanted)
         session.random = reply.header.get("rng")
+        self._settled.check()
         session.done(*message)
         handle.done = []
         durations = reply.durations
@@ -198,10 +197,12 @@ class SplitForward:
 
     def _run_head(self, head: Head, kwargs: dict[str, Any], session: EdgeSession) -> tuple[bool, Any]:
         """(False, None) at the cut; (True, output) where the model came to its end without it."""
+        shim = self._shim
+        assert shim is not None
         token = running.set(head)
         try:
             with head.watch:
-                output = self._forward(**kwargs)
+                output = shim(**kwargs)
         except Exit as leaving:
             if leaving is not head.exit:
                 raise

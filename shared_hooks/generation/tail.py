@@ -29,8 +29,10 @@ class Learned(BaseException):
 
 class Tail:
     """Runs one forward from the cut (a `Runner`, and a `Supply` for ghosts). ``arrive`` is called at the cut with the
-    cut module's arguments and gives its result.
+    cut module's arguments and gives its result. ``modules``: those of the `WrappedModel` whose observers look at it.
     """
+
+    is_shown = True
 
     def __init__(
         self,
@@ -44,7 +46,9 @@ class Tail:
         here: torch.device,
         *,
         seek: bool = False,
+        modules: object = None,
     ) -> None:
+        self.modules = modules
         self._cut = cut
         self._paths = paths
         self._template = template

@@ -39,6 +39,13 @@ class Runner(Protocol):
         """Something went wrong that must not be lost, even if the model's own code catches the exception."""
 
 
+class Shown(Runner, Protocol):
+    """A runner whose calls observers are shown, though it is no `Session`. ``modules``: whose model it runs."""
+
+    modules: object
+    is_shown: bool
+
+
 class Watching(Protocol):
     """What observers leave on a shim: they are shown the module's call, in a session or outside one."""
 
@@ -57,6 +64,8 @@ class Shim:
         self.watching: Watching | None = None
         self.gate: Callable[..., Any] | None = None
         """What stands for ``forward`` below sessions and observers (`shared_hooks.generation.together`)."""
+        self.entry: Callable[..., Any] | None = None
+        """What a call in no session becomes (`shared_hooks.generation.split`)."""
         self.before = module.__dict__.get(slot, _ABSENT)
         self.forward: Callable[..., Any] = getattr(module, slot)
         # transformers reads inspect.signature(model.forward); __wrapped__ keeps it the model's own
@@ -66,6 +75,8 @@ class Shim:
         if torch.compiler.is_dynamo_compiling():
             return self.forward(*args, **kwargs)
         session = running.get()
+        if session is None and self.entry is not None:
+            return self.entry(*args, **kwargs)
         watching = self.watching
         if watching is not None:
             return watching.call(self, session, args, kwargs)

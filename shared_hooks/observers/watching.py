@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
 
 from shared_hooks.forward import UNSEEN, Session
+from shared_hooks.generation.tail import Tail
 from shared_hooks.head import Diverged, HeadSession
-from shared_hooks.modules import Runner, Shim, attach, call_name, running
+from shared_hooks.modules import Runner, Shim, Shown, attach, call_name, running
 from shared_hooks.observers.deferred import Deferred, read
 
 
@@ -85,7 +86,7 @@ class Watcher(Protocol):
 class ObservedForward:
     """One forward that is looked at; ``session`` is what runs it, None outside Isthmus."""
 
-    def __init__(self, session: Session | None) -> None:
+    def __init__(self, session: Session | Shown | None) -> None:
         self.session = session
         self.looks: dict[Watcher, Look | None] = {}
         self.all: list[Look] = []
@@ -146,8 +147,8 @@ class ObservedForward:
 
     def _number(self, module: nn.Module) -> int:
         session = self.session
-        info = None if session is None else session.modules.get(module)
-        if session is not None and info is not None:
+        info = session.modules.get(module) if isinstance(session, Session) else None
+        if isinstance(session, Session) and info is not None:
             # a module around the cut has its number from the head
             return session.stack[-1].number or session.counts.get(info.path, 1)
         number = self.counts[module] = self.counts.get(module, 0) + 1
@@ -185,7 +186,7 @@ class ModuleObservers:
 
     def call(self, shim: Shim, session: Runner | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module, forward = shim.module, shim.gate or shim.forward
-        if session is not None and not isinstance(session, Session):
+        if session is not None and not _is_shown(session):
             return session.call(module, forward, args, kwargs)  # planning
         observed = _current.get()
         if observed is not None and observed.session is session:
@@ -200,8 +201,9 @@ class ModuleObservers:
             # a head that runs to the model's end missed its cut
             counts = not isinstance(session, HeadSession)
             return output
-        except Diverged:
-            counts = False
+        except BaseException as error:
+            # a step that fails is asked for again
+            counts = not isinstance(error, Diverged) and not isinstance(session, Tail)
             raise
         finally:
             _current.reset(token)
@@ -222,6 +224,11 @@ class ModuleObservers:
             return observed.show(looks, module, forward, args, kwargs)
 
         return session.call(module, shown, args, kwargs)
+
+
+def _is_shown(session: Runner) -> TypeGuard[Session | Shown]:
+    """A session, or a step of a generation; planning is neither."""
+    return isinstance(session, Session) or getattr(session, "is_shown", False)
 
 
 def _touched(watcher: Watcher) -> list[nn.Module]:

@@ -25,6 +25,7 @@ ROWS = {
     "tls": ("tls_cost", "TLS and a token against none"),
     "workers": ("workers", "worker processes against threads"),
     "lengths": ("lengths", "a new sequence length"),
+    "decoding": ("decoding", "a token of a split generate()"),
     "together": ("together", "decode steps together"),
     "drafting": ("drafting", "drafts over 40 ms"),
     "plan": ("plan_cost", "time and memory of planning"),

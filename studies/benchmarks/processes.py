@@ -16,20 +16,23 @@ NETWORKS = "studies.benchmarks.networks"
 
 
 @contextmanager
-def cloud(*models: str, shape: tuple[int, ...], threads: int, words: Sequence[str] = ()) -> Iterator[str]:
-    """A cloud server with these callables of `networks`, all planned on an input of ``shape``; yields its address.
+def cloud(
+    *models: str, shape: tuple[int, ...] | None, threads: int, words: Sequence[str] = (), module: str = NETWORKS
+) -> Iterator[str]:
+    """A cloud server with these callables of ``module``, all planned on an input of ``shape``; yields its address.
     ``words``: more of its command line.
     """
     words = ["--listen", "127.0.0.1:0", "--threads", str(threads), "--log-level", "warning", *words]
     for name in models:
-        words += ["--model", target(name), "--example", f"{name}={','.join(map(str, shape))}"]
+        words += ["--model", target(name, module)]
+        words += [] if shape is None else ["--example", f"{name}={','.join(map(str, shape))}"]
     with _listening("cloud_server", *words, threads=threads) as address:
         yield address
 
 
-def target(name: str) -> str:
-    """What client and server take for one callable of `networks`."""
-    return f"{name}={NETWORKS}:{name}"
+def target(name: str, module: str = NETWORKS) -> str:
+    """What client and server take for one callable of ``module``."""
+    return f"{name}={module}:{name}"
 
 
 @contextmanager

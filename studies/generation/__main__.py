@@ -6,6 +6,7 @@
     python -m studies.generation modes --mode beams --cuts first,last
     python -m studies.generation privacy                        token ids and embeddings in what crosses
     python -m studies.generation ... --json FILE                a line a class, kept there; goes on where it was
+    python -m studies.generation ... --json FILE --report --summary OTHER    what docs/results keeps of it
     python -m studies.generation ... --engine whole             splits nothing: what the harness can judge
 
 Nothing is downloaded: weights are random. Exit code 1 if anything differed, failed or was found.
@@ -14,7 +15,9 @@ Nothing is downloaded: weights are random. Exit code 1 if anything differed, fai
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
+import importlib.metadata
 import json
 import os
 import random
@@ -26,12 +29,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from studies.generation import report
-from studies.generation.cases import EQUAL, NOT_COUNTED, REFUSED, architecture
+from studies.generation.cases import EQUAL, NOT_COUNTED, REFUSED, Look, architecture
 from studies.generation.engine import ENGINES
 from studies.generation.forked import Limits, Work, each
-from studies.generation.modes import Look, modes, zoo
+from studies.generation.modes import modes, zoo
 from studies.generation.privacy import NOTHING, SHOWN, privacy
 from studies.generation.subject import Subject, preload, subjects
+from studies.library.__main__ import engine as commit
 
 FINE = (EQUAL, REFUSED, NOTHING, SHOWN, *NOT_COUNTED)
 
@@ -49,9 +53,11 @@ def chosen(given: argparse.Namespace) -> list[Subject]:
 def work_of(given: argparse.Namespace) -> Work:
     """What is done with each."""
     engine = ENGINES[given.engine]
-    if given.what == "modes":
-        return functools.partial(modes, Look(engine, given.mode, tuple(given.cuts.split(","))))
-    return functools.partial({"architectures": architecture, "privacy": privacy}[given.what], engine)
+    if given.what == "privacy":
+        return functools.partial(privacy, engine)
+    default = "middle" if given.what == "modes" else "first,middle,last"
+    look = Look(engine, given.mode, tuple((given.cuts or default).split(",")))
+    return functools.partial(modes if given.what == "modes" else architecture, look)
 
 
 def read(path: Path | None, what: str, engine: str) -> report.Records:
@@ -73,6 +79,11 @@ def tell(records: report.Records, what: str) -> None:
             print(f"    {place}")
 
 
+def versions() -> dict[str, str]:
+    """Of what the result hangs on."""
+    return {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(
@@ -84,17 +95,21 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="so many of them, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="how many processes at once")
-    parser.add_argument("--mode", default="", metavar="NAME", help="of modes: those with this in their name")
-    parser.add_argument("--cuts", default="middle", help="of modes: some of first,middle,last")
+    parser.add_argument("--mode", default="", metavar="NAME", help="cases with this in their name")
+    parser.add_argument("--cuts", default="", help="some of first,middle,last; default: all, of modes the middle")
     parser.add_argument("--memory-gib", type=float, default=7.0, help="of address space, for one class")
     parser.add_argument("--minutes", type=float, default=30.0, help="by the clock, for one class")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="write counts and causes there, for docs/results")
     parser.add_argument("--report", action="store_true", help="only print what the file holds")
     given = parser.parse_args()
     records = read(given.json, given.what, given.engine)
     if not given.report:
         _run(given, records)
     tell(records, given.what)
+    if given.summary is not None:
+        facts = {"what": given.what, "engine": given.engine, "commit": commit(), "date": str(datetime.date.today())}
+        given.summary.write_text(json.dumps({**facts, **versions(), **report.kept(records)}, indent=1) + "\n")
     bad = any(facts["outcome"] not in FINE for record in records.values() for _, facts in report.cases(record))
     return 1 if bad else 0
 

@@ -36,10 +36,10 @@ def generating_part(model: nn.Module, generate: Callable[[], Any]) -> str:
 
 
 def decoder_blocks(model: nn.Module, generate: Callable[[], Any]) -> list[str]:
-    """The paths of the entries of the largest list of modules near the root all of whose entries the last step calls.
+    """The paths of those entries of the largest list of modules near the root that the last step calls.
 
-    ``model``: what is called for a step. ``generate`` makes some tokens, in more than one step. Raises NotUsable where
-    there is no such list.
+    ``model``: what is called for a step. ``generate`` makes some tokens, in more than one step. A list counts if a step
+    calls most of it: some blocks are for pictures only. Raises NotUsable where there is none.
     """
     lists = {
         path: [f"{path}.{name}" for name, _ in module.named_children()]
@@ -55,11 +55,12 @@ def decoder_blocks(model: nn.Module, generate: Callable[[], Any]) -> list[str]:
     ]
     hooks.append(model.register_forward_pre_hook(lambda *_: called.clear()))
     _run(generate, hooks)
-    found = [path for path in lists if called.issuperset(lists[path])]
+    found = {path: [one for one in own if one in called] for path, own in lists.items()}
+    found = {path: own for path, own in found.items() if len(own) > len(lists[path]) / 2}
     if not found:
         raise NotUsable("generate calls no list of blocks in every step")
-    best = min(found, key=lambda path: (any(word in f"{path}." for word in OTHERS), path.count("."), -len(lists[path])))
-    return lists[best]
+    best = min(found, key=lambda path: (any(word in f"{path}." for word in OTHERS), path.count("."), -len(found[path])))
+    return found[best]
 
 
 def _run(generate: Callable[[], Any], hooks: list[Any]) -> None:

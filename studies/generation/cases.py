@@ -124,14 +124,25 @@ def generating(inputs: dict[str, Any], **settings: Any) -> Call:
     return call
 
 
-def architecture(engine: Engine, subject: Subject, tell: Tell) -> None:
+@dataclass(frozen=True)
+class Look:
+    """How closely to look: at cases with ``only`` in their name, cut at these places."""
+
+    engine: Engine
+    only: str = ""
+    cuts: tuple[str, ...] = ("first", "middle", "last")
+
+
+def architecture(look: Look, subject: Subject, tell: Tell) -> None:
     """Greedy and sampled, one row and three, cut after the first, the middle and the last block."""
     found = built(subject)
     tell(facts(found))
-    judge = Judge(found, engine)
+    judge = Judge(found, look.engine)
     for rows, decoding in itertools.product((1, 3), DECODING):
         call = generating(found.inputs(rows, 1), **DECODING[decoding])
         for place, cut in places(found.blocks).items():
-            case = f"{place}, {decoding}, {rows}"
+            case = f"{decoding}, {rows} @ {place}"
+            if place not in look.cuts or look.only not in case:
+                continue
             tell({"at": case})
             tell({"case": case, **judge.outcome(f"{decoding}, {rows}", call, cut)})

@@ -25,11 +25,18 @@ COMMON: list[dict[str, Any]] = [
 """Of the configuration of the text, tried in turn where a model does not build or does not generate. A setting that the
 configuration does not have is left out."""
 
+ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
 PER_CLASS: dict[str, dict[str, Any]] = {
-    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2, "num_group": 1, "topk_method": "greedy"},
-    "HrmTextForCausalLM": {"num_hidden_layers": 4, "num_layers_per_stack": 4, "H_cycles": 1, "L_cycles": 1},
+    "BambaForCausalLM": {"attn_layer_indices": [1, 3]},
+    "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": ROTARY, "sliding_attention": ROTARY}},
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "topk_method": "greedy"},
+    "Dots1ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "HrmTextForCausalLM": {"num_hidden_layers": 32, "num_layers_per_stack": 4},
     "LagunaForCausalLM": {"num_attention_heads_per_layer": None},
     "LongcatFlashForCausalLM": {"zero_expert_num": 2, "moe_topk": 2, "ffn_hidden_size": 64, "hidden_size": 64},
+    "MoonshineStreamingForConditionalGeneration": {"num_key_value_heads": 4, "num_attention_heads": 4},
+    "MusicgenForCausalLM": {"num_codebooks": 1},
+    "MusicgenMelodyForCausalLM": {"num_codebooks": 1},
     "ReformerModelWithLMHead": {
         "is_decoder": True,
         "axial_pos_embds": False,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from studies.generation.cases import Judge, facts, places
-from studies.generation.engine import Engine
+from studies.generation.cases import Judge, Look, facts, places
 from studies.generation.forked import Tell
 from studies.generation.small import built
 from studies.generation.subject import Built, Subject
@@ -167,15 +165,6 @@ ONE_ROW = ("lookup", "lookup sampled", "assisted", "assisted sampled", "early ex
 """What transformers does for one row only."""
 ASSISTED = ("assisted", "assisted sampled")
 """What is given a model that drafts."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """How modes are looked at: ``only`` those with that in their name, at the ``cuts`` of these places."""
-
-    engine: Engine
-    only: str = ""
-    cuts: tuple[str, ...] = ("middle",)
 
 
 def zoo() -> list[Subject]:

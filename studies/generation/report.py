@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from studies.generation.cases import DIFFERENT, EQUAL, NOT_COUNTED, REFUSED
@@ -62,15 +62,21 @@ def table(found: dict[str, Any]) -> str:
     return aligned(rows)
 
 
-def by_case(records: Records, label: Callable[[str], str] = lambda case: case) -> str:
-    """A line a case, over all records: how many came out how."""
+def counts(records: Records) -> dict[str, dict[str, int]]:
+    """By case, over all records: how many came out how."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for record in records.values():
         for case, facts in cases(record):
-            found[label(case)][facts["outcome"]] += 1
-    outcomes = sorted({outcome for counts in found.values() for outcome in counts})
+            found[case][facts["outcome"]] += 1
+    return {case: dict(counted) for case, counted in found.items()}
+
+
+def by_case(records: Records) -> str:
+    """A line a case."""
+    found = counts(records)
+    outcomes = sorted({outcome for counted in found.values() for outcome in counted})
     rows = [["case", *outcomes]]
-    rows += [[case, *(str(counts[outcome] or "") for outcome in outcomes)] for case, counts in found.items()]
+    rows += [[case, *(str(counted.get(outcome, "")) for outcome in outcomes)] for case, counted in found.items()]
     return aligned(rows)
 
 
@@ -87,6 +93,11 @@ def causes(records: Records) -> dict[str, list[str]]:
                 seen.add(cause)
                 found[cause].append(f"{key} [{case}] {facts.get('at', '')}".strip())
     return dict(sorted(found.items(), key=lambda entry: (-len(entry[1]), entry[0])))
+
+
+def kept(records: Records) -> dict[str, Any]:
+    """What is worth keeping of a run: counts, and the classes and cases of each cause."""
+    return {"classes": summary(records), "cases": counts(records), "not_equal": causes(records)}
 
 
 def _general(text: str) -> str:

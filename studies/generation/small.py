@@ -26,31 +26,54 @@ NEW_TOKENS = 64
 FACTORS = (16, 8, 4, 2, 1)
 NARROWEST = 32
 MOST_PARAMETERS = 45_000_000
-TRYING_SECONDS = 60.0
+TRYING_SECONDS = 40.0
 ENOUGH = 8
 ENDS = ("eos_token_id", "forced_eos_token_id", "forced_bos_token_id", "suppress_tokens", "begin_suppress_tokens")
-EMBEDDING = re.compile(r"embed|wte|wpe|shared|lm_head|embd")
+EMBEDDING = re.compile(r"embed|wte|shared|lm_head|embd")
+POSITION = re.compile(r"pos|wpe")
+ATTENTION = re.compile(r"(q|k|query|key)(_proj|)\.weight|query_key_value")
 WINDOWS = ("sliding_window", "attention_window_size", "attention_chunk_size")
 PARTS = ("text_config", "decoder", "decoder_config", "thinker_config")
 
 
 class Weights(NamedTuple):
-    """What random weights are multiplied by, so that the next token hangs on the text."""
+    """What random weights are multiplied by, so that the next token hangs on the text: fresh ones say one word over and
+    over, most of all where the embedding is the output as well.
+    """
 
-    matrices: float
-    embeddings: float
+    matrices: float = 1.0
+    embeddings: float = 1.0
+    positions: float = 1.0
+    attention: float = 1.0
+    biases: float = 1.0
     seed: int = 0
 
+    def of(self, name: str, dimensions: int) -> float:
+        """For a parameter by its name."""
+        if dimensions < 2:
+            return self.biases if name.endswith("bias") else 1.0
+        sharper = self.attention if ATTENTION.search(name) else 1.0
+        if POSITION.search(name):
+            return self.positions * sharper
+        return sharper * (self.embeddings if EMBEDDING.search(name) else self.matrices)
+
     def __str__(self) -> str:
-        return f"x{self.matrices:g}/{self.embeddings:g}#{self.seed}"
+        return "weights x" + "/".join(f"{one:g}" for one in self)
 
 
-PLAIN = Weights(1.0, 1.0)
-WEIGHTS = tuple(
-    Weights(*pair, seed)
-    for seed in (0, 1)
-    for pair in ((2.0, 2.0), (3.0, 3.0), (6.0, 1.0), (4.0, 4.0), (10.0, 0.3), (2.0, 8.0), (6.0, 6.0), (0.5, 0.5))
-)
+PLAIN = Weights()
+WEIGHTS = [
+    Weights(2, 2),
+    Weights(3, 3),
+    *(
+        Weights(*scales, biases=0.1, seed=seed)
+        for seed in (0, 1)
+        for scales in ((10, 0.3, 20, 4), (2, 0.3, 20, 4), (10, 1, 5, 4), (4, 0.3, 1, 4), (1, 0.3, 5, 1))
+    ),
+    Weights(6, 1),
+    Weights(0.5, 0.5),
+    Weights(10, 16, 20, 4),
+]
 
 
 def built(subject: Subject) -> Built:
@@ -111,7 +134,7 @@ def _configuration(default: Any, factor: int, mixed: bool, mend: dict[str, Any],
     few = getattr(part, "num_hidden_layers", LAYERS)
     if isinstance(few, int) and few < LAYERS:
         text["num_hidden_layers"] = LAYERS
-    text.update({name: value for name, value in mend.items() if hasattr(part, name)})
+    text.update({name: value for name, value in mend.items() if _settable(part, name)})
     if causal and getattr(default, "is_decoder", None) is False and not default.is_encoder_decoder:
         told["is_decoder"] = True
     config = type(default)(**told)
@@ -119,6 +142,11 @@ def _configuration(default: Any, factor: int, mixed: bool, mend: dict[str, Any],
         if getattr(one, "pad_token_id", 0) is None:
             one.pad_token_id = 0
     return config
+
+
+def _settable(config: Any, name: str) -> bool:
+    """Whether it is the configuration's own, and not worked out from others."""
+    return hasattr(config, name) and not isinstance(getattr(type(config), name, None), property)
 
 
 def _built(cls: Any, config: Callable[[], Any], label: str) -> Built:
@@ -141,8 +169,7 @@ def _make(cls: Any, config: Callable[[], Any], weights: Weights) -> nn.Module:
     model = equal_builds(lambda: cls(config()).float(), weights.seed)()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(weights.embeddings if EMBEDDING.search(name) else weights.matrices)
+            parameter.mul_(weights.of(name, parameter.dim()))
     for module in model.modules():
         if hasattr(module, "generation_config"):
             _endless(module)

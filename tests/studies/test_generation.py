@@ -257,11 +257,13 @@ def test_an_engine_that_sends_all_is_seen(gpt2: Built) -> None:
 def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line a class; a second run adds none, and has the same to say."""
     path = tmp_path / "found.jsonl"
-    words = ["generation", "architectures", "--engine", "whole", "--only", "GPT2LM", "--json", str(path)]
-    monkeypatch.setattr("sys.argv", [*words, "--memory-gib", "64"])
+    summary = tmp_path / "summary.json"
+    words = "generation architectures --engine whole --only GPT2LM --memory-gib 64 --mode greedy".split()
+    monkeypatch.setattr("sys.argv", [*words, "--json", str(path), "--summary", str(summary)])
     assert command.main() == 0
     assert command.main() == 0
     (line,) = path.read_text().splitlines()
     record = json.loads(line)
-    assert (record["key"], record["status"], len(record["cases"])) == ("GPT2LMHeadModel", "ran", 12)
+    assert (record["key"], record["status"], len(record["cases"])) == ("GPT2LMHeadModel", "ran", 6)
     assert {one["outcome"] for one in record["cases"].values()} == {"equal"}
+    assert json.loads(summary.read_text())["classes"]["causal"]["equal"] == 1

@@ -19,6 +19,7 @@ from torch import nn
 from edge_client.generation.drafting.pace import Measured, Pace, Tally
 from edge_client.generation.drafting.sources import Source
 from shared_hooks.errors import InputMismatch
+from shared_hooks.modules import put_instead
 
 _HOOKED = ("generate", "_get_candidate_generator")
 
@@ -61,18 +62,9 @@ class Drafting:
                 raise InputMismatch(f"drafts are for one row, and generate() has {rows}")
             return _Candidates(candidates_of(*args, **kwargs), self._source, self.pace, self.tally, self._clock)
 
-        own = vars(self._model)
         ours = {"generate": drafting_generate, "_get_candidate_generator": drafting_candidates}
-        self._stack.callback(self._put_back, ours, {name: own[name] for name in ours if name in own})
-        own.update(ours)
+        self._stack.callback(put_instead(self._model, ours))
         return self
-
-    def _put_back(self, ours: dict[str, Any], before: dict[str, Any]) -> None:
-        own = vars(self._model)
-        for name, one in ours.items():
-            if own.get(name) is one:
-                del own[name]
-                own.update({name: before[name]} if name in before else {})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

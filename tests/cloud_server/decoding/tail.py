@@ -38,10 +38,7 @@ class Gate:
 class Sum:
     def __init__(self, wrapped: WrappedModel, rows: list[torch.Tensor], total: torch.Tensor) -> None:
         self.wrapped, self.rows, self.total = wrapped, rows, total
-
-    @property
-    def nbytes(self) -> int:
-        return sum(row.nbytes for row in self.rows)
+        self.nbytes = sum(row.nbytes for row in rows)
 
     def step(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> tuple[dict[str, Any], list[torch.Tensor]]:
         if header.get("need"):
@@ -49,7 +46,10 @@ class Sum:
         if header.get("wait"):
             Gate.entered.set()
             assert Gate.opened.wait(PATIENCE)
-        time.sleep(header.get("nap", 0))
+        if "nap" in header:
+            time.sleep(header["nap"])
+        while header.get("spin"):
+            pass
         if header.get("fail") == "refuse":
             raise InputMismatch("refused, as it was asked to")
         if header.get("fail") == "raise":
@@ -61,6 +61,7 @@ class Sum:
         if header.get("spoil"):
             next(self.wrapped.model.parameters()).data = torch.zeros(8, 8)
         self.rows += tensors
+        self.nbytes += sum(tensor.nbytes for tensor in tensors)
         self.total = sum((tensor.double().sum() for tensor in tensors), self.total)
         return {"rows": len(self.rows), "pid": os.getpid()}, [self.total, *(tensors if header.get("echo") else [])]
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
-from cloud_server import Core
+from cloud_server import Core, Limits
 from cloud_server.access import Caller
 from protos.isthmus.v1 import split_pb2
-from tests.cloud_server.decoding.served import close, frame, join, ones, rows, send_large
+from tests.cloud_server.decoding.served import close, frame, join, ones, rows, send_large, serving
 from tests.cloud_server.decoding.tail import CUT, Gate
-from tests.cloud_server.fakes import CoreClient
+from tests.cloud_server.fakes import CoreClient, acknowledge
 from tests.cloud_server.small import failure
 from tests.waiting import PATIENCE, eventually
 
@@ -166,6 +168,17 @@ class TestRefused:
         assert name == "SessionLost" and "SystemExit" in message
         assert len(core.decoding) == 1
 
+    def test_a_step_that_takes_too_long(self) -> None:
+        with serving(Limits(max_compute_seconds=0.2)) as core:
+            client = join(core)
+            step(client, 1, 7, 0)
+            step(client, 2, 7, 1, {"spin": True})
+            assert rows(client, 1) == (1, 4.0)
+            name, message = failure(client, 2)
+            assert name == "TooLarge" and "max_compute_seconds" in message
+            step(client, 3, 7, 1)
+            assert failure(client, 3)[0] == "SessionLost" and "Overtime" in failure(client, 3)[1]
+
     def test_a_model_that_changed_under_it(self, client: CoreClient) -> None:
         """What was computed with other weights, in any session, is not to be continued."""
         step(client, 3, 8, 0)
@@ -201,3 +214,20 @@ def test_answers_do_not_change_with_later_steps(client: CoreClient) -> None:
     client.send(frame(1, 7, 0, {"echo": True}, [torch.arange(4.0)]))
     step(client, 2, 7, 1)
     assert rows(client, 1) == (1, 6.0) and rows(client, 2) == (2, 10.0)
+
+
+def test_nothing_is_left_of_a_thousand_sessions(client: CoreClient, core: Core) -> None:
+    """Neither in the books nor in memory: what is remembered of one that is over is a line."""
+    process, ids, before = psutil.Process(), itertools.count(1), 0
+    for session in range(1, 1001):
+        for one in (frame(next(ids), session, 0, {}, [ones(2048)]), frame(next(ids), session, 1, {}, [ones(2048)])):
+            client.send(one)
+            client.answer(one.request.id)
+        client.send(close(end := next(ids), session))
+        client.answer(end)
+        client.send(acknowledge(*client.results))
+        client.results.clear()
+        if session == 200:
+            before = process.memory_info().rss
+    assert (len(core.decoding), core.decoding.nbytes, core.decoding.steps) == (0, 0, 2000)
+    assert process.memory_info().rss - before < 4 << 20

@@ -11,7 +11,7 @@ from cloud_server import CloudServer, Core, Limits, ModelEntry, ServedModel
 from edge_client import EdgeClient, ModelChoice
 from edge_client.generation import SessionLink
 from shared_hooks.generation import SplitForward
-from shared_hooks.lifecycle import Lifecycle
+from shared_hooks.lifecycle import Event, Lifecycle
 from shared_hooks.models import load_spec
 from tests.shared_hooks.generation.small import cut_of, make, prompt
 
@@ -78,3 +78,25 @@ def test_sessions_that_gave_way_come_back_by_themselves(client: EdgeClient, core
             )
             assert torch.equal(more, wanted[number])
         assert dropped == 2 and len(core.decoding) <= 6
+
+
+def test_observers_that_are_asked_for_see_what_runs_at_the_server(server: CloudServer) -> None:
+    """Every layer behind the cut, in every step, and none before it."""
+    seen: list[dict[str, object]] = []
+
+    class Hook:
+        def on_result(self, event: Event) -> None:
+            seen.append(event.answer.observations["cloud"]["activation"])
+
+    lifecycle = Lifecycle("edge")
+    lifecycle.register(Hook())
+    choice = ModelChoice(llama(), model_id=MODEL)
+    address = f"127.0.0.1:{server.port}"
+    with EdgeClient(address, choice, metrics=False, observers=["activation"], lifecycle=lifecycle) as client:
+        model = client.wrapped.model
+        with SplitForward(model, cut_of(MODEL), SessionLink(client, cut_of(MODEL))):
+            model.generate(**prompt(), max_new_tokens=3)  # type: ignore[operator]
+    steps = [[record["name"] for record in one["records"]] for one in seen if one["records"]]  # type: ignore[index,attr-defined]
+    assert len(steps) == 3 and all(step == steps[0] for step in steps)
+    assert "model.layers.2.mlp.down_proj" in steps[0] and "lm_head" in steps[0]
+    assert not any(name.startswith(("model.layers.0.", "model.layers.1.", "model.embed")) for name in steps[0])

@@ -136,3 +136,23 @@ def test_a_criterion_of_ones_own_still_stops(client: EdgeClient) -> None:
     assert found.shape[1] == start + 3
     assert generator.summary is not None
     assert generator.summary.tokens == 3
+
+
+def test_as_little_as_is_needed_comes_back(client: EdgeClient) -> None:
+    asked = {**inputs(client), "max_new_tokens": 6, "do_sample": False}
+    down = []
+    for answer in (None, ("least",)):
+        generator = SplitGenerator(client, CUT, answer=answer)
+        assert torch.equal(generator.generate(**asked), whole(client, **asked))
+        assert generator.summary is not None
+        down.append(generator.summary.bytes_down)
+    assert down[1] < down[0] - 6 * 1000, "384 numbers of four bytes each, and one"
+
+
+def test_observers_of_the_client_see_the_heads(client: EdgeClient) -> None:
+    from shared_hooks.observers import ActivationStats
+
+    observer = ActivationStats("model.layers.0.mlp.up_proj")
+    with observer.attach(client.wrapped):
+        SplitGenerator(client, CUT).generate(**inputs(client), max_new_tokens=3, do_sample=False)
+    assert len(observer.records) == 3
