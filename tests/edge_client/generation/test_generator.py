@@ -99,13 +99,19 @@ def test_a_model_of_the_same_weights_may_be_given(client: EdgeClient) -> None:
         ("model.layers", CutRefused, "model.layers.0"),
         ("input", CutRefused, "model.layers.0 to model.layers.5"),
         ("edge-only", CutRefused, "token ids stay here"),
-        ("auto", SpecError, "auto"),
         ("", SpecError, "by its path"),
     ],
 )
 def test_a_cut_that_there_is_not(client: EdgeClient, cut: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         SplitGenerator(client, cut)
+
+
+def test_the_best_cut_is_chosen_by_measuring(client: EdgeClient) -> None:
+    asked = {**inputs(client), "max_new_tokens": 4, "do_sample": False}
+    generator = SplitGenerator(client, "auto")
+    assert generator.cut in {f"model.layers.{number}" for number in range(6)}
+    assert torch.equal(generator.generate(**asked), whole(client, **asked))
 
 
 def test_a_model_that_writes_no_text() -> None:
