@@ -111,8 +111,8 @@ class SplitGenerator:
 
     def __enter__(self) -> SplitGenerator:
         with self._one:
-            self._inside += 1
             self._forward.attach()
+            self._inside += 1
             return self
 
     def __exit__(
