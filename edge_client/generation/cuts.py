@@ -6,7 +6,7 @@ from typing import Final
 
 from torch import nn
 
-from edge_client.modes import AUTO, WORDS
+from edge_client.modes import WORDS
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near
 from shared_hooks.observers import groups
 
@@ -27,8 +27,6 @@ def check_cut(model: nn.Module, cut: object) -> str:
     """
     if not isinstance(cut, str) or not cut:
         raise SpecError(f"a generation is cut after a module, by its path; found {cut!r:.60}.{_blocks_told(model)}")
-    if cut == AUTO:
-        raise SpecError(f'cut "auto" is not for generations: name the module to cut after.{_blocks_told(model)}')
     if cut in (*WORDS, "input"):
         raise CutRefused(
             f'"{cut}" is no cut of a generation: the token ids stay here, and a module behind them gives what crosses.'

@@ -17,6 +17,7 @@ from edge_client.generation.clock import Clock, criteria_with, prompt_length
 from edge_client.generation.cuts import check_cut
 from edge_client.generation.link import SessionLink
 from edge_client.generation.summary import Summary
+from edge_client.modes import AUTO
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.generation import Link, SplitForward, StepRecord
 from shared_hooks.generation.split import HISTORY_BYTES
@@ -26,7 +27,8 @@ from shared_hooks.showing import told
 
 
 class SplitGenerator:
-    """Generates with the model of ``client``, cut after the module ``cut`` (its path, such as "model.layers.3").
+    """Generates with the model of ``client``, cut after the module ``cut`` (its path, such as "model.layers.3"; "auto":
+    the block after which a token is fastest, as a few seconds of replies to random prompts tell).
 
         with EdgeClient(server, spec) as client, SplitGenerator(client, "model.layers.3") as generator:
             ids = generator.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=64)
@@ -58,7 +60,7 @@ class SplitGenerator:
     ) -> None:
         self.client = client
         self.model: Any = _model_of(client, model)
-        self.cut = check_cut(self.model, cut)
+        self.cut = check_cut(self.model, _best(client, self.model, answer) if cut == AUTO else cut)
         link = SessionLink(client, self.cut) if link is None else link
         own = client.wrapped if self.model is client.wrapped.model else None  # whose observers look at the heads, too
         self._forward = SplitForward(
@@ -136,6 +138,14 @@ def split_model(model: nn.Module | None, client: EdgeClient, cut: str, *, answer
     """
     with SplitGenerator(client, cut, model=model, answer=answer) as generator:
         yield generator.model
+
+
+def _best(client: EdgeClient, model: nn.Module, answer: Answer) -> str:
+    from edge_client.planning.generation.workload import Workload
+    from edge_client.survey.generation import best_generation_cut  # few ask
+
+    kept = answer if answer is not None and answer[0] == "top" else None
+    return best_generation_cut(client, Workload(answer=kept), model=model)
 
 
 def _model_of(client: EdgeClient, model: nn.Module | None) -> nn.Module:

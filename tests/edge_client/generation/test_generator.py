@@ -99,7 +99,6 @@ def test_a_model_of_the_same_weights_may_be_given(client: EdgeClient) -> None:
         ("model.layers", CutRefused, "model.layers.0"),
         ("input", CutRefused, "model.layers.0 to model.layers.5"),
         ("edge-only", CutRefused, "token ids stay here"),
-        ("auto", SpecError, "auto"),
         ("", SpecError, "by its path"),
     ],
 )
