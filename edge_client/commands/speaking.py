@@ -17,6 +17,7 @@ from edge_client.commands.hooks import configured
 from edge_client.commands.loading import choice_of
 from edge_client.commands.server import needed, running
 from edge_client.generation import SplitGenerator, Summary, Words
+from edge_client.modes import AUTO
 from edge_client.screen.text import printable
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import SpecError
@@ -46,8 +47,12 @@ def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words
         )
         try:
             generator = SplitGenerator(client, options.cut, answer=LEAST)
+            if options.cut == AUTO:
+                tell(f"cut after {generator.cut}: a token is there soonest")
             words = Words.of(spec)
             client.open()
+            if client.loaded is not None:
+                tell(f"{client.loaded} (--only-head {options.only_head})")
             with generator:
                 yield generator, words
         finally:

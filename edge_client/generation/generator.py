@@ -27,8 +27,7 @@ from shared_hooks.showing import told
 
 
 class SplitGenerator:
-    """Generates with the model of ``client``, cut after the module ``cut`` (its path, such as "model.layers.3"; "auto":
-    the block after which a token is fastest, as a few seconds of replies to random prompts tell).
+    """Generates with the model of ``client``, cut after the module ``cut`` (its path, such as "model.layers.3").
 
         with EdgeClient(server, spec) as client, SplitGenerator(client, "model.layers.3") as generator:
             ids = generator.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=64)
@@ -43,6 +42,9 @@ class SplitGenerator:
     needs; `SplitForward` says what else there is, and what is too little raises CutRefused. ``history_bytes``: how much
     of what it has sent a session keeps, to be made again when the server has lost it. ``link``: in place of the
     client's connection.
+
+    ``cut="auto"`` measures both sides and the link for some seconds, through the client: the block after which a token
+    is there soonest (`edge_client.plan_generation` tells more). `cut` then says which.
 
     Raises UnknownLayer with near names, CutRefused, Disagreement for a model of other weights, and SpecError for one
     without ``generate``.
@@ -109,8 +111,8 @@ class SplitGenerator:
 
     def __enter__(self) -> SplitGenerator:
         with self._one:
-            self._inside += 1
             self._forward.attach()
+            self._inside += 1
             return self
 
     def __exit__(
@@ -140,14 +142,6 @@ def split_model(model: nn.Module | None, client: EdgeClient, cut: str, *, answer
         yield generator.model
 
 
-def _best(client: EdgeClient, model: nn.Module, answer: Answer) -> str:
-    from edge_client.planning.generation.workload import Workload
-    from edge_client.survey.generation import best_generation_cut  # few ask
-
-    kept = answer if answer is not None and answer[0] == "top" else None
-    return best_generation_cut(client, Workload(answer=kept), model=model)
-
-
 def _model_of(client: EdgeClient, model: nn.Module | None) -> nn.Module:
     own = client.wrapped.model
     if model is None:
@@ -162,6 +156,15 @@ def _model_of(client: EdgeClient, model: nn.Module | None) -> nn.Module:
             "text have one"
         )
     return model
+
+
+def _best(client: EdgeClient, model: nn.Module, answer: Answer) -> str:
+    """The cut that a plan chooses. Raises what plans raise."""
+    from edge_client.planning.generation.workload import Workload  # few ask for it, and it loads what measures
+    from edge_client.survey.generation import best_generation_cut
+
+    short = answer is not None and answer[0] != "top"
+    return best_generation_cut(client, Workload(answer=("token",) if short else answer), model=model)
 
 
 def _is_of_transformers(model: nn.Module) -> bool:

@@ -107,6 +107,22 @@ def test_a_cut_that_there_is_not(client: EdgeClient, cut: str, error: type[Excep
         SplitGenerator(client, cut)
 
 
+def test_the_best_cut_is_chosen_by_measuring(client: EdgeClient) -> None:
+    asked = {**inputs(client), "max_new_tokens": 4, "do_sample": False}
+    generator = SplitGenerator(client, "auto")
+    assert generator.cut in {f"model.layers.{number}" for number in range(6)}
+    assert torch.equal(generator.generate(**asked), whole(client, **asked))
+
+
+def test_one_model_is_split_once_at_a_time(client: EdgeClient) -> None:
+    asked = {**inputs(client), "max_new_tokens": 4, "do_sample": False}
+    first, second = SplitGenerator(client, CUT), SplitGenerator(client, "model.layers.4")
+    with first, pytest.raises(CutRefused, match="split already"):
+        second.generate(**asked)
+    assert torch.equal(second.generate(**asked), whole(client, **asked))
+    assert torch.equal(first.generate(**asked), whole(client, **asked)), "the second one has given the model back"
+
+
 def test_a_model_that_writes_no_text() -> None:
     choice = ModelChoice(torch.nn.Linear(2, 2), model_id="plain")
     with EdgeClient(None, choice, split="edge-only") as client, pytest.raises(SpecError, match=r"no generate\(\)"):
