@@ -15,11 +15,12 @@ from shared_hooks.modules.agreement import structure_digest, weights_hash
 from shared_hooks.modules.attach import COMPILED, Runner, Shim, Shown, running
 from shared_hooks.modules.fastpath import fast_path_off
 from shared_hooks.modules.hierarchy import ROOT, ModuleInfo, call_name, holder_modules, walk
-from shared_hooks.modules.instead import put_instead
+from shared_hooks.modules.instead import Instead, put_instead
 
 __all__ = [
     "COMPILED",
     "ROOT",
+    "Instead",
     "ModuleInfo",
     "Runner",
     "Shim",

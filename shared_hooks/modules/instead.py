@@ -13,8 +13,10 @@ class Instead:
     it: what is behind it is ours.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], before: Any) -> None:
         self._function = function
+        self.before = before
+        """What was there, None for nothing."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
@@ -26,7 +28,7 @@ def put_instead(module: nn.Module, functions: dict[str, Callable[..., Any]]) -> 
     """
     own = vars(module)
     before = {name: own[name] for name in functions if name in own}
-    ours = {name: Instead(function) for name, function in functions.items()}
+    ours = {name: Instead(function, own.get(name)) for name, function in functions.items()}
     own.update(ours)
 
     def take_off() -> None:

@@ -138,6 +138,16 @@ def test_the_model_is_afterwards_as_it_was() -> None:
     assert model.generation_config.to_dict() == settings  # type: ignore[union-attr, operator]
 
 
+def test_drafting_begins_and_ends_while_a_model_is_split() -> None:
+    model = make("llama")
+    plain = generate(model)
+    with SplitForward(model, cut_of("llama"), in_process("llama")):
+        for source in (Lookup(), FirstLayers("model.layers.1"), Lookup()):
+            with Drafting(model, source):
+                assert torch.equal(generate(model), plain)
+            assert torch.equal(generate(model), plain)
+
+
 def test_what_cannot_be_drafted_for_is_refused_by_name() -> None:
     model = make("llama")
     with Drafting(model, Lookup()), pytest.raises(InputMismatch, match="has 2"):
