@@ -163,10 +163,8 @@ class SplitForward:
         self._settled.check()
         session.done(*message)
         handle.done = []
-        durations = reply.durations
-        self.records.append(
-            StepRecord(headed - began, answered - headed, time.perf_counter_ns() - answered, up, down, durations)
-        )
+        times = headed - began, answered - headed, time.perf_counter_ns() - answered
+        self.records.append(StepRecord(*times, up, down, reply.durations, reply.company))
         return output
 
     def _session(self) -> EdgeSession:
