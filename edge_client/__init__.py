@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from edge_client.tasks.hierarchy import hierarchy
     from edge_client.tasks.layers import layers
     from edge_client.tasks.plan import plan
+    from edge_client.tasks.plan_generation import plan_generation
     from edge_client.tasks.profile import profile
     from edge_client.tasks.prune import prune
     from edge_client.tasks.sweep import sweep
@@ -87,6 +88,7 @@ _HOME = {
     "layers": "tasks.layers",
     "local_server": "process.local_server",
     "plan": "tasks.plan",
+    "plan_generation": "tasks.plan_generation",
     "profile": "tasks.profile",
     "prune": "tasks.prune",
     "split_model": "generation",
@@ -117,6 +119,7 @@ __all__ = [
     "layers",
     "local_server",
     "plan",
+    "plan_generation",
     "profile",
     "prune",
     "split_model",

@@ -408,7 +408,7 @@ class EdgeClient(Standing):
 
     @contextmanager
     def generating(
-        self, model: nn.Module | None = None, *, cut: str, answer: tuple[str, int] | None = None
+        self, model: nn.Module | None = None, *, cut: str, answer: tuple[Any, ...] | None = None
     ) -> Iterator[Any]:
         """The client's model (or ``model``, of the same weights), whose ``generate()`` is split after ``cut``.
 

@@ -302,11 +302,31 @@ def _add_plan(commands: Commands, model: Parser) -> None:
     plan.add_argument("--repetitions", type=_count, default=10, metavar="N", help="for each profile (default: 10)")
     plan.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each profile (default: 20)")
     _add_codec(plan)
+    _add_generation(plan)
     plan.add_argument("--explain", action="store_true", help="why the best wins, and what would change that")
     plan.add_argument("--top", type=_count, metavar="N", help="show only the N best, the best first")
     plan.add_argument("--partitioner", default="objective", metavar="NAME", help="what decides (default: objective)")
     plan.add_argument("--partitioner-option", metavar="TEXT", help="passed to the partitioner")
     plan.add_argument("--list-partitioners", action="store_true", help="list them and exit")
+
+
+def _add_generation(plan: argparse.ArgumentParser) -> None:
+    own = plan.add_argument_group("of a language model, called token by token")
+    own.add_argument(
+        "--generate",
+        nargs="?",
+        const="token",
+        choices=("token", "first-token", "reply"),
+        help="plan a split generation, and what is to be best in it (alone: a token)",
+    )
+    own.add_argument("--prompt-tokens", type=_count, default=128, metavar="N", help="(default: 128)")
+    own.add_argument("--new-tokens", type=_count, default=128, metavar="N", help="(default: 128)")
+    own.add_argument(
+        "--draft", type=_count, metavar="K", help="tokens guessed before each round trip; needs --acceptance"
+    )
+    own.add_argument("--acceptance", type=float, metavar="X", help="the share of them that is right, 0 to 1")
+    own.add_argument("--top-logits", type=_count, metavar="K", help="only the K likeliest come back (default: all)")
+    own.add_argument("--measured", metavar="FILE", help="the JSON of an earlier plan --generate, to measure nothing")
 
 
 def _add_sweep(commands: Commands, model: Parser) -> None:

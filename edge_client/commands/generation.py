@@ -47,8 +47,13 @@ def _add_common(command: Parser) -> None:
         "--split",
         dest="cut",
         required=True,
+        metavar="NAME|auto",
+        help='the module after which the model is cut, such as model.layers.3; "auto" measures for some seconds',
+    )
+    command.add_argument(
+        "--only-head",
         metavar="NAME",
-        help="the module after which the model is cut, such as model.layers.3",
+        help="load only the weights up to this module, the cut or a later one; the others stay in their files",
     )
     command.add_argument(
         "--max-new-tokens", type=count, default=128, metavar="N", help="write at most so many (default: 128)"

@@ -12,6 +12,9 @@ from edge_client.commands.server import chosen
 from edge_client.planning.partitioners import partitioners
 from edge_client.settings import NONE
 from edge_client.tasks.plan import plan
+from edge_client.tasks.plan_generation import plan_generation
+from edge_client.tasks.planned import Planned
+from edge_client.tasks.planned_generation import PlannedGeneration
 from shared_hooks.errors import SpecError
 
 
@@ -22,6 +25,8 @@ def main(options: argparse.Namespace) -> int:
         print("\n".join(f"{name}: {about}" for name, about in partitioners().items()), file=options.stdout)
         return exits.OK
     check_json_target(options.json)
+    if options.generate:
+        return _print(_generation(options), options)
     found = plan(
         chosen(options) or NONE,
         choice_of(options),
@@ -47,6 +52,10 @@ def main(options: argparse.Namespace) -> int:
         progress=not options.no_progress,
         say=say,
     )
+    return _print(found, options)
+
+
+def _print(found: Planned | PlannedGeneration, options: argparse.Namespace) -> int:
     if options.json:
         write_json(found.as_dict(explanation=options.explain), options.json, options.stdout)
     if options.json != "-":
@@ -54,6 +63,36 @@ def main(options: argparse.Namespace) -> int:
         if options.explain:
             print(f"\n{found.explain()}")
     return exits.OK
+
+
+def _generation(options: argparse.Namespace) -> PlannedGeneration:
+    alone = {
+        name: getattr(options, name) for name in ("edge_profile", "cloud_profile", "max_bytes_per_second", "input")
+    }
+    wrong = next((name for name, value in alone.items() if value), "calibrate" if options.calibrate else None)
+    if wrong:
+        raise SpecError(f"--{wrong.replace('_', '-')} is not for --generate")
+    return plan_generation(
+        chosen(options) or NONE,
+        choice_of(options),
+        prompt_tokens=options.prompt_tokens,
+        new_tokens=options.new_tokens,
+        draft=options.draft or 0,
+        acceptance=options.acceptance,
+        top_logits=options.top_logits,
+        goal=options.generate,
+        objective=options.objective,
+        max_edge_memory=options.max_edge_memory,
+        uplink=options.uplink,
+        downlink=options.downlink,
+        rtt=options.rtt,
+        measured=options.measured,
+        power=_power(options),
+        seconds=options.seconds,
+        credentials=credentials_of(options),
+        progress=not options.no_progress,
+        say=say,
+    )
 
 
 def _power(options: argparse.Namespace) -> tuple[float, float] | None:

@@ -17,11 +17,14 @@ from edge_client.commands.hooks import configured
 from edge_client.commands.loading import choice_of
 from edge_client.commands.server import needed, running
 from edge_client.generation import SplitGenerator, Summary, Words
+from edge_client.modes import AUTO
 from edge_client.screen.text import printable
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import SpecError
 from shared_hooks.showing import size
 
+LEAST = ("least",)
+"""Of the logits as much as is needed."""
 SAMPLING = ("temperature", "top_k", "top_p", "seed")
 """Options that mean nothing where nothing is drawn."""
 
@@ -43,9 +46,13 @@ def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words
             connection=ConnectionOptions(patience=options.patience, credentials=credentials_of(options)),
         )
         try:
-            generator = SplitGenerator(client, options.cut)
+            generator = SplitGenerator(client, options.cut, answer=LEAST)
+            if options.cut == AUTO:
+                tell(f"cut after {generator.cut}: a token is there soonest")
             words = Words.of(spec)
             client.open()
+            if client.loaded is not None:
+                tell(f"{client.loaded} (--only-head {options.only_head})")
             with generator:
                 yield generator, words
         finally:

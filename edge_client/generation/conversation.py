@@ -105,14 +105,17 @@ class Conversation:
         state = self._state
         if state is None:
             return None, 0
-        read = state.get_seq_length()
+        try:
+            read = state.get_seq_length()
+        except (AttributeError, ValueError):  # a recurrent state does not know how much it has read
+            return None, 0
         same = next((at for at, (a, b) in enumerate(zip(self._ids, ids, strict=False)) if a != b), len(self._ids))
         keep = min(same, read, len(ids) - 1)
         if keep <= 0:
             return None, 0
         if keep < read:  # a template may write an earlier turn otherwise than it was
             try:
-                state.crop(keep)
-            except Exception:  # a recurrent state, or a window that has moved on
+                state.crop(keep - read)  # below 0: so many less
+            except (AttributeError, ValueError, NotImplementedError, RuntimeError):  # a window that has moved on, ...
                 return None, 0
         return state, keep

@@ -17,13 +17,13 @@ from edge_client.generation.clock import Clock, criteria_with, prompt_length
 from edge_client.generation.cuts import check_cut
 from edge_client.generation.link import SessionLink
 from edge_client.generation.summary import Summary
+from edge_client.modes import AUTO
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.generation import Link, SplitForward, StepRecord
 from shared_hooks.generation.split import HISTORY_BYTES
+from shared_hooks.generation.wanted import Answer
 from shared_hooks.modules import weights_hash
 from shared_hooks.showing import told
-
-Answer = tuple[str, int] | None
 
 
 class SplitGenerator:
@@ -38,9 +38,13 @@ class SplitGenerator:
     every `generate` is by itself. One `generate` at a time.
 
     ``model``: a module of the same weights in place of the client's own, such as one made by ``from_pretrained``.
-    ``answer``: what comes back of the logits of a step: None for all, or ``("top", k)`` for the ``k`` likeliest, which
-    is exact for greedy decoding and for sampling with ``top_k`` up to ``k``. ``history_bytes``: how much of what it has
-    sent a session keeps, to be made again when the server has lost it. ``link``: in place of the client's connection.
+    ``answer``: what comes back of the logits of a step: None for all, ``("least",)`` for as little as each `generate`
+    needs; `SplitForward` says what else there is, and what is too little raises CutRefused. ``history_bytes``: how much
+    of what it has sent a session keeps, to be made again when the server has lost it. ``link``: in place of the
+    client's connection.
+
+    ``cut="auto"`` measures both sides and the link for some seconds, through the client: the block after which a token
+    is there soonest (`edge_client.plan_generation` tells more). `cut` then says which.
 
     Raises UnknownLayer with near names, CutRefused, Disagreement for a model of other weights, and SpecError for one
     without ``generate``.
@@ -58,9 +62,17 @@ class SplitGenerator:
     ) -> None:
         self.client = client
         self.model: Any = _model_of(client, model)
-        self.cut = check_cut(self.model, cut)
+        self.cut = check_cut(self.model, _best(client, self.model, answer) if cut == AUTO else cut)
         link = SessionLink(client, self.cut) if link is None else link
-        self._forward = SplitForward(self.model, self.cut, link, answer=answer, history_bytes=history_bytes)
+        own = client.wrapped if self.model is client.wrapped.model else None  # whose observers look at the heads, too
+        self._forward = SplitForward(
+            self.model,
+            self.cut,
+            link,
+            answer=answer,
+            history_bytes=history_bytes,
+            modules=None if own is None else own.modules,
+        )
         self._one = threading.RLock()
         self._inside = 0
         self._summary: Summary | None = None
@@ -99,8 +111,8 @@ class SplitGenerator:
 
     def __enter__(self) -> SplitGenerator:
         with self._one:
-            self._inside += 1
             self._forward.attach()
+            self._inside += 1
             return self
 
     def __exit__(
@@ -144,6 +156,15 @@ def _model_of(client: EdgeClient, model: nn.Module | None) -> nn.Module:
             "text have one"
         )
     return model
+
+
+def _best(client: EdgeClient, model: nn.Module, answer: Answer) -> str:
+    """The cut that a plan chooses. Raises what plans raise."""
+    from edge_client.planning.generation.workload import Workload  # few ask for it, and it loads what measures
+    from edge_client.survey.generation import best_generation_cut
+
+    short = answer is not None and answer[0] != "top"
+    return best_generation_cut(client, Workload(answer=("token",) if short else answer), model=model)
 
 
 def _is_of_transformers(model: nn.Module) -> bool:

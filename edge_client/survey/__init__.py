@@ -3,9 +3,11 @@
 prober    rounds of bytes on a stream of their own
 probing   what the link carries; the server's profile
 gather    all of it together
+decoding  steps of a split generation, timed
+generation  what a plan of one is made of
 verified  every cut through the link, against the whole model on both sides
 loaded    a model with an input to plan on
 loading   ... from words: its inputs, a cut of it
 
-May import client, planning, process, transport, screen.
+May import client, generation, planning, process, transport, screen.
 """

@@ -1,13 +1,14 @@
 """What the commands do, as functions for Python; `edge_client.plan` and its like are these.
 
 plan       what every cut would take; which is best
+plan_generation  the same of a language model, called token by token
 profile    where time, memory and energy go, on both sides
 sweep      every cut measured
 prune      which channels are worth sending
 hierarchy  the module tree, what ran of it, ONNX files
 layers     a model's layers, and where it can be cut
 verify     every cut against the whole model
-planned, swept, pruned   what a plan, a sweep, a pruning returns
+planned, planned_generation, swept, pruned   what a plan, a sweep, a pruning returns
 onnx_files               the files that hierarchy writes
 profile_text, tree_text  a profile, a module tree as text
 subject    what people have - a name, a file, a module, arrays - as a model with inputs

@@ -79,7 +79,7 @@ def plan(
         min_accuracy,
     )
     chooser = find_partitioner(partitioner) if isinstance(partitioner, str) else partitioner
-    watts = _watts(power)
+    watts = watts_of(power)
     link = given_link(uplink, downlink, rtt)
     address = address_of(server)
     subject = subject_of(model, inputs, address, credentials)
@@ -153,7 +153,8 @@ def _judged_by(decision: Decision, objective: Objective) -> Objective:
         return objective
 
 
-def _watts(power: tuple[float, float] | None) -> Power | None:
+def watts_of(power: tuple[float, float] | None) -> Power | None:
+    """This machine's at work and idle; None where they are not given. Raises SpecError for what is none."""
     if power is None:
         return None
     if not isinstance(power, (tuple, list)) or len(power) != 2:

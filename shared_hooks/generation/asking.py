@@ -15,10 +15,11 @@ from torch import nn
 from shared_hooks.errors import CutRefused
 from shared_hooks.generation.needed import Need, needed
 from shared_hooks.generation.wanted import Answer
+from shared_hooks.modules import put_instead
 
 LEAST = ("least",)
 SAMPLE = ("sample",)
-_HOOKED = ("generate", "_get_logits_processor")
+_HOOKED = ("generate", "_get_logits_processor", "_get_candidate_generator")
 
 
 class _Call:
@@ -43,6 +44,7 @@ class Asking:
                 f'no such answer: {asked!r:.60}; there are None, ("top", k), ("token",), ("sample",) and ("least",)'
             )
         self.asked = asked
+        self._take_off = _nothing
 
     def attach(self, model: nn.Module) -> None:
         """From now on each ``generate()`` of the model says what it needs."""
@@ -50,10 +52,11 @@ class Asking:
             return
         generate: Any = model.generate
         prepare: Any = model._get_logits_processor
-        signature = inspect.signature(generate)
+        candidates: Any = model._get_candidate_generator
+        signature = inspect.signature(type(model).generate)  # type: ignore[attr-defined]
 
         def asking_generate(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs).arguments
+            given = signature.bind(model, *args, **kwargs).arguments
             token = _call.set(_Call(self, given.get("assistant_model"), given.get("custom_generate")))
             try:
                 return generate(*args, **kwargs)
@@ -68,16 +71,18 @@ class Asking:
                 call.answer = self._chosen(need)
             return processors
 
-        asking_generate.__signature__ = signature  # type: ignore[attr-defined]
-        vars(model).update(generate=asking_generate, _get_logits_processor=asking_prepare)
-        self._put = {"generate": asking_generate, "_get_logits_processor": asking_prepare}
+        def asking_candidates(*args: Any, **kwargs: Any) -> Any:
+            if (self.now() or ("",))[0] == "sample":  # who put drafts there is not always seen from here
+                raise CutRefused("the server draws one word a step, and this generate() verifies drafts of several")
+            return candidates(*args, **kwargs)
 
-    def detach(self, model: nn.Module) -> None:
+        found = (asking_generate, asking_prepare, asking_candidates)
+        self._take_off = put_instead(model, dict(zip(_HOOKED, found, strict=True)))
+
+    def detach(self) -> None:
         """The model is as it was."""
-        own = vars(model)
-        for name, ours in getattr(self, "_put", {}).items():
-            if own.get(name) is ours:
-                del own[name]
+        self._take_off()
+        self._take_off = _nothing
 
     def now(self) -> Answer:
         """For the step that runs."""
@@ -93,17 +98,18 @@ class Asking:
         if asked == SAMPLE:
             if need.processors is not None:
                 return ("sample", need.processors)
-            if need.answer == ("token",):
+            if not need.why_not:  # nothing is sampled
                 return need.answer
-            raise CutRefused(
-                'with answer=("sample",) the server does all that generate() does with the logits, and it cannot do '
-                f"this: {need.why or 'processors before or beside those of sampling'}; ask for all logits"
-            )
+            raise CutRefused(f'answer=("sample",): the server cannot sample for this generate(): {need.why_not}')
         assert asked is not None
         if need.answer is None or (need.answer[0] == "top" and (asked[0] != "top" or asked[1] < need.answer[1])):
             least = f"the {need.answer[1]} likeliest words" if need.answer else f"all logits ({need.why})"
             raise CutRefused(f"answer={asked} is not enough for this generate(), which needs {least}")
         return asked
+
+
+def _nothing() -> None:
+    """In place of taking off what is not there."""
 
 
 def _is_answer(asked: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -74,17 +75,19 @@ class InProcess:
             self.sessions[session], self.steps[session] = self._tail.open(), 0
         if self.steps.get(session) != number:
             raise BadFrame(f"session {session} is not at step {number}")
+        began = time.perf_counter_ns()
         try:
             answer, made = self.sessions[session].step(meta, came)
         except IsthmusError:
             raise
         except Exception as error:  # as a server says it
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
+        took = {"compute": time.perf_counter_ns() - began}
         if "need" not in answer:
             self.steps[session] = number + 1
         down = Parcel.of_tensors(answer, made)
         back, results = Parcel.tensors(down.header, self._through(down))
-        return StepReply(back, results, len(up.header) + up.nbytes, len(down.header) + down.nbytes)
+        return StepReply(back, results, len(up.header) + up.nbytes, len(down.header) + down.nbytes, took)
 
     def _through(self, parcel: Parcel) -> bytearray:
         data = bytearray().join(parcel.buffers)

@@ -24,12 +24,13 @@ _COLDEST, _HOTTEST = 1e-3, 1e3
 @dataclass(frozen=True)
 class Need:
     """``answer``: the least that is enough, None for all, and then ``why``. ``processors``: those by which the tail may
-    sample in place of the edge, None where it may not.
+    sample in place of the edge; None where nothing is sampled, or for a reason, ``why_not``.
     """
 
     answer: Answer
     why: str = ""
     processors: Processors | None = None
+    why_not: str = ""
 
 
 def needed(
@@ -42,17 +43,22 @@ def needed(
     mode = str(getattr(config.get_generation_mode(assistant), "value", ""))
     why = _unknown(config, mode, model, custom)
     if why:
-        return Need(None, why)
+        return Need(None, why, why_not=why)
     given_back = bool(config.return_dict_in_generate)
     if given_back and config.output_logits:
-        return Need(None, "output_logits gives them back")
+        return Need(None, "output_logits gives them back", why_not="output_logits gives them back")
     answer, why = _least(bool(config.do_sample), processors)
-    scores = given_back and bool(config.output_scores)
+    scores = "output_scores gives them back" if given_back and config.output_scores else ""
     # scores are given back as they are after the processors; behind a top_k they are the same
     if scores and not (config.do_sample and answer):
-        return Need(None, "output_scores gives them back")
-    plain = bool(config.do_sample) and mode == "sample" and not scores
-    return Need(answer, why, described(processors) if plain else None)
+        answer, why = None, scores
+    if not config.do_sample:
+        return Need(answer, why)
+    drawn = described(processors)
+    drafts = "it verifies drafts of several tokens" if mode == "assisted_generation" else ""
+    other = "" if drawn is not None else f"a processor among {', '.join(type(one).__name__ for one in processors)}"
+    why_not = scores or drafts or other
+    return Need(answer, why, None if why_not else drawn, why_not)
 
 
 def _unknown(config: Any, mode: str, model: Any, custom: Any) -> str:
@@ -60,7 +66,7 @@ def _unknown(config: Any, mode: str, model: Any, custom: Any) -> str:
         return mode.replace("_", " ")
     if custom is not None:
         return "custom_generate"
-    for name in _OTHER_DRAFTS if mode == "assisted_generation" else ():
+    for name in _OTHER_DRAFTS:
         if getattr(config, name, None) not in (None, False):
             return name
     if model is not None:

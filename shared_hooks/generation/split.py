@@ -112,7 +112,7 @@ class SplitForward:
         if self._shim is None:
             return
 
-        self._asking.detach(self.model)
+        self._asking.detach()
         self._shim.entry = None
         self._shim = None
         for module in (self.model, *self._paths):

@@ -2,6 +2,7 @@
 
 hierarchy   which modules are walked, and their names
 attach      the shim before a module's forward
+instead     functions in place of a module's methods
 fastpath    keeps PyTorch's attention fast path off
 agreement   digests of structure, code and weights
 tables      what it computes with that no state dictionary names
@@ -14,10 +15,12 @@ from shared_hooks.modules.agreement import structure_digest, weights_hash
 from shared_hooks.modules.attach import COMPILED, Runner, Shim, Shown, running
 from shared_hooks.modules.fastpath import fast_path_off
 from shared_hooks.modules.hierarchy import ROOT, ModuleInfo, call_name, holder_modules, walk
+from shared_hooks.modules.instead import Instead, put_instead
 
 __all__ = [
     "COMPILED",
     "ROOT",
+    "Instead",
     "ModuleInfo",
     "Runner",
     "Shim",
@@ -25,6 +28,7 @@ __all__ = [
     "call_name",
     "fast_path_off",
     "holder_modules",
+    "put_instead",
     "running",
     "structure_digest",
     "walk",

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from shared_hooks.modules import Shim
+from shared_hooks.modules import Instead, Shim
 
 MISSING = object()
+_OURS = (Shim, Instead)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ def _is_attaching(before: Any, now: Any) -> bool:
     """Whether a wrapper of ours was put there or taken away. A model that has something else there for a while, and
     then puts our wrapper back, is another matter.
     """
-    return type(now) is Shim or (type(before) is Shim and (now is MISSING or now is before.before))
+    return type(now) in _OURS or (type(before) in _OURS and (now is MISSING or now is before.before))
 
 
 def put_list(place: Container) -> None:

@@ -88,6 +88,12 @@ def test_a_tokenizers_batch_goes_in_as_it_is(run: Run) -> None:
     assert len(lines) == 2 and all(re.fullmatch(r"'.*': (good|bad) \(0\.\d\d\), \d+ bytes up", line) for line in lines)
 
 
+def test_a_language_model(run: Run) -> None:
+    *text, figures = run("language_model", "the first layers").splitlines()
+    assert "".join(text)
+    assert re.fullmatch(r"Summary\(\d+ tokens, .* round trips, .* up, .* down\)", figures)
+
+
 def test_a_web_service(monkeypatch: pytest.MonkeyPatch) -> None:
     from fastapi.testclient import TestClient
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_client.planning.generation.predict import GOALS, GenerationCandidate
+from edge_client.planning.generation.predict import GenerationCandidate, check_goal
 from edge_client.planning.objective import Constraints, Decision, Objective, decide
-from shared_hooks.errors import SpecError
 
 
 def decide_generation(
@@ -18,6 +17,5 @@ def decide_generation(
     """As `decide`, of the candidates' ``goal`` (a name of `GOALS`). Raises SpecError for another word, for numbers that
     are not known, and where none is allowed.
     """
-    if goal not in GOALS:
-        raise SpecError(f"a plan of a generation is about {', '.join(GOALS)}, not {goal!r}")
+    check_goal(goal)
     return decide([one.of(goal) for one in candidates], objective, constraints)

@@ -15,13 +15,10 @@ HEADER_BYTES: Final = 200
 @short
 @dataclass(frozen=True)
 class Overhead:
-    """``step_ns``, ``prefill_ns``: on the edge, beyond its blocks. ``network_ns``: of a step, beyond the link. Bytes
-    beside the hidden states (``up``) and the logits (``down``): of a step by the tokens before it, of a prompt by its
-    tokens. Times may be negative: then the steps were faster than the profile.
+    """``network_ns``: of a step, beyond the link; negative where steps were faster than its probe. Bytes beside the
+    hidden states (``up``) and the logits (``down``): of a step by the tokens before it, of a prompt by its tokens.
     """
 
-    step_ns: float = 0.0
-    prefill_ns: float = 0.0
     network_ns: float = 0.0
     step_up: Line = field(default_factory=lambda: Line(HEADER_BYTES))
     prefill_up: Line = field(default_factory=lambda: Line(HEADER_BYTES))
@@ -32,8 +29,6 @@ class Overhead:
         """JSON-able."""
         lines = ("step_up", "prefill_up", "step_down", "prefill_down")
         return {
-            "step_ns": self.step_ns,
-            "prefill_ns": self.prefill_ns,
             "network_ns": self.network_ns,
             **{
                 f"{name}_bytes": {"fixed": getattr(self, name).fixed, "per_token": getattr(self, name).slope}

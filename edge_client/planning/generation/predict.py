@@ -69,22 +69,30 @@ def predict_generation(
     link: Link | None,
     workload: Workload,
     *,
+    head: DecodingProfile | None = None,
     overhead: Overhead | None = None,
     load: Load | None = None,
     power: Power | None = None,
     edge_factor: float = 1.0,
     server_factor: float = 1.0,
 ) -> list[GenerationCandidate]:
-    """Edge-only, and a cut after every block. Without ``cloud`` or ``link`` edge-only alone. The factors multiply the
-    times of either side. Raises SpecError for profiles of different models.
+    """Edge-only, and a cut after every block. Without ``cloud`` or ``link`` edge-only alone. ``head``: this
+    side's profile in split steps, where that is not what it takes by itself. The factors multiply the times of either
+    side. Raises SpecError for profiles of different models.
     """
-    here = edge.times(edge_factor)
-    found = [_alone(here, workload, power)]
+    found = [_alone(edge.times(edge_factor), workload, power)]
     if cloud is None or link is None:
         return found
     check_same_blocks(edge, cloud)
+    here = (head or edge).times(edge_factor)
     ways = _Ways(here, cloud.times(server_factor), link, workload, overhead or Overhead(), load or Load(), power)
     return found + [ways.cut(at) for at in range(len(edge.blocks))]
+
+
+def check_goal(goal: str) -> None:
+    """SpecError for another word than those of `GOALS`."""
+    if goal not in GOALS:
+        raise SpecError(f"a plan of a generation is about {', '.join(GOALS)}, not {goal!r}")
 
 
 def check_same_blocks(edge: DecodingProfile, cloud: DecodingProfile) -> None:
@@ -130,7 +138,7 @@ class _Ways:
         tokens = self.workload.prompt_tokens
         up = tokens * hidden + self.overhead.prefill_up.at(tokens)
         down = self._logits(1) + self.overhead.prefill_down.at(tokens)
-        here = sum(part.prefill.at(tokens) for part in head) + self.overhead.prefill_ns
+        here = sum(part.prefill.at(tokens) for part in head)
         return self._stages(here, up, down, sum(part.prefill.at(tokens) for part in tail))
 
     def _round(self, head: Sequence[Part], tail: Sequence[Part], hidden: int) -> _Round:
@@ -138,7 +146,7 @@ class _Ways:
         tokens = drafting.tokens + 1
         up = tokens * hidden + self.overhead.step_up.at(before)
         down = self._logits(tokens) + self.overhead.step_down.at(before)
-        here = sum(part.chunk_ns(tokens, before) for part in head) + self.overhead.step_ns
+        here = sum(part.chunk_ns(tokens, before) for part in head)
         return self._stages(
             here + drafting.tokens * drafting.token_ns, up, down, sum(part.chunk_ns(tokens, before) for part in tail)
         )

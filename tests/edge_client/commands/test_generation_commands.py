@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_model
 
 from edge_client import local_server
 from edge_client.__main__ import main
@@ -73,6 +74,15 @@ def test_a_seed_gives_the_same_text_again(server: str, capsys: Captured) -> None
         assert main(words("generate", server, *sampled, seed)) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_weights_of_the_other_half_stay_in_their_file(server: str, capsys: Captured, tmp_path: Path) -> None:
+    weights = str(tmp_path / "weights.safetensors")
+    save_model(load_spec(SPEC).load_model(), weights)
+    assert main(words("generate", server, "--prompt", TEXT, "--weights", weights, "--only-head", CUT)) == 0
+    out, err = capsys.readouterr()
+    assert out == alone() + "\n"
+    assert "of the weights are in memory" in err
 
 
 @pytest.mark.parametrize("more", [("--beams", "3"), ("--lookup", "3"), ("--sample", "--top-p", "0.5")], ids=str)

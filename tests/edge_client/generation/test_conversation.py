@@ -12,7 +12,7 @@ from edge_client.generation import Conversation, SplitGenerator, Words
 from tests.edge_client.generation.speaking import CUT
 
 TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}</s>{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}] {{ m.content | lower }}</s>{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
@@ -38,7 +38,7 @@ def test_turns_without_a_template(client: EdgeClient) -> None:
 
 
 def test_a_template_writes_the_turns(client: EdgeClient) -> None:
-    """Which trims what was said: what the model has read beyond that is taken back."""
+    """This one writes answers otherwise than they came: what the model has read beyond that is taken back."""
     words = Words.of(client.spec)
     words.tokenizer.chat_template = TEMPLATE
     assert words.has_template
@@ -56,7 +56,9 @@ def test_a_template_writes_the_turns(client: EdgeClient) -> None:
     )
     found = client.wrapped.model.generate(torch.tensor([ids]), pad_token_id=words.pad, **OPTIONS)[0, len(ids) :]
     assert words.decode(found.tolist()) == second.text
-    assert second.kept > 0
+    begins = words.chat([{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}])
+    assert first.text != first.text.lower()
+    assert len(begins) - 2 <= second.kept < len(begins) + len(words.encode(first.text))
     assert second.read + second.kept == len(ids)
 
 

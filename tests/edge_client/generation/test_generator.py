@@ -99,13 +99,28 @@ def test_a_model_of_the_same_weights_may_be_given(client: EdgeClient) -> None:
         ("model.layers", CutRefused, "model.layers.0"),
         ("input", CutRefused, "model.layers.0 to model.layers.5"),
         ("edge-only", CutRefused, "token ids stay here"),
-        ("auto", SpecError, "auto"),
         ("", SpecError, "by its path"),
     ],
 )
 def test_a_cut_that_there_is_not(client: EdgeClient, cut: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         SplitGenerator(client, cut)
+
+
+def test_the_best_cut_is_chosen_by_measuring(client: EdgeClient) -> None:
+    asked = {**inputs(client), "max_new_tokens": 4, "do_sample": False}
+    generator = SplitGenerator(client, "auto")
+    assert generator.cut in {f"model.layers.{number}" for number in range(6)}
+    assert torch.equal(generator.generate(**asked), whole(client, **asked))
+
+
+def test_one_model_is_split_once_at_a_time(client: EdgeClient) -> None:
+    asked = {**inputs(client), "max_new_tokens": 4, "do_sample": False}
+    first, second = SplitGenerator(client, CUT), SplitGenerator(client, "model.layers.4")
+    with first, pytest.raises(CutRefused, match="split already"):
+        second.generate(**asked)
+    assert torch.equal(second.generate(**asked), whole(client, **asked))
+    assert torch.equal(first.generate(**asked), whole(client, **asked)), "the second one has given the model back"
 
 
 def test_a_model_that_writes_no_text() -> None:
@@ -136,3 +151,23 @@ def test_a_criterion_of_ones_own_still_stops(client: EdgeClient) -> None:
     assert found.shape[1] == start + 3
     assert generator.summary is not None
     assert generator.summary.tokens == 3
+
+
+def test_as_little_as_is_needed_comes_back(client: EdgeClient) -> None:
+    asked = {**inputs(client), "max_new_tokens": 6, "do_sample": False}
+    down = []
+    for answer in (None, ("least",)):
+        generator = SplitGenerator(client, CUT, answer=answer)
+        assert torch.equal(generator.generate(**asked), whole(client, **asked))
+        assert generator.summary is not None
+        down.append(generator.summary.bytes_down)
+    assert down[1] < down[0] - 6 * 1000, "384 numbers of four bytes each, and one"
+
+
+def test_observers_of_the_client_see_the_heads(client: EdgeClient) -> None:
+    from shared_hooks.observers import ActivationStats
+
+    observer = ActivationStats("model.layers.0.mlp.up_proj")
+    with observer.attach(client.wrapped):
+        SplitGenerator(client, CUT).generate(**inputs(client), max_new_tokens=3, do_sample=False)
+    assert len(observer.records) == 3

@@ -44,14 +44,53 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+def sees() -> Any:
+    """A configuration of LLaVA: a CLIP and a Llama."""
+    import transformers
+
+    return transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=16,
+            patch_size=8,
+            projection_dim=16,
+        ),
+        text_config=transformers.LlamaConfig(**{**_COMMON, **_KEYS}),
+        image_token_index=5,
+        image_token_id=5,
+        vision_feature_layer=-1,
+    )
+
+
+def hears() -> dict[str, Any]:
+    """For Whisper."""
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes = {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_source_positions": 20, "max_target_positions": 60}
+    words = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "decoder_start_token_id": 1}
+    quiet = {"suppress_tokens": None, "begin_suppress_tokens": None}
+    layers = {"encoder_layers": 2, "decoder_layers": 3, "d_model": 32, "num_mel_bins": 8, "vocab_size": WORDS}
+    return {**heads, **sizes, **words, **quiet, **layers}
+
+
 def make(name: str) -> nn.Module:
     """The same weights every time; sharpened, so that the likeliest words differ."""
     import transformers
 
+    if name == "sees":
+        return _made(transformers.LlavaForConditionalGeneration, sees())
+    if name == "hears":
+        return _made(transformers.WhisperForConditionalGeneration, transformers.WhisperConfig(**hears()))
     cls_name, config, _ = MODELS[name]
     cls = getattr(transformers, cls_name)
+    return _made(cls, cls.config_class(**config))
+
+
+def _made(cls: Any, config: Any) -> nn.Module:
     torch.manual_seed(0)
-    model: nn.Module = cls(cls.config_class(**config)).eval()
+    model: nn.Module = cls(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -70,7 +109,8 @@ def prompt(rows: int = 1, length: int = 11) -> dict[str, torch.Tensor]:
 
 
 def cut_of(name: str) -> str:
-    return MODELS[name][2]
+    others = {"sees": "model.language_model.layers.1", "hears": "model.decoder.layers.1"}
+    return others[name] if name in others else MODELS[name][2]
 
 
 def in_process(name: str, record: list[bytes] | None = None) -> InProcess:

@@ -114,6 +114,12 @@ def test_the_likeliest_words_are_enough(settings: dict[str, Any]) -> None:
         assert torch.equal(whole, found)
 
 
+def test_where_nothing_is_sampled_the_server_samples_nothing() -> None:
+    for settings in ({}, {"repetition_penalty": 1.2}, {"prompt_lookup_num_tokens": 3}):
+        whole, found, _ = whole_and_split("llama", ("sample",), **settings)
+        assert torch.equal(whole, found)
+
+
 def test_scores_behind_a_top_k_are_those_of_all_logits() -> None:
     details = {"do_sample": True, "top_k": 10, "return_dict_in_generate": True, "output_scores": True}
     whole, found, _ = whole_and_split("llama", TOP, 2, **details)
@@ -136,8 +142,8 @@ def test_scores_behind_a_top_k_are_those_of_all_logits() -> None:
         (("token",), {"do_sample": True}, "50 likeliest"),
         (("token",), {"min_new_tokens": 3, "eos_token_id": 4}, "3 likeliest"),
         (("sample",), {"do_sample": True, "repetition_penalty": 1.2}, "RepetitionPenalty"),
-        (("sample",), {"do_sample": True, "typical_p": 0.5}, "processors"),
-        (("sample",), {"do_sample": True, "prompt_lookup_num_tokens": 3}, "beside"),
+        (("sample",), {"do_sample": True, "typical_p": 0.5}, "TypicalLogitsWarper"),
+        (("sample",), {"do_sample": True, "prompt_lookup_num_tokens": 3}, "drafts"),
     ],
 )
 def test_what_is_not_enough_is_refused_by_name(answer: Any, settings: dict[str, Any], why: str) -> None:

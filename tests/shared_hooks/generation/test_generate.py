@@ -94,6 +94,19 @@ def test_a_conversation_goes_on_from_its_state() -> None:
     assert len(how.records) == 12
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_pictures_and_speech_with_words(rows: int) -> None:
+    dice = torch.Generator().manual_seed(2)
+    words = prompt(rows)
+    words["input_ids"][:, 3:7] = 5  # the places of a picture's four patches
+    words["attention_mask"][:] = 1
+    picture = {**words, "pixel_values": torch.randn(rows, 3, 16, 16, generator=dice)}
+    for name, inputs in (("sees", picture), ("hears", {"input_features": torch.randn(rows, 8, 40, generator=dice)})):
+        whole, split, how = both(name, inputs, do_sample=True)
+        assert torch.equal(whole, split), name
+        assert len(how.records) > 8
+
+
 def test_tokens_are_streamed_as_they_come() -> None:
     from transformers.generation import BaseStreamer
 

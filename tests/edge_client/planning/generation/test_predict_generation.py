@@ -68,11 +68,11 @@ def test_what_the_two_sides_hold_adds_up_to_the_whole() -> None:
 
 
 def test_measured_overheads_count() -> None:
-    known = Overhead(3 * MS, 5 * MS, 2 * MS, Line(100, 8), Line(50, 16), Line(70), Line(90))
+    known = Overhead(2 * MS, Line(100, 8), Line(50, 16), Line(70), Line(90))
     plain = named(predict_generation(EDGE, CLOUD, link(), SHORT))["layers.0"]
     one = named(predict_generation(EDGE, CLOUD, link(), SHORT, overhead=known))["layers.0"]
-    assert one.token.stages_ns["edge"] == pytest.approx(plain.token.stages_ns["edge"] + 3 * MS)
-    assert one.first.stages_ns["edge"] == pytest.approx(plain.first.stages_ns["edge"] + 5 * MS)
+    fewer = (one.token.bytes_up + one.token.bytes_down - plain.token.bytes_up - plain.token.bytes_down) * 1e3
+    assert one.token.stages_ns["network"] == pytest.approx(plain.token.stages_ns["network"] + 2 * MS + fewer)
     assert one.token.bytes_up == 1024 + 100 + 8 * 125
     assert one.first.bytes_up == 100 * (1024 + 16) + 50
     assert one.first.bytes_down == WORDS * 4 + 90

@@ -1,0 +1,129 @@
+"""The decoding profile of a model on this machine: replies to prompts of several lengths, in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import nn
+
+from shared_hooks.errors import SpecError
+from shared_hooks.profiling import machine
+from shared_hooks.profiling.decoding.blocks import blocks_of
+from shared_hooks.profiling.decoding.line import Line
+from shared_hooks.profiling.decoding.looking import look
+from shared_hooks.profiling.decoding.profile import DecodingProfile, Part
+from shared_hooks.profiling.decoding.prompts import Prompt, check_generates, longest, words_at_random
+from shared_hooks.profiling.decoding.timer import StepTimer, Times
+from shared_hooks.profiling.profile import Side
+
+LENGTHS: Final = (16, 128, 512)
+NEW_TOKENS: Final = 9
+LEAST_ROUNDS: Final = 3
+
+
+class Measurement:
+    """Rounds over prompts of all ``lengths``, one after the other when asked, so that others can be measured in turns
+    with them. ``prompt`` makes the inputs of generate() (words drawn at random); lengths that the model has no
+    positions for are left out. On the cloud's side what generate() does between forwards does not count.
+
+    Raises SpecError (a model that does not generate, no length that fits) and CutRefused (no blocks, no logits).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        model_id: str,
+        side: Side,
+        *,
+        prompt: Prompt | None = None,
+        lengths: Sequence[int] = LENGTHS,
+    ) -> None:
+        check_generates(model)
+        self.lengths = fitting_lengths(model, lengths)
+        self.prompt = prompt or words_at_random(model)
+        self._about = side, model_id
+        self._device = next((one.device for one in model.parameters()), torch.device("cpu"))
+        self._blocks = blocks_of(model, self.prompt)
+        self._seen = look(model, self._blocks, self.prompt, sorted({self.lengths[0], self.lengths[-1]}))
+        self._timer = StepTimer(model, self._blocks, side)
+        self._found: dict[int, list[list[Times]]] = {tokens: [] for tokens in self.lengths}
+        self._timer.run(self.prompt, self.lengths[0], NEW_TOKENS)
+
+    @property
+    def blocks(self) -> list[str]:
+        """Their paths, in order: what a model can be cut after."""
+        return [name for name, _ in self._blocks]
+
+    def round(self) -> None:
+        """One reply to a prompt of each length."""
+        for tokens in self.lengths:
+            self._found[tokens].append(self._timer.run(self.prompt, tokens, NEW_TOKENS))
+
+    def result(self) -> DecodingProfile:
+        """Of each number the median of all rounds."""
+        seen, found = self._seen, self._found
+        names = ["before", *self.blocks, "after"]
+        weights = [seen.before_weights, *seen.block_weights, seen.after_weights]
+        states, hidden = [Line(), *seen.state, Line()], [0, *seen.hidden, 0]
+        parts = [
+            Part(name, _steps(found, at), _prefills(found, at), weights[at], states[at], hidden[at])
+            for at, name in enumerate(names)
+        ]
+        return DecodingProfile(
+            *self._about,
+            machine.describe(self._device),
+            parts[0],
+            tuple(parts[1:-1]),
+            parts[-1],
+            seen.words,
+            seen.word_bytes,
+            tuple(self.lengths),
+        )
+
+
+def measure_decoding(
+    model: nn.Module,
+    model_id: str,
+    side: Side,
+    *,
+    prompt: Prompt | None = None,
+    lengths: Sequence[int] = LENGTHS,
+    seconds: float = 20.0,
+) -> DecodingProfile:
+    """A `Measurement` of ``seconds``, of three rounds at least."""
+    measurement = Measurement(model, model_id, side, prompt=prompt, lengths=lengths)
+    began, rounds = time.monotonic(), 0
+    while rounds < LEAST_ROUNDS or time.monotonic() - began < seconds:
+        measurement.round()
+        rounds += 1
+    return measurement.result()
+
+
+def fitting_lengths(model: nn.Module, lengths: Sequence[int]) -> list[int]:
+    """Those after which there are positions left for a reply. Raises SpecError for none."""
+    most = longest(model)
+    found = sorted({one for one in lengths if one > 0 and (most is None or one + NEW_TOKENS <= most)})
+    if not found:
+        raise SpecError(
+            f"no prompt to measure with: the model has {most} positions, and the shortest of {min(lengths, default=0)} "
+            f"tokens needs {NEW_TOKENS} more"
+        )
+    return found
+
+
+def _steps(found: dict[int, list[list[Times]]], at: int) -> Line:
+    """The median of all steps after prompts of one length, at the middle one's tokens."""
+    return Line.fit(
+        [
+            (tokens + NEW_TOKENS / 2, statistics.median(times[at] for run in runs for times in run[1:]))
+            for tokens, runs in found.items()
+        ]
+    )
+
+
+def _prefills(found: dict[int, list[list[Times]]], at: int) -> Line:
+    return Line.fit([(tokens, statistics.median(run[0][at] for run in runs)) for tokens, runs in found.items()])

@@ -1,0 +1,195 @@
+"""generate() with drafts gives, split, what transformers' own assisted decoding gives with the whole model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from edge_client import EdgeClient
+from edge_client.generation import SplitGenerator
+from edge_client.generation.drafting import Assistant, Constant, Drafting, FirstLayers, Lookup, Source
+from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
+from shared_hooks.generation import SplitForward
+from tests.edge_client.generation.speaking import CUT, inputs, whole
+from tests.shared_hooks.generation.small import cut_of, in_process, make, prompt
+
+SOURCES = ["lookup", "assistant", "first layers"]
+
+
+def source_of(kind: str, name: str) -> Source:
+    if kind == "lookup":
+        return Lookup(2)
+    return Assistant(make(name)) if kind == "assistant" else FirstLayers(cut_of(name))
+
+
+def generate(model: Any, **settings: Any) -> Any:
+    torch.manual_seed(5)
+    return model.generate(**prompt(), **{"max_new_tokens": 32, "do_sample": False, **settings})
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "sliding", "hybrid", "experts", "t5"])
+def test_greedy_search_is_as_without_drafts_and_sampling_as_locally(name: str, kind: str) -> None:
+    model = make(name)
+    plain, source = generate(model), source_of(kind, name)
+    with Drafting(model, source, pace=Constant(3)):
+        drafted, sampled = generate(model), generate(model, do_sample=True)
+    assert torch.equal(plain, drafted)
+    with (
+        SplitForward(model, cut_of(name), in_process(name), answer=("least",)) as how,
+        Drafting(model, source, pace=Constant(3)) as drafting,
+    ):
+        assert torch.equal(generate(model), drafted)
+        assert torch.equal(generate(model, do_sample=True), sampled)
+    assert len(how.records) == drafting.tally.steps == 64 - drafting.tally.accepted
+    assert drafting.tally.drafted > 20
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_constant_number_is_transformers_own_schedule(sampled: bool) -> None:
+    model, small = make("llama"), make("gpt2")
+    small.generation_config.num_assistant_tokens = 3  # type: ignore[union-attr]
+    small.generation_config.num_assistant_tokens_schedule = "constant"  # type: ignore[union-attr]
+    small.generation_config.assistant_confidence_threshold = 0.0  # type: ignore[union-attr]
+    theirs = generate(model, assistant_model=small, do_sample=sampled)
+    with Drafting(model, Assistant(small), pace=Constant(3)):
+        assert torch.equal(generate(model, do_sample=sampled), theirs)
+    theirs = generate(model, prompt_lookup_num_tokens=5, max_matching_ngram_size=2, do_sample=sampled)
+    with Drafting(model, Lookup(2), pace=Constant(5)):
+        assert torch.equal(generate(model, do_sample=sampled), theirs)
+
+
+def test_the_number_may_change_from_step_to_step_and_be_none() -> None:
+    class Turns:
+        def __init__(self) -> None:
+            self.told: list[tuple[int, int, int]] = []
+
+        def choose(self) -> int:
+            return (0, 3, 1, 0, 6)[len(self.told) % 5]
+
+        def step(self, asked: int, drafted: int, accepted: int, seconds: float | None) -> None:
+            assert accepted <= drafted <= asked
+            assert (seconds is None) is (not self.told)
+            self.told.append((asked, drafted, accepted))
+
+    for name in ("llama", "hybrid", "t5"):
+        for kind in SOURCES:
+            model, pace = make(name), Turns()
+            plain = generate(model)
+            with (
+                SplitForward(model, cut_of(name), in_process(name)),
+                Drafting(model, source_of(kind, name), pace=pace) as drafting,
+            ):
+                assert torch.equal(generate(model), plain)
+            assert drafting.tally.drafted == sum(drafted for _, drafted, _ in pace.told)
+
+
+def test_the_measured_pace_leaves_greedy_search_as_it_is() -> None:
+    model = make("gpt2")
+    plain = generate(model, max_new_tokens=80)
+    with (
+        SplitForward(model, cut_of("gpt2"), in_process("gpt2"), answer=("token",)),
+        Drafting(model, Lookup()) as drafting,
+    ):
+        assert torch.equal(generate(model, max_new_tokens=80), plain)
+    assert drafting.tally.acceptance is not None
+    assert drafting.tally.steps == 80 - drafting.tally.accepted
+
+
+def test_the_first_layers_draft_as_a_model_of_these_layers() -> None:
+    model, short = make("llama"), make("llama")
+    short.model.layers = short.model.layers[:2]  # type: ignore[union-attr, index]
+    short.config.num_hidden_layers = 2  # type: ignore[union-attr]
+    with Drafting(model, FirstLayers("model.layers.1"), pace=Constant(4)) as ours:
+        found = generate(model, do_sample=True)
+    short.generation_config.assistant_confidence_threshold = 0.0  # type: ignore[union-attr]
+    with Drafting(model, Assistant(short), pace=Constant(4)) as other:
+        assert torch.equal(generate(model, do_sample=True), found)
+    assert ours.tally == other.tally
+
+
+def test_it_runs_through_the_service(client: EdgeClient) -> None:
+    asked = {**inputs(client), "max_new_tokens": 40, "do_sample": False}
+    plain = whole(client, **asked)
+    for source in (Lookup(), FirstLayers(CUT)):
+        with (
+            SplitGenerator(client, CUT, answer=("least",)) as generator,
+            Drafting(generator.model, source, pace=Constant(4)) as drafting,
+        ):
+            assert torch.equal(generator.generate(**asked), plain)
+        assert len(generator.records) == 40 - drafting.tally.accepted
+
+
+def test_the_model_is_afterwards_as_it_was() -> None:
+    model = make("llama")
+    before = {path: set(vars(module)) for path, module in model.named_modules()}
+    settings = model.generation_config.to_dict()  # type: ignore[union-attr, operator]
+    with Drafting(model, FirstLayers("model.layers.1")):
+        # a split that begins and ends inside
+        with SplitForward(model, cut_of("llama"), in_process("llama"), answer=("least",)):
+            generate(model)
+        with Drafting(model, Lookup()) as inner:
+            generate(model)
+        assert inner.tally.steps
+    assert {path: set(vars(module)) for path, module in model.named_modules()} == before
+    assert model.generation_config.to_dict() == settings  # type: ignore[union-attr, operator]
+
+
+def test_drafting_begins_and_ends_while_a_model_is_split() -> None:
+    model = make("llama")
+    plain = generate(model)
+    with SplitForward(model, cut_of("llama"), in_process("llama")):
+        for source in (Lookup(), FirstLayers("model.layers.1"), Lookup()):
+            with Drafting(model, source):
+                assert torch.equal(generate(model), plain)
+            assert torch.equal(generate(model), plain)
+
+
+def test_what_cannot_be_drafted_for_is_refused_by_name() -> None:
+    model = make("llama")
+    with Drafting(model, Lookup()), pytest.raises(InputMismatch, match="has 2"):
+        model.generate(**prompt(rows=2), max_new_tokens=4)  # type: ignore[operator]
+    with pytest.raises(InputMismatch, match="Linear"):
+        Drafting(nn.Linear(2, 2), Lookup())
+    with (
+        SplitForward(model, cut_of("llama"), in_process("llama"), answer=("sample",)),
+        Drafting(model, Lookup()),
+        pytest.raises(CutRefused, match="drafts"),
+    ):
+        generate(model, do_sample=True)
+    with (  # the other way about: the split sees nothing of the drafts in the arguments
+        Drafting(model, Lookup()),
+        SplitForward(model, cut_of("llama"), in_process("llama"), answer=("sample",)),
+        pytest.raises(CutRefused, match="drafts"),
+    ):
+        generate(model, do_sample=True)
+
+
+@pytest.mark.parametrize(
+    ("last", "error", "why"),
+    [
+        ("model.layers.9", UnknownLayer, "no module"),
+        ("model.layers.3", CutRefused, "the last block"),
+        ("model.layers.1.mlp", CutRefused, "not one of a list"),
+        ("model.norm", CutRefused, "not one of a list"),
+    ],
+)
+def test_layers_that_cannot_draft(last: str, error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why), Drafting(make("llama"), FirstLayers(last)):
+        pass
+
+
+def test_drafts_need_the_output_head_here_and_nothing_of_the_other_half() -> None:
+    model = make("llama")
+    whole_model = make("llama")
+    plain = generate(whole_model)
+    for layer in (2, 3):
+        model.model.layers[layer].to("meta")  # type: ignore[union-attr, index, operator]
+    with SplitForward(model, cut_of("llama"), in_process("llama")), Drafting(model, FirstLayers("model.layers.1")):
+        assert torch.equal(generate(model), plain)
+    model.lm_head.to("meta")  # type: ignore[union-attr, operator]
+    with pytest.raises(CutRefused, match=r"lm_head\.weight"), Drafting(model, FirstLayers("model.layers.1")):
+        pass
