@@ -326,6 +326,7 @@ def _add_generation(plan: argparse.ArgumentParser) -> None:
     )
     own.add_argument("--acceptance", type=float, metavar="X", help="the share of them that is right, 0 to 1")
     own.add_argument("--top-logits", type=_count, metavar="K", help="only the K likeliest come back (default: all)")
+    own.add_argument("--report", metavar="FILE.html", help="also a page: tokens and memory against the cut")
     own.add_argument("--measured", metavar="FILE", help="the JSON of an earlier plan --generate, to measure nothing")
 
 

@@ -11,6 +11,7 @@ from edge_client.commands.output import check_json_target, say, screen_width, wr
 from edge_client.commands.server import chosen
 from edge_client.planning.partitioners import partitioners
 from edge_client.settings import NONE
+from edge_client.tasks.generation_page import write_page
 from edge_client.tasks.plan import plan
 from edge_client.tasks.plan_generation import plan_generation
 from edge_client.tasks.planned import Planned
@@ -26,8 +27,13 @@ def main(options: argparse.Namespace) -> int:
         return exits.OK
     check_json_target(options.json)
     if options.generate:
-        return _print(_generation(options), options)
-    found = plan(
+        found = _generation(options)
+        if options.report:
+            write_page(found, options.report)
+        return _print(found, options)
+    if options.report:
+        raise SpecError("--report is for --generate; edge-client sweep writes one of measured requests")
+    whole = plan(
         chosen(options) or NONE,
         choice_of(options),
         find(options.input) if options.input else None,
@@ -52,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
         progress=not options.no_progress,
         say=say,
     )
-    return _print(found, options)
+    return _print(whole, options)
 
 
 def _print(found: Planned | PlannedGeneration, options: argparse.Namespace) -> int:

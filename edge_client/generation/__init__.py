@@ -6,7 +6,7 @@ clock         when tokens come
 summary       what a generation took
 words         text to token ids and back; text as it comes
 conversation  turns of a chat, with the state kept between them
-drafting/     several tokens a round trip
+drafting      several tokens a round trip
 link          steps of decoding sessions over a client's connection
 """
 

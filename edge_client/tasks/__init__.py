@@ -9,6 +9,7 @@ hierarchy  the module tree, what ran of it, ONNX files
 layers     a model's layers, and where it can be cut
 verify     every cut against the whole model
 planned, planned_generation, swept, pruned   what a plan, a sweep, a pruning returns
+generation_page          a plan of a generation as a page
 onnx_files               the files that hierarchy writes
 profile_text, tree_text  a profile, a module tree as text
 subject    what people have - a name, a file, a module, arrays - as a model with inputs

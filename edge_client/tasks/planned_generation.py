@@ -136,7 +136,7 @@ class PlannedGeneration(Tabular):
         names = list(known) if top is None else [one.name for one in self.decision.ranking[:top]]
         spare = ("server memory", "memory", "down", "up", "server", "net", "edge", "tokens/s")
         found = fitted(self._columns([known[name] for name in names]), spare, width)
-        return "\n".join([found, "", *self._below(len(names))])
+        return "\n".join([found, "", *self.below(len(names))])
 
     def _columns(self, rows: Sequence[Row]) -> list[Column]:
         def ms(key: str, digits: int = 2) -> list[str]:
@@ -161,7 +161,9 @@ class PlannedGeneration(Tabular):
             Column("server memory", sizes("cloud_memory_bytes")),
         ]
 
-    def _below(self, shown: int) -> list[str]:
+    def below(self, shown: int | None = None) -> list[str]:
+        """What is said below the table, of which so many candidates are ``shown`` (None: all)."""
+        shown = len(self.candidates) if shown is None else shown
         decision, work, lines = self.decision, self.workload, []
         if shown < len(self.candidates):
             lines.append(f"the best {shown} of {len(self.candidates)} candidates, the best first")

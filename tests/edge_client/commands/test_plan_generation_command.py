@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from edge_client.__main__ import main
+from edge_client.generation import SplitGenerator
 from edge_client.planning.generation.workload import Workload
 from edge_client.survey.generation import best_generation_cut
-from tests.edge_client.generation.speaking import SPEC, connected
+from tests.edge_client.generation.speaking import SPEC, connected, inputs
 
 MODEL = ["plan", "--model", SPEC, "--device", "cpu", "--threads", "1", "--no-progress"]
 
@@ -83,3 +84,18 @@ def test_a_client_is_told_its_best_cut() -> None:
     with connected() as client:
         names = dict(client.wrapped.model.named_modules())
         assert best_generation_cut(client, Workload(20, 10), seconds=0.1) in names
+        with SplitGenerator(client, "auto") as generator:
+            assert generator.cut in names
+            whole = client.wrapped.model
+            asked = {**inputs(client), "max_new_tokens": 4, "do_sample": False}
+            assert generator.generate(**asked).shape[1] == asked["input_ids"].shape[1] + 4
+            assert generator.model is whole
+
+
+def test_a_page_shows_every_cut(measured: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert main([*MODEL, "--generate", "--measured", str(measured), "--report", str(page)]) == 0
+    text = page.read_text()
+    assert all(f"model.layers.{at}" in text for at in range(6))
+    assert '"round trip 100 ms"' in text and '"2048 tokens"' in text
+    assert main([*MODEL, "--report", str(page)]) == 2
