@@ -17,14 +17,14 @@ from cloud_server.access import Caller, Quotas, granted
 from cloud_server.decoding import Sessions
 from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
-from cloud_server.requests import Answer, Request, RequestTable, replies
+from cloud_server.requests import Request, RequestTable
 from cloud_server.streams import CrossingCache, Pace, Probe, StreamSession
-from cloud_server.work import Overtime, Payer, QueueClocks, Trim, Watchdog, Workers
+from cloud_server.turns import Turn, Turns
+from cloud_server.work import Payer, Trim, Workers
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import AccessRefused, IsthmusError, ModelFailed, ServerUnavailable, SpecError, TooLarge
+from shared_hooks.errors import AccessRefused, ServerUnavailable, SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.sharing import Holding, Party, Shares, giving_way
-from shared_hooks.tail import paid_by
 
 SWEEP_SECONDS = 1.0
 LEAVE_SECONDS = 2.0
@@ -71,10 +71,14 @@ class Core:
         """Streams, by account."""
         self._leaving: dict[StreamSession, float] = {}
         """Those that gave up their place, and when they end at the latest: their threads may be stuck in sending."""
-        self._workers = Workers(workers)
         self._quotas = Quotas()
-        self._waits = QueueClocks()
-        self._overtime = Watchdog(self.limits.max_compute_seconds)
+        self._turns = Turns(self.limits, self.requests, self.lifecycle, self.load)
+        self._workers = Workers(
+            workers,
+            together=self._turns.several,
+            most=self.limits.max_batch_size,
+            delay=self.limits.max_queue_delay_microseconds / 1e6,
+        )
         self._probes: Counter[str] = Counter()
         self.profiles = Profiles(self.engines, self.limits, self._workers, self._quotas)
         self._closed = threading.Event()
@@ -195,7 +199,7 @@ class Core:
         """How busy the server is, not counting the request ``but``, and how long ``caller`` (None = everybody on the
         average) waits for a worker.
         """
-        queue_ns = self._waits.mean_ns(caller.account if caller else None)
+        queue_ns = self._turns.waits.mean_ns(caller.account if caller else None)
         return split_pb2.Load(pending=self.requests.pending(but), workers=self._workers.count, queue_ns=queue_ns)
 
     @property
@@ -236,38 +240,11 @@ class Core:
     def _wait(self, request: Request) -> Callable[[], None]:
         """Puts it in the line. Raises ServerUnavailable where it would wait there in vain."""
         self._check_time(request)
-        return self._workers.put(partial(self._work, request), request.payer)
+        payer = request.payer
+        turn = Turn(request, self._turns.one, lambda: self._workers.forecast(payer).takes)
+        return self._workers.put(turn, payer, request.kin)
 
-    # Work
-
-    def _work(self, request: Request) -> bool:
-        """One worker's turn: decide whether the request is still wanted, compute, answer. False without a result."""
-        if not self.requests.start(request, self._workers.forecast(request.payer).takes):
-            return False
-        self._waits.add(request.caller.account, time.perf_counter_ns() - request.complete_ns)
-        with self.lifecycle.request(request.about):
-            answer, error = self._compute(request)
-        self.requests.finish(request, answer, error)
-        return error is None
-
-    def _compute(self, request: Request) -> tuple[Answer, IsthmusError | None]:
-        started_ns = time.perf_counter_ns()
-        try:
-            with self._overtime.limited(), paid_by(*request.key[:2]):
-                computed = request.compute(self.limits.max_request_bytes)
-            answer = replies.answer(request, computed, started_ns, self.load(request.caller, but=request))
-        except IsthmusError as error:
-            return replies.failure(request, error), error
-        except Overtime:
-            seconds = f"{self.limits.max_compute_seconds:g} s (max_compute_seconds)"
-            late = TooLarge(f"the model computed for more than {seconds} on this request")
-            return replies.failure(request, late), late
-        except BaseException as error:  # a worker survives everything: a model may even raise SystemExit
-            failure = ModelFailed(f"{type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return replies.failure(request, failure), failure
-        self.lifecycle.emit(Stage.ON_RESULT, computed=computed)
-        return answer, None
+    # What lasts too long
 
     def _sweep(self) -> None:
         trim = Trim()
@@ -329,4 +306,4 @@ class Core:
         self._closed.set()
         self._workers.stop()
         self.decoding.close()
-        self._overtime.close()
+        self._turns.close()

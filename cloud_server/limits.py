@@ -18,6 +18,9 @@ NEVER = 1 << 62
 LONGEST_SECONDS = 1_000_000.0
 """The longest wait that Python and gRPC accept everywhere."""
 
+LONGEST_DELAY = 1_000_000
+"""Microseconds."""
+
 
 @dataclass(frozen=True)
 class FileLimits:
@@ -91,6 +94,10 @@ class Limits:
     """The same of one account's."""
     session_idle_seconds: float = 600.0
     """How long a decoding session is kept without a step."""
+    max_batch_size: int = 16
+    """Steps of decoding sessions that are computed together, of clients that allow it."""
+    max_queue_delay_microseconds: int = 0
+    """How long a worker that nobody else waits for keeps such a step, for others to come."""
     max_answers: int = 4096
     """Answers kept until they are acknowledged."""
     max_answer_bytes: int = 512 * MIB
@@ -145,7 +152,10 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value > 0:  # rejects NaN, too
+            if field.name == "max_queue_delay_microseconds":
+                if not 0 <= value <= LONGEST_DELAY:
+                    raise SpecError(f"limits.{field.name}: expected 0 to {LONGEST_DELAY}, found {value}")
+            elif not value > 0:  # rejects NaN, too
                 raise SpecError(f"limits.{field.name}: expected a number above 0, found {value}")
             if field.name.endswith("_seconds") and value > LONGEST_SECONDS:
                 raise SpecError(f"limits.{field.name}: expected at most {LONGEST_SECONDS:.0f}, found {value}")

@@ -8,11 +8,12 @@ May import models, limits.
 """
 
 from cloud_server.decoding.sessions import REASONS, Sessions
-from cloud_server.decoding.step import Step, Turn
+from cloud_server.decoding.step import Step, Taken, Turn
 
 __all__ = [
     "REASONS",
     "Sessions",
     "Step",
+    "Taken",
     "Turn",
 ]

@@ -27,6 +27,8 @@ class Session:
     busy: bool = True
     dropped: bool = False
     handle: EngineSession | None = None
+    is_new: bool = True
+    """Its client has heard nothing of it."""
     used: float = field(default_factory=time.monotonic)
 
     @property

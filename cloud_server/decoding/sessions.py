@@ -11,16 +11,18 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
 from cloud_server.decoding.books import Books, Key, Session
-from cloud_server.decoding.step import Step, Turn
+from cloud_server.decoding.step import Step, Taken, Turn
 from cloud_server.limits import Limits
 from cloud_server.models import Computed, Engine
 from shared_hooks import Parcel
 from shared_hooks.errors import Disagreement, ServerUnavailable, SessionLost, StepOutOfOrder, TooLarge
+from shared_hooks.generation.together import Outcome
 from shared_hooks.sharing import Party
 
 log = logging.getLogger("cloud_server")
@@ -55,7 +57,7 @@ class Sessions:
 
     def turn(self, engine: Engine, party: Party, step: Step) -> Turn:
         """For a worker: what it is to do with the step's header and payload."""
-        return Turn(step, partial(self.run, engine, party, step))
+        return Turn(step, partial(self.run, engine, party, step), partial(self.begin, engine, party, step), self.end)
 
     def run(self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview) -> Computed:
         """The step, computed; or the session closed.
@@ -67,22 +69,47 @@ class Sessions:
         if step.close:
             self._close(key)
             return _nothing()
-        opens = step.number == 0 and key not in self._sessions
-        session = self._open(engine, key, step) if opens else self._take(engine, key, step)
-        try:
+        session = self._session(engine, key, step)
+        with self._stepping(session):
             assert session.handle is not None
             computed = session.handle.step(header, payload)
+        self._stepped(session, computed)
+        return computed
+
+    def begin(self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview) -> Taken:
+        """As `run`, up to where the step is to be computed in company; `end` follows, whatever becomes of it."""
+        session = self._session(engine, (*party, step.session), step)
+        with self._stepping(session):
+            assert session.handle is not None and engine.company is not None
+            return Taken(session, engine.company.begin(session.handle, header, payload))
+
+    def end(self, taken: Taken, outcome: Outcome[None]) -> Computed:
+        """The rest of `run`."""
+        with self._stepping(taken.session):
+            computed = taken.begun.end(outcome)
+        self._stepped(taken.session, computed)
+        return computed
+
+    @contextmanager
+    def _stepping(self, session: Session) -> Iterator[None]:
+        """What goes wrong in the block leaves the session as it was, or ends it."""
+        try:
+            yield
         except SessionLost as error:
             self._drop(session, str(error), "lost")
             raise SessionLost(f"{session} is lost: {error}") from error
         except BaseException:
-            if opens:  # nothing was told of it
+            if session.is_new:
                 self._drop(session, "its first step failed")
             else:
                 self._give_back(session)
             raise
-        self._stepped(session, computed)
-        return computed
+
+    def _session(self, engine: Engine, key: Key, step: Step) -> Session:
+        """The session that a step is of, busy from now on."""
+        with self._lock:
+            opens = step.number == 0 and key not in self._sessions
+        return self._open(engine, key, step) if opens else self._take(engine, key, step)
 
     def _take(self, engine: Engine, key: Key, step: Step) -> Session:
         """The session, for its next step."""
@@ -152,6 +179,7 @@ class Sessions:
         """It has done a step, and holds so much now: others may have to go for that, or itself."""
         with self._lock:
             session.steps += computed.is_done
+            session.is_new = False
             self.steps += 1
             closing: list[Session] = []
             if not session.dropped:

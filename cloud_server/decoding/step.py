@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cloud_server.models import Computed
+from cloud_server.decoding.books import Session
+from cloud_server.models import Begun, Computed
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame
+from shared_hooks.generation.together import Outcome
 
 MAX_NAME = 1024
 """Characters of a layer's name."""
@@ -15,7 +17,9 @@ MAX_NAME = 1024
 
 @dataclass(frozen=True)
 class Step:
-    """``fork_of``: 0, or the session of which this one begins as a copy, when that has done ``fork_step`` steps."""
+    """``fork_of``: 0, or the session of which this one begins as a copy, when that has done ``fork_step`` steps.
+    ``together``: it may be computed with steps of other sessions.
+    """
 
     session: int
     number: int
@@ -23,6 +27,7 @@ class Step:
     fork_of: int
     fork_step: int
     close: bool
+    together: bool = False
 
     @classmethod
     def of(cls, frame: split_pb2.RequestHeader) -> Step | None:
@@ -47,12 +52,24 @@ class Step:
         if decoding.fork_of and frame.step:
             raise BadFrame(f"step {frame.step} of a decoding session; only step 0 opens it as a copy")
         fork = decoding.fork_of, decoding.fork_step
-        return cls(frame.session_id, frame.step, decoding.cut, *fork, decoding.close)
+        return cls(frame.session_id, frame.step, decoding.cut, *fork, decoding.close, decoding.together)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A session that is at a step, and the step."""
+
+    session: Session
+    begun: Begun
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A step, and who takes it: header and payload in, the answer out."""
+    """A step, and who takes it: header and payload in, the answer out. ``begin`` and ``end`` do the same in two halves,
+    between which it is computed with others (`Engine.company`).
+    """
 
     step: Step
     compute: Callable[[bytes, memoryview], Computed]
+    begin: Callable[[bytes, memoryview], Taken]
+    end: Callable[[Taken, Outcome[None]], Computed]

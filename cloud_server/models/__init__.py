@@ -12,13 +12,14 @@ layer_metrics  what was measured, into a reply
 May import config, limits.
 """
 
-from cloud_server.models.engine import FILE, Computed, Engine, EngineSession, Identity, Progress
+from cloud_server.models.engine import FILE, Begun, Computed, Engine, EngineSession, Identity, Progress
 from cloud_server.models.form import leaves
 from cloud_server.models.profiles import Profiles
 from cloud_server.models.served_model import ServedModel
 
 __all__ = [
     "FILE",
+    "Begun",
     "Computed",
     "Engine",
     "EngineSession",

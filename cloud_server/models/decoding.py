@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from cloud_server.config import DecodingFactory
 from cloud_server.models.custody import Custody
-from cloud_server.models.engine import Computed, owned
+from cloud_server.models.engine import Computed, EngineSession, owned
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed, SessionLost
 from shared_hooks.forward import interruptible
 from shared_hooks.generation import DecodingTail as OwnTail
 from shared_hooks.generation.allowance import STEP_BYTES
+from shared_hooks.generation.together import Ended, Outcome, Together
 from shared_hooks.lifecycle import Stage
 from shared_hooks.observers import transforms
 
 NEED = "need"
+ALONE: Outcome[None] = Outcome(None, None, company=1, meetings=0)
 
 
 class TailSession(Protocol):
@@ -71,6 +74,7 @@ class DecodingTails:
         self._factory = factory or self._own
         self._step_bytes = step_bytes
         self._tails: dict[str, DecodingTail] = {}
+        self._together: Together | None = None
         self._lock = threading.Lock()
 
     def _own(self, wrapped: WrappedModel, cut: str) -> DecodingTail:
@@ -89,6 +93,28 @@ class DecodingTails:
         except Exception as error:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
 
+    def begin(self, session: EngineSession, header: bytes, payload: memoryview) -> BegunStep:
+        """As `Company.begin`."""
+        assert isinstance(session, ModelSession)
+        return BegunStep(self, session, header, payload)
+
+    def run(self, calls: Sequence[Callable[[], None]], ended: Ended) -> list[Outcome[None]]:
+        """As `Company.run`. The model is looked after once, for all."""
+        with self._lock:
+            if self._together is None:
+                self._together = Together(self.wrapped.model)
+        try:
+            outcomes = self._together.run(calls, ended)
+            self.synchronize()
+            return outcomes
+        finally:
+            self.custody.mend()
+
+    def synchronize(self) -> None:
+        """On a GPU the kernels are only launched until here."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
 
 class ModelSession:
     """An `engine.EngineSession` of a model in this process."""
@@ -96,66 +122,25 @@ class ModelSession:
     def __init__(self, tails: DecodingTails, cut: str, session: TailSession) -> None:
         self.lost = ""
         self._tails = tails
-        self._cut = cut
+        self.cut = cut
         self._session: TailSession | None = session
         self._mended = tails.custody.mended
 
     def step(self, header: bytes, payload: memoryview) -> Computed:
         """Raises ModelFailed with the model's error as cause, and SessionLost."""
-        session, lifecycle = self._held(), self._tails.wrapped.lifecycle
-        lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
-        started = time.perf_counter_ns()
-        asked, tensors = Parcel.tensors(header, payload)
-        if not isinstance(asked, dict):
-            raise BadFrame(f"the header of a step says {type(asked).__name__}, not what is asked")
-        tensors = [tensor.to(self._tails.device) for tensor in tensors]
-        lifecycle.emit(Stage.AFTER_DECODE, value=(asked, tensors))
-        decoded = time.perf_counter_ns()
-        lifecycle.emit(Stage.BEFORE_TAIL, split=self._cut)
-        said, outputs, changed = self._run(session, asked, tensors)
-        computed = time.perf_counter_ns()
-        lifecycle.emit(Stage.AFTER_TAIL, split=self._cut, output=(said, outputs))
-        lifecycle.emit(Stage.BEFORE_ENCODE, value=(said, outputs))
-        parcel = Parcel.of_tensors(said, outputs)
-        lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
-        return Computed.of(
-            parcel.header,
-            owned(parcel),
-            parcel.nbytes,
-            decode_ns=decoded - started,
-            compute_ns=computed - decoded,
-            encode_ns=time.perf_counter_ns() - computed,
-            transforms=changed,
-            session_bytes=session.nbytes,
-            is_done=NEED not in said,
-        )
-
-    def _run(
-        self, session: TailSession, asked: dict[str, Any], tensors: list[torch.Tensor]
-    ) -> tuple[dict[str, Any], list[torch.Tensor], tuple[str, ...]]:
+        step = BegunStep(self._tails, self, header, payload)
         try:
-            # Wherever it is interrupted, for its time is over, its session is not used any more.
-            with interruptible(), transforms.during(self._tails.wrapped) as changed:
-                said, outputs = session.step(asked, tensors)
-                names = tuple(changed())
-            if self._tails.device.type == "cuda":
-                torch.cuda.synchronize(self._tails.device)  # the kernels are only launched until here
-            return said, outputs, names
-        except IsthmusError:
-            raise
-        except Exception as error:
-            raise ModelFailed(f"{type(error).__name__}: {error}") from error
-        except BaseException as error:  # it came from outside, at any line: nobody knows how far the step got
-            self._lose(f"a step was ended by {type(error).__name__}")
-            raise
+            step.run()
+            self._tails.synchronize()
         finally:
             self._tails.custody.mend()
-            self._check_model()
+            self.check_model()
+        return step.end()
 
     def fork(self) -> ModelSession:
         """Raises SessionLost, and ModelFailed with the model's error as cause."""
         try:
-            made = ModelSession(self._tails, self._cut, self._held().fork())
+            made = ModelSession(self._tails, self.cut, self.held().fork())
         except IsthmusError:
             raise
         except Exception as error:
@@ -166,17 +151,77 @@ class ModelSession:
     def close(self) -> None:
         self._session = None
 
-    def _held(self) -> TailSession:
-        self._check_model()
+    def held(self) -> TailSession:
+        """What steps it. Raises SessionLost."""
+        self.check_model()
         if self._session is None:
             raise SessionLost(self.lost or "it was closed")
         return self._session
 
-    def _check_model(self) -> None:
-        """What was computed with weights that had changed is not to be continued."""
+    def check_model(self) -> None:
+        """What was computed with weights that had changed is not to be continued: raises SessionLost."""
         if self._tails.custody.mended != self._mended:
-            self._lose("the model had changed in memory and was loaded again")
+            self.lose("the model had changed in memory and was loaded again")
             raise SessionLost(self.lost)
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
+        """It is not used any more."""
         self.lost, self._session = why, None
+
+
+class BegunStep:
+    """One step: unpacked when it is made, then computed, by itself or beside others, then packed."""
+
+    def __init__(self, tails: DecodingTails, session: ModelSession, header: bytes, payload: memoryview) -> None:
+        self._tails = tails
+        self._session = session
+        self._tail = session.held()
+        self._done: tuple[dict[str, Any], list[torch.Tensor], tuple[str, ...]] = {}, [], ()
+        lifecycle, started = tails.wrapped.lifecycle, time.perf_counter_ns()
+        lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
+        asked, tensors = Parcel.tensors(header, payload)
+        if not isinstance(asked, dict):
+            raise BadFrame(f"the header of a step says {type(asked).__name__}, not what is asked")
+        self._asked, self._tensors = asked, [tensor.to(tails.device) for tensor in tensors]
+        lifecycle.emit(Stage.AFTER_DECODE, value=(self._asked, self._tensors))
+        self._decoded = time.perf_counter_ns()
+        self._decode_ns = self._decoded - started
+        lifecycle.emit(Stage.BEFORE_TAIL, split=session.cut)
+
+    def run(self) -> None:
+        """Raises ModelFailed with the model's error as cause."""
+        try:
+            # Wherever it is interrupted, for its time is over, its session is not used any more.
+            with interruptible(), transforms.during(self._tails.wrapped) as changed:
+                said, outputs = self._tail.step(self._asked, self._tensors)
+                self._done = said, outputs, tuple(changed())
+        except IsthmusError:
+            raise
+        except Exception as error:
+            raise ModelFailed(f"{type(error).__name__}: {error}") from error
+        except BaseException as error:  # it came from outside, at any line: nobody knows how far the step got
+            self._session.lose(f"a step was ended by {type(error).__name__}")
+            raise
+
+    def end(self, outcome: Outcome[None] = ALONE) -> Computed:
+        """Raises SessionLost where the model had changed meanwhile, else the error of `run`."""
+        computed, lifecycle = time.perf_counter_ns(), self._tails.wrapped.lifecycle
+        self._session.check_model()
+        outcome.result()
+        said, outputs, changed = self._done
+        lifecycle.emit(Stage.AFTER_TAIL, split=self._session.cut, output=(said, outputs))
+        lifecycle.emit(Stage.BEFORE_ENCODE, value=(said, outputs))
+        parcel = Parcel.of_tensors(said, outputs)
+        lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
+        return Computed.of(
+            parcel.header,
+            owned(parcel),
+            parcel.nbytes,
+            decode_ns=self._decode_ns,
+            compute_ns=computed - self._decoded,
+            encode_ns=time.perf_counter_ns() - computed,
+            transforms=changed,
+            session_bytes=self._tail.nbytes,
+            is_done=NEED not in said,
+            company=outcome.company,
+        )

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from cloud_server.models import layer_metrics
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, ForwardMetrics, LayerMetrics, Parcel
+from shared_hooks.generation.together import Ended, Outcome
 from shared_hooks.modules.manifest import Manifest
 
 
@@ -67,12 +68,14 @@ class Computed:
         transforms: Iterable[str] = (),
         session_bytes: int = 0,
         is_done: bool = True,
+        company: int = 0,
     ) -> Computed:
-        """``transforms``: modules whose output a Transform may have changed."""
+        """``transforms``: modules whose output a Transform may have changed. ``company``: steps computed together."""
         reply = split_pb2.ReplyHeader(
             header=header,
             payload_bytes=nbytes,
             transforms=transforms,
+            company=company,
             durations=split_pb2.Durations(
                 decode_ns=decode_ns, inject_ns=inject_ns, compute_ns=compute_ns, encode_ns=encode_ns
             ),
@@ -128,11 +131,40 @@ class EngineSession(Protocol):
         ...
 
 
+class Begun(Protocol):
+    """A step that is unpacked. `run` once, then `end`, both in the thread that began it."""
+
+    def run(self) -> None:
+        """Computes it. Raises what `EngineSession.step` does."""
+        ...
+
+    def end(self, outcome: Outcome[None]) -> Computed:
+        """What became of `run`, packed; its error is raised."""
+        ...
+
+
+class Company(Protocol):
+    """Steps of several decoding sessions of one model, computed together."""
+
+    def begin(self, session: EngineSession, header: bytes, payload: memoryview) -> Begun:
+        """The next step of a session, as `EngineSession.step` takes it. Raises an IsthmusError."""
+        ...
+
+    def run(self, calls: Sequence[Callable[[], None]], ended: Ended) -> list[Outcome[None]]:
+        """What becomes of each call of a `Begun.run`, in order; ``ended``: see `Together.run`."""
+        ...
+
+
 class Engine(Protocol):
     """The tail of one model. Methods are called by several threads."""
 
     @property
     def identity(self) -> Identity: ...
+
+    @property
+    def company(self) -> Company | None:
+        """None where each step is computed alone."""
+        ...
 
     def manifest(self) -> Manifest:
         """What the digests of `identity` are made of. Raises an IsthmusError."""

@@ -16,7 +16,7 @@ from cloud_server.limits import FileLimits
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.custody import Custody
 from cloud_server.models.decoding import DecodingTails
-from cloud_server.models.engine import FILE, Computed, EngineSession, Identity, Progress, owned
+from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, owned
 from cloud_server.models.form import Form, form_of
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.errors import (
@@ -121,6 +121,11 @@ class ServedModel:
             crossing = plan.cutting(layer.layer_id)[1]
             if not crossing.reads:
                 self._wrapped.recipes.warm(EarlyOutput(crossing, (), ()), self._device)
+
+    @property
+    def company(self) -> Company:
+        """Steps of its sessions, computed together."""
+        return self._decoding
 
     def allocate(self, nbytes: int) -> memoryview:
         """One buffer, whose pages cost nothing until bytes arrive."""

@@ -30,6 +30,8 @@ class PooledModel:
     def __init__(self, pool: Pool, identity: Identity, lifecycle: Lifecycle) -> None:
         """``lifecycle`` knows which request a thread works for."""
         self.identity = identity
+        self.company = None
+        """A worker takes one request at a time."""
         self._pool = pool
         self._lifecycle = lifecycle
         self._thread = threading.local()

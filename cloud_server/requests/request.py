@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from enum import Enum
 
+from cloud_server import wire
 from cloud_server.decoding import Turn
 from cloud_server.models import FILE, Computed, Engine
 from cloud_server.requests.answers import Key
@@ -169,6 +170,16 @@ class Request:
     def payer(self) -> Payer:
         """Who pays for a worker's time."""
         return Payer(self.key[0], self.key[1], self.caller.policy.weight)
+
+    @property
+    def kin(self) -> Hashable:
+        """Equal for requests that may be computed together: small steps behind one cut, which their clients allow."""
+        if self.turn is None or self.engine.company is None or self.observers:
+            return None
+        step = self.turn.step
+        if not step.together or step.close or step.number == 0 or self.payload_bytes > wire.INLINE_BYTES:
+            return None
+        return self.engine.identity.model_id, step.cut
 
     @property
     def age_seconds(self) -> float:

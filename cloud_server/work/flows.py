@@ -102,6 +102,11 @@ class Flows(Generic[Name]):
             heapq.heappop(self._line)
         return None
 
+    def place(self, name: Name) -> tuple[float, int]:
+        """Of one that waits: who has the least is first."""
+        flow = self._flows[name]
+        return flow.tag, flow.number
+
     def precedes(self, name: Name) -> bool:
         """Whether another one that waits has had no more than this one, which runs."""
         first = self.first()

@@ -5,7 +5,8 @@ jobs are done in their order.
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -39,14 +40,16 @@ class Forecast:
 class Place(Generic[Job]):
     """A job in the line, or one that a worker has."""
 
-    __slots__ = ("guess", "job", "number", "payer")
+    __slots__ = ("guess", "job", "kin", "number", "payer")
 
-    def __init__(self, number: int, job: Job, payer: Payer, guess: float) -> None:
+    def __init__(self, number: int, job: Job, payer: Payer, guess: float, kin: Hashable = None) -> None:
         self.number = number
         self.job = job
         self.payer = payer
         self.guess = guess
         """Seconds that it is thought to take."""
+        self.kin = kin
+        """What it shares with jobs that may be done together with it; None: it is done alone."""
 
 
 class _Waiting(Generic[Job]):
@@ -73,7 +76,7 @@ class _Account(Generic[Job]):
 
 
 class Line(Generic[Job]):
-    """Every call costs O(log n). One thread at a time."""
+    """Every call costs O(log n), `kin` as much as there are clients that wait. One thread at a time."""
 
     def __init__(self, workers: int = 1) -> None:
         self._workers = workers
@@ -82,6 +85,8 @@ class Line(Generic[Job]):
         self._accounts: dict[str, _Account[Job]] = {}
         """Those with a job that waits or runs, and those whose clients' flows are still remembered."""
         self._costs = Costs()
+        self._kin: Counter[Hashable] = Counter()
+        """How many wait of each."""
         self._seconds = 0.0
         self._length = 0
 
@@ -89,9 +94,9 @@ class Line(Generic[Job]):
         """Jobs that wait."""
         return self._length
 
-    def put(self, job: Job, payer: Payer) -> Place[Job]:
-        """The job waits behind the others of its client."""
-        place = Place(next(self._numbers), job, payer, self.cost(payer))
+    def put(self, job: Job, payer: Payer, kin: Hashable = None) -> Place[Job]:
+        """The job waits behind the others of its client. ``kin``: equal ones may be done together."""
+        place = Place(next(self._numbers), job, payer, self.cost(payer), kin)
         account = self._accounts.get(payer.account)
         if account is None:
             account = self._accounts[payer.account] = _Account()
@@ -101,6 +106,8 @@ class Line(Generic[Job]):
         waiting.places[place.number] = place
         account.flows.wait(payer.client)
         self._flows.wait(payer.account, payer.weight)
+        if kin is not None:
+            self._kin[kin] += 1
         self._length += 1
         self._weigh(account, waiting, place.guess)
         return place
@@ -121,6 +128,29 @@ class Line(Generic[Job]):
         account = self._accounts[name]
         client = account.flows.first()
         assert client is not None, "an account waits without a client that does"
+        return self._taken(name, client)
+
+    def kin(self, place: Place[Job], most: int) -> list[Place[Job]]:
+        """Up to ``most`` jobs more that may be done together with this one, which a worker has: each is the next of its
+        client, and who has had least is asked first.
+        """
+        found: list[Place[Job]] = []
+        while place.kin is not None and self._kin[place.kin] and len(found) < most:
+            candidates = [
+                (self._flows.place(name), account.flows.place(client), name, client)
+                for name, account in self._accounts.items()
+                for client, waiting in account.clients.items()
+                if next(iter(waiting.places.values())).kin == place.kin
+            ]
+            if not candidates:
+                break
+            *_, name, client = min(candidates)
+            found.append(self._taken(name, client))
+        return found
+
+    def _taken(self, name: str, client: str) -> Place[Job]:
+        """A worker has the next job of this client."""
+        account = self._accounts[name]
         waiting = account.clients[client]
         _, place = waiting.places.popitem(last=False)
         account.running += 1
@@ -142,7 +172,9 @@ class Line(Generic[Job]):
         self._flows.fine(payer.account, cost)
 
     def done(self, place: Place[Job], seconds: float, counts: bool = True) -> None:
-        """A worker is through with it, after so many seconds. ``counts``: it is like the next one of its client."""
+        """A worker is through with it, after so many seconds: of jobs done together, each its part. ``counts``: it is
+        like the next one of its client.
+        """
         payer = place.payer
         account = self._accounts[payer.account]
         account.running -= 1
@@ -193,6 +225,10 @@ class Line(Generic[Job]):
     def _left(self, account: _Account[Job], waiting: _Waiting[Job], place: Place[Job]) -> None:
         """One job fewer waits; it was taken out of its client's already."""
         self._length -= 1
+        if place.kin is not None:
+            self._kin[place.kin] -= 1
+            if not self._kin[place.kin]:
+                del self._kin[place.kin]
         self._weigh(account, waiting, -place.guess)
         if waiting.places:
             return

@@ -10,7 +10,7 @@ import ctypes
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from shared_hooks.forward import bounded
@@ -52,6 +52,20 @@ class Watchdog:
             yield
         finally:
             self._leave(thread, before)
+
+    @contextmanager
+    def put_off(self) -> Iterator[Callable[[], float]]:
+        """Nothing comes in the block, and what it takes does not count: `Overtime` may come as much later. What is
+        given says so, after the block.
+        """
+        thread, began, taken = threading.get_ident(), time.monotonic(), 0.0
+        before = self._until.get(thread)
+        try:
+            self._set(thread, math.inf)
+            yield lambda: taken
+        finally:
+            taken = time.monotonic() - began
+            self._leave(thread, None if before is None else before + taken)
 
     def _set(self, thread: int, end: float) -> None:
         with self._lock:
@@ -110,5 +124,9 @@ class _Time:
             self._end = now + self._seconds
         return self._watchdog.until(min(self._end, now + seconds))
 
-    def uninterrupted(self) -> AbstractContextManager[None]:
-        return self._watchdog.until(math.inf)
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        with self._watchdog.put_off() as seconds:
+            yield
+        if self._end is not None:
+            self._end += seconds()

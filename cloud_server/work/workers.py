@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 
 from cloud_server.work.line import Forecast, Line, Place
 from cloud_server.work.payer import Payer
 
 Job = Callable[[], bool]
 """Raises nothing; False when nothing was computed, or nothing from which a guess may be made for the next one."""
+Together = Callable[[Sequence[Job]], Sequence[bool]]
+"""Does several jobs at once: of each, what the job itself would give. Raises nothing."""
 
 
 class _Doing:
@@ -21,16 +23,31 @@ class _Doing:
 
 
 class Workers:
-    """``count`` threads that run one job after the other.
+    """``count`` threads that run one job after the other, or several of one kin at once.
 
     The line has no bound of its own: the core admits no more requests than `Limits.max_pending`, and few profiles. A
     request that is given up leaves it.
     """
 
-    def __init__(self, count: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """``clock`` (seconds) says what a job took."""
+    def __init__(
+        self,
+        count: int,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        together: Together | None = None,
+        most: int = 1,
+        delay: float = 0.0,
+    ) -> None:
+        """``clock`` (seconds) says what a job took.
+
+        ``together`` does up to ``most`` jobs of one kin. For more of them a worker waits ``delay`` seconds at the
+        longest, and only while nobody else waits for it.
+        """
         self.count = count
         self._clock = clock
+        self._together = together
+        self._most = most if together is not None else 1
+        self._delay = delay
         self._line: Line[Job] = Line(count)
         self._changed = threading.Condition()
         self._stopped = False
@@ -43,10 +60,12 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def put(self, job: Job, payer: Payer) -> Callable[[], None]:
-        """The job waits behind the others of its client; what is given takes it out again, if no thread has it yet."""
+    def put(self, job: Job, payer: Payer, kin: Hashable = None) -> Callable[[], None]:
+        """The job waits behind the others of its client; what is given takes it out again, if no thread has it yet.
+        Jobs of one ``kin`` may be done together.
+        """
         with self._changed:
-            place = self._line.put(job, payer)
+            place = self._line.put(job, payer, kin)
             self._changed.notify()
 
         def leave() -> None:
@@ -80,10 +99,10 @@ class Workers:
             self._line.charge(payer, since)
         while True:
             with self._changed:
-                place = self._line.take() if self._line.ahead(payer) else None
-            if place is None:
+                places = self._taken() if self._line.ahead(payer) else []
+            if not places:
                 break
-            self._do(place)
+            self._do(places)
         doing.resumed = self._clock()
 
     def stop(self, timeout: float = 1.0) -> None:
@@ -94,25 +113,50 @@ class Workers:
         for thread in self._threads:
             thread.join(timeout)
 
-    def _next(self) -> Place[Job] | None:
+    def _taken(self) -> list[Place[Job]]:
+        """The next job, and those that are done with it; none where nobody waits. The caller holds the lock."""
+        place = self._line.take()
+        return [] if place is None else [place, *self._line.kin(place, self._most - 1)]
+
+    def _next(self) -> list[Place[Job]]:
         with self._changed:
             self._changed.wait_for(lambda: self._line or self._stopped)
-            return self._line.take()
+            places = self._taken()
+            if places and places[0].kin is not None and self._delay:
+                self._wait_for_kin(places)
+            return places
+
+    def _wait_for_kin(self, places: list[Place[Job]]) -> None:
+        until = time.monotonic() + self._delay
+        while len(places) < self._most and not self._line and not self._stopped:
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            self._changed.wait(left)
+            places += self._line.kin(places[0], self._most - len(places))
+        if self._line:
+            self._changed.notify()  # what was said to this thread may be for another one that does nothing
 
     def _run(self) -> None:
-        while (place := self._next()) is not None:
-            self._do(place)
-            del place  # a request's payload would live until the next one comes
+        while places := self._next():
+            self._do(places)
+            del places  # a request's payload would live until the next one comes
 
-    def _do(self, place: Place[Job]) -> None:
+    def _do(self, places: list[Place[Job]]) -> None:
         before = getattr(self._thread, "doing", None)
         doing = self._thread.doing = _Doing(self._clock())
+        counts: Sequence[bool] = [False] * len(places)
         try:
-            counts = place.job()
+            if len(places) == 1 or self._together is None:
+                counts = [place.job() for place in places]
+            else:
+                counts = self._together([place.job for place in places])
         finally:
             self._thread.doing = before
         with self._changed:
-            self._line.done(place, self._clock() - doing.resumed, counts)
+            each = (self._clock() - doing.resumed) / len(places)
+            for place, count in zip(places, counts, strict=True):
+                self._line.done(place, each, count)
 
     @property
     def _doing(self) -> _Doing:

@@ -24,10 +24,14 @@ class SessionLink:
     after a lost connection, and is computed once. The server's refusals come as they are: SessionLost (the session can
     be made again from its steps), StepOutOfOrder, UnknownLayer, CutRefused, TooLarge, ServerUnavailable. Any thread may
     call; steps of one session come one after the other.
+
+    ``exact`` False: the server may compute steps together with those of other sessions, more of them a second. The last
+    bits may then differ, as `StepReply.company` says.
     """
 
-    def __init__(self, client: EdgeClient, cut: str, *, deadline: float | None = None) -> None:
+    def __init__(self, client: EdgeClient, cut: str, *, deadline: float | None = None, exact: bool = True) -> None:
         self.cut = cut
+        self.exact = exact
         self.deadline = deadline
         self._client = client
 
@@ -43,7 +47,7 @@ class SessionLink:
         JSON-able. ``fork``: the session begins as a copy of that one, which has done so many steps.
         """
         of, steps = fork or (0, 0)
-        decoding = split_pb2.Decoding(cut=self.cut, fork_of=of, fork_step=steps)
+        decoding = split_pb2.Decoding(cut=self.cut, fork_of=of, fork_step=steps, together=not self.exact)
         return self._ask(session, number, decoding, header, tensors, self.deadline)
 
     def close(self, session: int) -> None:
@@ -68,7 +72,8 @@ class SessionLink:
         pack = partial(wire.outgoing_step, session, number, decoding, header, tensors)
         answer = self._client.requests.ask(pack, self.cut, stamps, until)
         said, results = answer.output
-        return StepReply(said, results, answer.bytes_up, answer.bytes_down, _durations(answer.times))
+        nbytes = answer.bytes_up, answer.bytes_down
+        return StepReply(said, results, *nbytes, _durations(answer.times), answer.company)
 
 
 def _durations(times: Times) -> dict[str, int]:

@@ -233,6 +233,7 @@ class Requests:
             load=wire.load(reply),
             observations=self._edge_model.observed(exchange.observers, {}, reply.observations),
             transforms=tuple(reply.transforms),
+            company=max(1, reply.company),
         )
 
     def _wait(self, exchange: Exchange, connection: Connection) -> None:

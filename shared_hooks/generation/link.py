@@ -16,13 +16,17 @@ from shared_hooks.state import Dice
 
 @dataclass(frozen=True)
 class StepReply:
-    """What came back. Bytes are those of headers and payloads, durations nanoseconds on the server's clock."""
+    """What came back. Bytes are those of headers and payloads, durations nanoseconds on the server's clock.
+
+    ``company``: how many steps were computed together at the most, this one included; 1: it is as if computed alone.
+    """
 
     header: dict[str, Any]
     tensors: list[torch.Tensor]
     bytes_up: int = 0
     bytes_down: int = 0
     durations: dict[str, int] = field(default_factory=dict)
+    company: int = 1
 
 
 class Link(Protocol):

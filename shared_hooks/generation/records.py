@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class StepRecord:
     """Nanoseconds on the edge's clock: of the head, from there to the answer, and to take the answer. Bytes of headers
-    and payloads. ``server``: nanoseconds on the server's clock, by name.
+    and payloads. ``server``: nanoseconds on the server's clock, by name. ``company``: how many steps the server
+    computed together at the most, this one included; 1: what it gives is exact.
     """
 
     head_ns: int
@@ -17,6 +18,7 @@ class StepRecord:
     bytes_up: int
     bytes_down: int
     server: dict[str, int]
+    company: int = 1
 
     @property
     def total_ns(self) -> int:

@@ -179,10 +179,8 @@ class SplitForward:
             session.calls.opening = opening
         session.calls.add(kwargs, handle.done)
         handle.done = []
-        durations = reply.durations
-        self.records.append(
-            StepRecord(headed - began, answered - headed, time.perf_counter_ns() - answered, up, down, durations)
-        )
+        times = headed - began, answered - headed, time.perf_counter_ns() - answered
+        self.records.append(StepRecord(*times, up, down, reply.durations, reply.company))
         return output, handle
 
     def _session(self) -> EdgeSession:

@@ -59,6 +59,8 @@ class FakeEngine:
         self.before = before
         self.computed = 0
 
+    company = None
+
     def manifest(self) -> Manifest:
         return {("set", "norm", "eps"): "1e-05"}
 

@@ -8,7 +8,7 @@ rows      whether a module's rows are independent of each other: proven, not gue
 May import purity, state, modules, forward.
 """
 
-from shared_hooks.generation.together.lockstep import Outcome
+from shared_hooks.generation.together.lockstep import Ended, Outcome
 from shared_hooks.generation.together.together import Together
 
-__all__ = ["Outcome", "Together"]
+__all__ = ["Ended", "Outcome", "Together"]

@@ -25,14 +25,14 @@ def spec() -> ModelSpec:
     return load_spec(SMALL)
 
 
-def engine(lifecycle: Lifecycle | None = None) -> ServedModel:
-    return ServedModel(ModelEntry(spec(), decoding=Adding), torch.device("cpu"), lifecycle)
+def engine(lifecycle: Lifecycle | None = None, tail: Any = Adding) -> ServedModel:
+    return ServedModel(ModelEntry(spec(), decoding=tail), torch.device("cpu"), lifecycle)
 
 
 @contextmanager
-def serving(limits: Limits | None = None, workers: int = 1, **more: Any) -> Iterator[Core]:
+def serving(limits: Limits | None = None, workers: int = 1, tail: Any = Adding, **more: Any) -> Iterator[Core]:
     lifecycle = Lifecycle("cloud")
-    with Core([engine(lifecycle)], limits, workers, lifecycle=lifecycle, **more) as core:
+    with Core([engine(lifecycle, tail)], limits, workers, lifecycle=lifecycle, **more) as core:
         yield core
 
 

@@ -27,7 +27,7 @@ WATCH = ("overtime.py", "threading.py", "contextlib.py")
 def ended_at(target: Target, number: int) -> Iterator[list[str]]:
     """`Overtime` comes at the ``number``-th line that runs where it may come; the place is told."""
     left, places = number, list[str]()
-    thread, until = threading.get_ident(), target.core._overtime._until
+    thread, until = threading.get_ident(), target.core._turns._overtime._until
 
     def line(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left

@@ -1,0 +1,203 @@
+"""Steps of several sessions computed together: what goes wrong in one, the others do not hear of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from cloud_server import Core, Limits
+from protos.chunks import cut as chunks
+from protos.isthmus.v1 import split_pb2
+from shared_hooks import Parcel
+from tests.cloud_server.decoding.rows import Layers, Rows, stops
+from tests.cloud_server.decoding.served import answered, frame, join, serving
+from tests.cloud_server.decoding.tail import CUT
+from tests.cloud_server.fakes import CoreClient, cancel
+from tests.cloud_server.small import failure
+from tests.waiting import eventually
+
+Asked = dict[str, Any]
+_ids = itertools.count(1)
+_names = itertools.count()
+
+
+@pytest.fixture
+def limits() -> Limits:
+    return Limits()
+
+
+@pytest.fixture
+def core(limits: Limits) -> Iterator[Core]:
+    with serving(limits, tail=Layers) as core:
+        yield core
+        for stop in stops.values():
+            stop.opened.set()
+
+
+@pytest.fixture
+def client(core: Core) -> CoreClient:
+    return join(core)
+
+
+def row(number: int, rows: int = 1) -> torch.Tensor:
+    return torch.linspace(-1, 1, 8 * rows).reshape(rows, 8) * (number + 1)
+
+
+def step(client: CoreClient, session: int, number: int, asked: Asked | None = None, *, together: bool = True) -> int:
+    """The request's id."""
+    id = next(_ids)
+    decoding = split_pb2.Decoding(cut=CUT, together=together)
+    client.send(frame(id, session, number, asked, [row(session, 1 + session % 3)], decoding=decoding))
+    return id
+
+
+def reply(client: CoreClient, id: int) -> split_pb2.ReplyHeader:
+    result = client.answer(id)
+    assert result.reply is not None, result.failed
+    return result.reply
+
+
+def opened(client: CoreClient, *sessions: int) -> None:
+    for session in sessions:
+        reply(client, step(client, session, 0))
+
+
+def held(core: Core, client: CoreClient) -> Any:
+    """The worker has a step until it is opened; what comes meanwhile waits in line."""
+    name = f"held {next(_names)}"
+    step(client, 1000 + next(_names), 0, {"stop": name, "stop_at": 0}, together=False)
+    stops[name].reached()
+    return stops[name].opened
+
+
+def asked_at_once(core: Core, client: CoreClient, steps: dict[int, Asked], number: int = 1) -> list[int]:
+    """Steps of these sessions, all in line before a worker takes the first; their requests' ids."""
+    hold = held(core, client)
+    ids = [step(client, session, number, asked) for session, asked in steps.items()]
+    eventually(lambda: len(core._workers._line) == len(ids))
+    hold.set()
+    return ids
+
+
+def test_what_is_computed_together_says_so_and_is_what_it_is_alone_but_for_rounding(
+    core: Core, client: CoreClient
+) -> None:
+    opened(client, 1, 2, 3)
+    alone = [client.answer(step(client, session, 1, together=False)) for session in (1, 2, 3)]
+    ids = asked_at_once(core, client, {1: {}, 2: {}, 3: {}}, number=2)
+    assert [reply(client, id).company for id in ids] == [3, 3, 3]
+    assert [one.reply.company for one in alone if one.reply] == [1, 1, 1]
+    for session, id in zip((1, 2, 3), ids, strict=True):
+        told, (found,) = answered(client, id)
+        (wanted,) = answered(client, step(client, session, 3, together=False))[1]
+        assert told["steps"] == 3
+        torch.testing.assert_close(found, wanted)
+
+
+def test_who_does_not_allow_it_meets_nobody(core: Core, client: CoreClient) -> None:
+    opened(client, 1, 2, 3)
+    hold = held(core, client)
+    exact = step(client, 2, 1, together=False)
+    others = [step(client, session, 1) for session in (1, 3)]
+    eventually(lambda: len(core._workers._line) == 3)
+    hold.set()
+    assert reply(client, exact).company == 1
+    assert [reply(client, id).company for id in others] == [2, 2]
+
+
+def test_first_steps_and_large_ones_are_computed_alone(core: Core, client: CoreClient) -> None:
+    opened(client, 1, 2)
+    hold = held(core, client)
+    first = [step(client, session, 0) for session in (3, 4)]
+    large = []
+    for session in (1, 2):
+        decoding = split_pb2.Decoding(cut=CUT, together=True)
+        large.append(next(_ids))
+        tensor = torch.ones(4000, 8)
+        sent = frame(large[-1], session, 1, {}, [tensor], decoding=decoding, payload=b"")
+        client.send(sent, *chunks(large[-1], Parcel.of_tensors({}, [tensor]).buffers, 100_000))
+    eventually(lambda: len(core._workers._line) == 4)
+    hold.set()
+    assert [reply(client, id).company for id in [*first, *large]] == [1] * 4
+
+
+def test_one_that_fails_leaves_its_session_and_the_others_as_they_were(core: Core, client: CoreClient) -> None:
+    opened(client, 1, 2, 3)
+    ids = asked_at_once(core, client, {1: {}, 2: {"fail_at": 1}, 3: {}})
+    assert failure(client, ids[1])[0] == "InputMismatch"
+    assert [reply(client, id).company for id in (ids[0], ids[2])] == [3, 3]
+    again = asked_at_once(core, client, {2: {}})
+    assert reply(client, again[0]).company == 1
+
+
+def test_one_that_asks_for_another_step_is_refused_and_the_others_go_on(core: Core, client: CoreClient) -> None:
+    opened(client, 1, 2)
+    hold = held(core, client)
+    ids = [step(client, 1, 1), step(client, 2, 7), step(client, 99, 3)]
+    eventually(lambda: len(core._workers._line) == 3)
+    hold.set()
+    assert reply(client, ids[0]).company == 1
+    assert [failure(client, id)[0] for id in ids[1:]] == ["StepOutOfOrder", "SessionLost"]
+
+
+def test_one_that_ends_the_process_ends_itself(core: Core, client: CoreClient) -> None:
+    opened(client, 1, 2, 3)
+    ids = asked_at_once(core, client, {1: {}, 2: {"exit_at": 1}, 3: {}})
+    assert failure(client, ids[1])[0] == "ModelFailed"
+    assert [reply(client, id).company for id in (ids[0], ids[2])] == [3, 3]
+    assert failure(client, step(client, 2, 1))[0] == "SessionLost"
+
+
+def test_a_cancelled_one_ends_between_two_layers_and_the_others_go_on(core: Core, client: CoreClient) -> None:
+    opened(client, 1, 2, 3)
+    hold = held(core, client)
+    slow = {"times": 6, "stop": "cancel", "stop_at": 2}
+    ids = [step(client, 1, 1, {"times": 6, "name": "gone"}), step(client, 2, 1, slow), step(client, 3, 1, {"times": 6})]
+    eventually(lambda: len(core._workers._line) == 3)
+    hold.set()
+    stops["cancel"].reached()
+    client.send(cancel(ids[0]))
+    assert failure(client, ids[0])[0] == "Cancelled"
+    stops["cancel"].opened.set()
+    assert [reply(client, id).company for id in ids[1:]] == [3, 3]
+    assert Rows.done["gone"] == 2
+    assert reply(client, step(client, 1, 1)).company == 1, "its session is at the step before"
+
+
+class TestTime:
+    @pytest.fixture
+    def limits(self) -> Limits:
+        return Limits(max_compute_seconds=0.4)
+
+    def test_one_that_takes_too_long_ends_alone(self, core: Core, client: CoreClient) -> None:
+        opened(client, 1, 2, 3)
+        ids = asked_at_once(core, client, {1: {}, 2: {"spin_at": 1}, 3: {}})
+        assert failure(client, ids[1])[0] == "TooLarge"
+        assert [reply(client, id).company for id in (ids[0], ids[2])] == [3, 3]
+        assert failure(client, step(client, 2, 1))[0] == "SessionLost"
+
+
+class TestSize:
+    @pytest.fixture
+    def limits(self) -> Limits:
+        return Limits(max_batch_size=2)
+
+    def test_no_more_than_that_many(self, core: Core, client: CoreClient) -> None:
+        opened(client, *range(1, 6))
+        ids = asked_at_once(core, client, {session: {} for session in range(1, 6)})
+        assert sorted(reply(client, id).company for id in ids) == [1, 2, 2, 2, 2]
+
+
+class TestDelay:
+    @pytest.fixture
+    def limits(self) -> Limits:
+        return Limits(max_batch_size=2, max_queue_delay_microseconds=1_000_000)
+
+    def test_a_worker_with_nothing_else_to_do_waits_for_another(self, core: Core, client: CoreClient) -> None:
+        opened(client, 1, 2)
+        ids = [step(client, 1, 1), step(client, 2, 1)]
+        assert [reply(client, id).company for id in ids] == [2, 2]

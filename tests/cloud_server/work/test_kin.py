@@ -1,0 +1,140 @@
+"""Jobs that are done together: who is taken along, what each pays, and how long a worker waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from cloud_server.work.line import Line, Place
+from cloud_server.work.payer import Payer
+from cloud_server.work.workers import Job, Workers
+from tests.waiting import PATIENCE
+
+KIN = "a model and a cut"
+
+
+def group(line: Line[str], most: int) -> list[Place[str]]:
+    first = line.take()
+    return [] if first is None else [first, *line.kin(first, most - 1)]
+
+
+def served(line: Line[str], most: int, seconds: float = 1.0) -> list[str]:
+    """One group, done in ``seconds``."""
+    places = group(line, most)
+    for place in places:
+        line.done(place, seconds / len(places))
+    return [place.job for place in places]
+
+
+class TestWhoIsTakenAlong:
+    def test_jobs_of_one_kin_of_all_clients(self) -> None:
+        line: Line[str] = Line()
+        for number, kin in enumerate((KIN, "another cut", KIN, None, KIN)):
+            line.put(f"{number}", Payer(f"{number}"), kin)
+        assert [served(line, 16) for _ in range(4)] == [["0", "2", "4"], ["1"], ["3"], []]
+
+    def test_jobs_without_kin_are_never_together(self) -> None:
+        line: Line[str] = Line()
+        for number in range(3):
+            line.put(f"{number}", Payer(f"{number}"))
+        assert [len(served(line, 16)) for _ in range(3)] == [1, 1, 1]
+
+    def test_a_clients_jobs_are_done_in_their_order(self) -> None:
+        line: Line[str] = Line()
+        for job, kin in (("a1", KIN), ("a2", KIN), ("a3", None), ("a4", KIN)):
+            line.put(job, Payer("a"), kin)
+        line.put("b1", Payer("b"), KIN)
+        assert [served(line, 16) for _ in range(3)] == [["a1", "a2", "b1"], ["a3"], ["a4"]]
+
+    def test_one_that_has_left_is_not_taken(self) -> None:
+        line: Line[str] = Line()
+        places = [line.put(f"{number}", Payer(f"{number}"), KIN) for number in range(3)]
+        line.remove(places[1])
+        assert served(line, 16) == ["0", "2"] and not line._kin
+
+
+class TestFairness:
+    def test_who_asks_little_is_in_the_next_group_however_many_the_others_have_in_line(self) -> None:
+        line: Line[str] = Line()
+        for number in range(40):
+            line.put("heavy", Payer("heavy", f"{number % 8}"), KIN)
+        for _ in range(3):
+            served(line, 4)
+        line.put("light", Payer("light"), KIN)
+        assert "light" in served(line, 4)
+
+    def test_an_account_of_twice_the_weight_has_twice_the_places(self) -> None:
+        line: Line[str] = Line()
+        payers = [Payer("one"), Payer("two", weight=2.0)]
+        for payer in payers:
+            for _ in range(90):
+                line.put(payer.account, payer, KIN)
+        had = Counter(job for _ in range(30) for job in served(line, 4))
+        assert had["two"] == pytest.approx(2 * had["one"], rel=0.1)
+
+    def test_jobs_of_no_kin_have_their_part_of_the_time(self) -> None:
+        """A group of four takes as long as one job alone."""
+        line: Line[str] = Line()
+        for number in range(4):
+            for _ in range(40):
+                line.put("kin", Payer("many", f"{number}"), KIN)
+        for _ in range(40):
+            line.put("alone", Payer("one"))
+        turns = Counter(served(line, 4)[0] for _ in range(40))
+        assert turns["alone"] == pytest.approx(turns["kin"], abs=4)
+
+    def test_each_is_thought_to_take_its_part(self) -> None:
+        line: Line[str] = Line()
+        for _ in range(3):
+            for number in range(4):
+                line.put("", Payer(f"{number}"), KIN)
+            served(line, 4, seconds=2.0)
+        assert line.cost(Payer("0")) == pytest.approx(0.5)
+
+
+class Crowd:
+    """Workers and the groups that they did."""
+
+    def __init__(self, *, most: int, delay: float = 0.0, count: int = 1) -> None:
+        self.groups: list[int] = []
+        self.workers = Workers(count, together=self._together, most=most, delay=delay)
+        self._done = threading.Semaphore(0)
+
+    def job(self) -> bool:
+        self._done.release()
+        return True
+
+    def _together(self, jobs: Sequence[Job]) -> list[bool]:
+        self.groups.append(len(jobs))
+        return [job() for job in jobs]
+
+    def wait(self, number: int) -> None:
+        for _ in range(number):
+            assert self._done.acquire(timeout=PATIENCE), "a job was not done"
+
+
+class TestDelay:
+    def test_a_group_that_is_full_waits_no_longer(self) -> None:
+        crowd = Crowd(most=3, delay=1e6)
+        for number in range(3):
+            crowd.workers.put(crowd.job, Payer(f"{number}"), KIN)
+        crowd.wait(3)
+        assert crowd.groups == [3]
+        crowd.workers.stop()
+
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_nobody_else_waits_for_it(self, count: int) -> None:
+        crowd = Crowd(most=3, delay=1e6, count=count)
+        crowd.workers.put(crowd.job, Payer("a"), KIN)
+        crowd.workers.put(crowd.job, Payer("b"))
+        crowd.wait(1 if count == 2 else 2)
+        crowd.workers.stop()
+
+    def test_the_end_of_the_server_is_not_held_up(self) -> None:
+        crowd = Crowd(most=3, delay=1e6)
+        crowd.workers.put(crowd.job, Payer("a"), KIN)
+        crowd.workers.stop(PATIENCE)
+        crowd.wait(1)
