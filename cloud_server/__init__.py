@@ -1,6 +1,7 @@
 """The cloud process of Isthmus: receives what crosses a cut, runs the tail of the model, answers with its output.
 
 core        the server without its transport: frames in, frames out
+turns       workers' turns: a request, or several steps at once
 inference   the Open Inference Protocol, each request a stream of its own
 streams     one client's stream; the link probed
 requests    requests on their way, and how each ends

@@ -40,8 +40,9 @@ class SplitGenerator:
     ``model``: a module of the same weights in place of the client's own, such as one made by ``from_pretrained``.
     ``answer``: what comes back of the logits of a step: None for all, ``("least",)`` for as little as each `generate`
     needs; `SplitForward` says what else there is, and what is too little raises CutRefused. ``history_bytes``: how much
-    of what it has sent a session keeps, to be made again when the server has lost it. ``link``: in place of the
-    client's connection.
+    of what it has sent a session keeps, to be made again when the server has lost it. ``exact=False`` allows the
+    server to compute steps together with those of other clients, whose last bits then differ. ``link``: in place of
+    the client's connection.
 
     ``cut="auto"`` measures both sides and the link for some seconds, through the client: the block after which a token
     is there soonest (`edge_client.plan_generation` tells more). `cut` then says which.
@@ -58,12 +59,13 @@ class SplitGenerator:
         model: nn.Module | None = None,
         answer: Answer = None,
         history_bytes: int = HISTORY_BYTES,
+        exact: bool = True,
         link: Link | None = None,
     ) -> None:
         self.client = client
         self.model: Any = _model_of(client, model)
         self.cut = check_cut(self.model, _best(client, self.model, answer) if cut == AUTO else cut)
-        link = SessionLink(client, self.cut) if link is None else link
+        link = SessionLink(client, self.cut, exact=exact) if link is None else link
         own = client.wrapped if self.model is client.wrapped.model else None  # whose observers look at the heads, too
         self._forward = SplitForward(
             self.model,

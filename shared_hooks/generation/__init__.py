@@ -22,8 +22,10 @@ head        one forward up to the cut
 template    how the tail treats calls before the cut
 tail        one forward from the cut
 allowance   how much memory one step may take
+draws       does a step draw random numbers on the cloud's side?
 session     the cloud's part of a generation
 link        between the two
+calls       what the model was called with, step by step
 edge_session  the edge's part
 records     what a step took
 split       a model whose forward is split

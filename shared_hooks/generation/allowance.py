@@ -103,7 +103,7 @@ def extent_of(forms: Iterable[Form]) -> int:
     """The largest size or number in some forms."""
     most = 0
     for form in forms:
-        if type(form) is Node:
+        if isinstance(form, Node):
             most = max(most, extent_of(form.forms.values()))
         elif form is not None and form[0] == "m":
             most = max(most, *form[1], 0)

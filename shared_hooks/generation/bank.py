@@ -6,7 +6,6 @@ value]``, or ``[where, name, shape, dtype]`` for a tensor whose shape depends on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,13 +30,13 @@ class Diverged(Exception):
 
 
 class Watch(TorchFunctionMode):
-    """Around the head: notes what Python reads in the code around the cut. ``where``: the call whose code that is, None
-    inside what is not watched.
+    """Around the head: notes what Python reads in the code around the cut. ``frames``: the calls that run, the last
+    one is the call whose code that is; None inside what is not watched.
     """
 
-    def __init__(self, where: Callable[[], str | None]) -> None:
+    def __init__(self, frames: list[str | None]) -> None:
         super().__init__()
-        self._where = where
+        self._frames = frames
         self.entries: list[Entry] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,20 +44,20 @@ class Watch(TorchFunctionMode):
         kind = type(result)
         if kind is torch.Tensor:
             if _picks(func, args):
-                self.entries.append([self._where(), func.__name__, list(result.shape), dtype_name(result.dtype)])
+                self.entries.append([self._frames[-1], func.__name__, list(result.shape), dtype_name(result.dtype)])
         elif kind in _PLAIN or kind is list:
             name = name_of(func)
             if arguments_of(args, kwargs or {}) and not is_form(name):
-                self.entries.append([self._where(), name, result])
+                self.entries.append([self._frames[-1], name, result])
         return result
 
 
 class Replay(TorchFunctionMode):
     """Around the tail's replay of the prefix: reads of ghosts are answered from the bank, others must agree with it."""
 
-    def __init__(self, where: Callable[[], str | None], entries: list[Entry], here: torch.device) -> None:
+    def __init__(self, frames: list[str | None], entries: list[Entry], here: torch.device) -> None:
         super().__init__()
-        self._where = where
+        self._frames = frames
         self._entries = entries
         self._here = here
         self._taken = 0
@@ -82,7 +81,7 @@ class Replay(TorchFunctionMode):
             raise Diverged("the head read more values than this side comes to")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._on or self._where() is None:
+        if not self._on or self._frames[-1] is None:
             return func(*args, **(kwargs or {}))
         try:
             result = func(*args, **(kwargs or {}))
@@ -117,8 +116,8 @@ class Replay(TorchFunctionMode):
             where, what, _ = entry[0], entry[1], entry[2]
         except (TypeError, IndexError, KeyError) as error:
             raise BadFrame("malformed bank of values") from error
-        if (where, what) != (self._where(), name):
-            raise Diverged(f"{name}() in {self._where()!r} where the head has {what!s:.40}() in {where!s:.80}")
+        if (where, what) != (self._frames[-1], name):
+            raise Diverged(f"{name}() in {self._frames[-1]!r} where the head has {what!s:.40}() in {where!s:.80}")
         self._taken += 1
         return entry
 

@@ -61,7 +61,7 @@ class Changes:
 
 
 def _difference(before: Form, form: Form) -> Any:
-    if before is None or type(before) is Node or type(form) is Node or before[0] != form[0]:
+    if before is None or isinstance(before, Node) or isinstance(form, Node) or before[0] != form[0]:
         return plain(form)
     kind = form[0]
     if kind == "m" and len(before[1]) == len(form[1]) and before[3] == form[3]:
@@ -77,7 +77,7 @@ def _sum(before: Form, form: Any) -> Any:
     kind = form[0]
     if not kind.startswith("+"):
         return form
-    if before is None or type(before) is Node or before[0] != kind[1:]:
+    if before is None or isinstance(before, Node) or before[0] != kind[1:]:
         raise ValueError("a difference to something else")
     if kind == "+m":
         return "m", _more(before[1], form[1]), _more(before[2], form[2]), before[3]

@@ -5,16 +5,20 @@ again.
 from __future__ import annotations
 
 import itertools
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from shared_hooks.errors import CutRefused, SessionLost
+from shared_hooks.errors import CutRefused, IsthmusError, SessionLost, StepOutOfOrder
+from shared_hooks.generation.calls import Calls
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.inputs import Said
 from shared_hooks.generation.link import Link, StepReply
 
 _ids = itertools.count(1)
+_SAID = ("crossing", "structure", "all_leaves", "quiet", "wanted", "random")
 Step = tuple[dict[str, Any], list[torch.Tensor]]
 
 
@@ -63,8 +67,11 @@ class EdgeSession:
         self.random: str | None = None
         """Digest of the state of its generator, where it draws."""
         self.history = History(history_bytes)
+        self.calls = Calls()
+        self.remade: Callable[[EdgeSession], None] | None = None
+        """Computes the steps anew, where they are not kept: see `SplitForward`."""
         self._fork: tuple[EdgeSession, int] | None = None
-        self._copies: list[EdgeSession] = []
+        self._copies: list[weakref.ref[EdgeSession]] = []
 
     def copied(self) -> EdgeSession:
         """A session that goes on from here by itself; it is opened by its first step, or before the next one here."""
@@ -73,22 +80,38 @@ class EdgeSession:
         made.id, made.number = next(_ids), 0
         made.inputs, made.up, made.down = self.inputs.copied(), self.up.copied(), self.down.copied()
         made.told, made.extras = dict(self.told), list(self.extras)
-        made.history = self.history.copied()
+        made.history, made.calls = self.history.copied(), self.calls.copied()
         made._copies = []
         opened = self._fork if self.number == 0 else (self, self.number)
         made._fork = opened
         if self.number:
-            self._copies.append(made)
+            self._copies.append(weakref.ref(made))
         return made
+
+    def marks(self) -> dict[str, Any]:
+        """What was said until now, to come `back` to when a step fails."""
+        copies = {"inputs": self.inputs.copied(), "up": self.up.copied(), "down": self.down.copied()}
+        return {
+            **{name: getattr(self, name) for name in _SAID},
+            **copies,
+            "told": dict(self.told),
+            "extras": [*self.extras],
+        }
+
+    def back(self, marks: dict[str, Any]) -> None:
+        """The other side has not taken what was said since."""
+        self.__dict__.update(marks)
 
     def send(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> StepReply:
         """One step. A session that was lost is made again from the steps kept. Raises SessionLost where it cannot."""
-        for copy in self._copies:
-            copy._hold()
+        for copy in [one() for one in self._copies]:
+            if copy is not None:
+                copy._hold()
         self._copies = []
         try:
             return self._send(header, tensors)
-        except SessionLost as lost:
+        except (SessionLost, StepOutOfOrder) as lost:
+            # out of order: the step was made, and its answer was lost for good
             self._again(lost)
             return self._send(header, tensors)
 
@@ -107,16 +130,21 @@ class EdgeSession:
         if self.number == 0 and self._fork is not None:
             try:
                 self._send({"still": 1}, [])
-            except SessionLost as lost:
+            except (SessionLost, StepOutOfOrder) as lost:
                 self._again(lost)
                 return
             self.number, self._fork = 1, None
 
-    def _again(self, lost: SessionLost) -> None:
+    def _again(self, lost: IsthmusError) -> None:
         """All steps once more, in a new session. What they give is known."""
         steps = self.history.steps
         if steps is None:
-            raise SessionLost(f"{lost}; it cannot be made again: its steps took too much memory to be kept") from lost
+            if self.remade is None:
+                raise SessionLost(
+                    f"{lost}; it cannot be made again: its steps took too much memory to be kept"
+                ) from lost
+            self.remade(self)
+            return
         self.id, self.number, self._fork = next(_ids), 0, None
         for header, tensors in steps:
             reply = self._link.step(self.id, self.number, header, tensors, None)

@@ -9,6 +9,7 @@ Of integers that tell a length or a position both sides have the values; everybo
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,6 +77,20 @@ class Node:
         self.seen[key] = value, version_of(value)
 
 
+class Loose(Node):
+    """A node that does not keep its holder alive: that of a state whose own attributes lead here."""
+
+    __slots__ = ("_holder",)
+
+    @property
+    def holder(self) -> Any:
+        return self._holder()
+
+    @holder.setter
+    def holder(self, value: Any) -> None:
+        self._holder = weakref.ref(value)
+
+
 def version_of(value: Any) -> int:
     """Counts writes in place to a tensor; -1 for other values."""
     return value._version if isinstance(value, torch.Tensor) else -1
@@ -124,18 +139,18 @@ def _same_device(one: torch.device, other: torch.device) -> bool:
 
 def same(one: Form, other: Form) -> bool:
     """Whether two forms say the same."""
-    if type(one) is Node and type(other) is Node:
+    if isinstance(one, Node) and isinstance(other, Node):
         return (
             (one.kind, one.cls) == (other.kind, other.cls)
             and list(one.forms) == list(other.forms)
             and all(same(form, other.forms[key]) for key, form in one.forms.items())
         )
-    return type(one) is not Node and type(other) is not Node and bool(one == other)
+    return not isinstance(one, Node) and not isinstance(other, Node) and bool(one == other)
 
 
 def plain(form: Form) -> Any:
     """For JSON."""
-    if type(form) is not Node:
+    if not isinstance(form, Node):
         return [form[0], [plain(item) for item in form[1]]] if form[0] == "t" else form
     return [form.kind, form.cls, [[key, plain(item)] for key, item in form.forms.items()]]
 
@@ -162,7 +177,7 @@ def build(form: Any, here: torch.device, old: Form = None, kept: Any = None, dep
 
 def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tuple[Any, Node]:
     kind, cls, entries = form
-    goes_on = type(old) is Node and (old.kind, old.cls) == (kind, cls)
+    goes_on = isinstance(old, Node) and (old.kind, old.cls) == (kind, cls)
     if goes_on:
         holder, before, values = kept, old.forms, dict(old.items())
     else:

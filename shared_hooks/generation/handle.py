@@ -7,6 +7,7 @@ at which step it is a copy: the next step of either makes it a session of its ow
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Handle:
             if hasattr(type(state), name):
                 own[name] = Called(self, state, name)
         self.mirror = Mirror(state, here)
+        self.mirror.loosen()
 
     def opening(self) -> Any:
         """For the wire: the form of the state, where a step is the first of a session; else None."""
@@ -68,6 +70,17 @@ class Handle:
         if changes:
             self.done.append(["=", Changes().said(changes)])
 
+    def repeat(self, done: list[Any]) -> None:
+        """Do to the state what was done to another one."""
+        for name, arguments in done:
+            assert self.mirror is not None
+            if name == "=":
+                self.mirror.put(Changes().heard(self.mirror.form, arguments))
+                self.done.append([name, arguments])
+            else:
+                method = getattr(self.mirror.state, name)
+                method(*[torch.tensor(one) if isinstance(one, list) else one for one in arguments])
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
         made = Handle(self.session)
         made.done = list(self.done)
@@ -81,8 +94,12 @@ class Called:
 
     def __init__(self, handle: Handle, state: Any, name: str) -> None:
         self._handle = handle
-        self._state = state
+        self._kept = weakref.ref(state)
         self.__name__ = name
+
+    @property
+    def _state(self) -> Any:
+        return self._kept()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         handle, method = self._handle, getattr(type(self._state), self.__name__)

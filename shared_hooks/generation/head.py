@@ -56,7 +56,7 @@ class Head:
         self._counts: dict[str, int] = {}
         self._open: list[Call] = []
         self.exit = Exit()
-        self.watch = Watch(lambda: self._frames[-1])
+        self.watch = Watch(self._frames)
         self.calls: list[Call] = []
         self.born: Mirror | None = None
         """Of a state that the forward has made, as it was when the prefix was first given it."""

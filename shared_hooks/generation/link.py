@@ -11,6 +11,7 @@ import torch
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed
 from shared_hooks.generation.session import DecodingTail, TailSession
+from shared_hooks.state import Dice
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,15 @@ class InProcess:
         if self.steps.get(session) != number:
             raise BadFrame(f"session {session} is not at step {number}")
         began = time.perf_counter_ns()
+        dice = Dice()  # another process has its own generators
         try:
             answer, made = self.sessions[session].step(meta, came)
         except IsthmusError:
             raise
         except Exception as error:  # as a server says it
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            dice.restore()
         took = {"compute": time.perf_counter_ns() - began}
         if "need" not in answer:
             self.steps[session] = number + 1

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import BadFrame
-from shared_hooks.generation.forms import LITERALS, Form, Node, Path, build, check_key, form_of, same, version_of
+from shared_hooks.generation.forms import LITERALS, Form, Loose, Node, Path, build, check_key, form_of, same, version_of
 from shared_hooks.generation.ghost import Ghost, Part, shadow
 
 Change = tuple[Path, Form, Form]
@@ -34,7 +34,7 @@ class Snapshot:
             for key, (value, version) in seen.items():
                 if version_of(value) != version:
                     form = forms[key]
-                    if type(form) is Node or form[0] != "i":
+                    if isinstance(form, Node) or form[0] != "i":
                         return False
                     old = torch.tensor(form[2], dtype=value.dtype, device=value.device)
                     seen[key] = old, old._version
@@ -65,7 +65,7 @@ class Mirror:
         """Places where the last look has found another shadow than before."""
         with torch._C.DisableTorchFunction():  # our own look is no operation of the model's
             self.root = form_of(state, here)
-        if type(self.root) is not Node:
+        if not isinstance(self.root, Node):
             raise BadFrame("a state is an object")
 
     @classmethod
@@ -74,7 +74,7 @@ class Mirror:
         made = cls.__new__(cls)
         made.here, made.moved, made.put_last = here, [], []
         state, made.root = build(form, here)
-        if type(made.root) is not Node or made.root.kind != "o":
+        if not isinstance(made.root, Node) or made.root.kind != "o":
             raise BadFrame("a state is an object")
         del state
         return made
@@ -83,6 +83,12 @@ class Mirror:
     def state(self) -> Any:
         """The live one."""
         return self.root.holder
+
+    def loosen(self) -> None:
+        """From now on the mirror does not keep the state alive: it is kept by the state itself."""
+        loose = Loose(self.root.kind, self.root.cls, self.root.holder)
+        loose.forms, loose.seen = self.root.forms, self.root.seen
+        self.root = loose
 
     def look(self) -> list[Change]:
         """What has changed here since the last look or `put`; from now on both sides know it."""
@@ -101,7 +107,7 @@ class Mirror:
                 left -= 1
                 if known[0] is value:
                     if known[1] < 0:
-                        if type(value) not in LITERALS and type(forms[key]) is Node:
+                        if type(value) not in LITERALS and isinstance(forms[key], Node):
                             self._look(forms[key], (*path, key), found)
                         continue
                     if known[1] == value._version:
@@ -145,9 +151,9 @@ class Mirror:
                 node = node.forms[key]
             except (KeyError, TypeError):
                 raise BadFrame(f"a state has no part {key!r:.40}") from None
-            if type(node) is not Node:
+            if not isinstance(node, Node):
                 raise BadFrame(f"{key!r:.40} of a state has no parts")
-        assert type(node) is Node
+        assert isinstance(node, Node)
         return node
 
     def form(self, path: Path) -> Form:
@@ -181,7 +187,7 @@ class Mirror:
     def _nodes(self, node: Node) -> Iterator[Node]:
         yield node
         for form in node.forms.values():
-            if type(form) is Node:
+            if isinstance(form, Node):
                 yield from self._nodes(form)
 
     def real(self) -> Iterator[torch.Tensor]:
@@ -215,7 +221,7 @@ def _copied(node: Node) -> Node:
     made = Node(node.kind, node.cls, holder)
     for key, form in node.forms.items():
         value = node.seen[key][0]
-        if type(form) is Node:
+        if isinstance(form, Node):
             inner = _copied(form)
             made.write(key, inner.holder)
             made.note(key, inner.holder, inner)

@@ -29,6 +29,7 @@ from shared_hooks.generation.allowance import STEP_BYTES, Extents
 from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.cut import Cut, device_of, finder_of
+from shared_hooks.generation.draws import Look
 from shared_hooks.generation.ghost import Ghost, GhostRead, Origin
 from shared_hooks.generation.head import arguments
 from shared_hooks.generation.holders import is_state
@@ -213,6 +214,7 @@ class _Step:
         bank = header.get("b", [])
         seek = bool(header.get("born"))
         self._start = None if mirror is None else mirror.snapshot()
+        look, given = Look(), mirror
         while True:
             running_tail = Tail(
                 tail.cut,
@@ -227,10 +229,19 @@ class _Step:
                 modules=tail.modules,
             )
             try:
-                output = self._forward(running_tail, kwargs)
-                break
+                output = self._forward(running_tail, kwargs, look)
             except Learned:
                 self._back()
+                continue
+            if not look.again():
+                break
+            self._mirror = given
+            self._back()
+        if look.found:
+            raise CutRefused(
+                f"{look.found} draws random numbers on this side of the cut {tail.cut.name}, which are not those that "
+                "the edge would draw: put the model into evaluation (model.eval())"
+            )
         token = running.set(running_tail)
         try:
             structure, leaves, tensors = said(output, known.inputs.leaves, shortened(known.wanted, known.sampler.draw))
@@ -250,12 +261,14 @@ class _Step:
         known.extents.passed()
         return _Answer(reply, tensors, self._mirror)
 
-    def _forward(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
+    def _forward(self, running_tail: Tail, kwargs: dict[str, Any], look: Look) -> Any:
         token = running.set(running_tail)
         try:
             with torch.no_grad(), fast_path_off(), ExitStack() as self._around:
                 self._known.extents.begin(self._known.inputs.largest_private)
                 self._around.enter_context(self._known.extents.around())
+                if look.draws is not None:
+                    self._around.enter_context(look.draws)
                 if self._header.get("b"):
                     running_tail.replay.on()
                 output = self._tail.model(**kwargs)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.errors import CutRefused, InputMismatch
+from shared_hooks.errors import CutRefused, InputMismatch, SessionLost
 from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, device_of, finder_of
-from shared_hooks.generation.edge_session import EdgeSession
+from shared_hooks.generation.edge_session import EdgeSession, History
 from shared_hooks.generation.ghost import Origin
 from shared_hooks.generation.handle import Handle, handle_of
 from shared_hooks.generation.head import Exit, Head
@@ -80,6 +80,8 @@ class SplitForward:
         self._paths = {module: path for path, module in model.named_modules() if path}
         self._lock = threading.RLock()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+        self._sessions: list[tuple[weakref.ref[Handle], EdgeSession]] = []
+        self._plain: Handle | None = None
         self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
         self._shim: attach.Shim | None = None
         self._signature = inspect.Signature()
@@ -117,8 +119,12 @@ class SplitForward:
         self._shim = None
         for module in (self.model, *self._paths):
             attach.detach(module)
+        for _, session in self._sessions:
+            session.close()
+        if self._plain is not None:
+            self._plain.session.close()
+        self._sessions, self._plain = [], None
         for handle in list(self._handles):
-            handle.session.close()
             handle.take_off()
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,20 +139,26 @@ class SplitForward:
         states = [(name, value) for name, value in kwargs.items() if is_state(value)]
         if len(states) > 1:
             raise CutRefused(f"the model is given two states: {', '.join(name for name, _ in states)}")
-        handle = self._handle(states[0][1]) if states else Handle(self._session())
-        session: EdgeSession = handle.session
+        output, _ = self._stepped(kwargs, self._handle(states[0][1]) if states else self._stateless(), began)
+        return output
+
+    def _stepped(self, kwargs: dict[str, Any], handle: Handle, began: int) -> tuple[Any, Handle]:
+        """The output of one call, and whose session it was: a forward may make its own state."""
         if handle.mirror is not None:
             handle.note()
         snapshot = None if handle.mirror is None else handle.mirror.snapshot()
         opening = handle.opening()
-        head = Head(self.cut, self._paths, self._here, seek=not states, modules=self._modules)
+        session: EdgeSession = handle.session
+        marks = session.marks()
+        head = Head(self.cut, self._paths, self._here, seek=handle.mirror is None, modules=self._modules)
         try:
             handle.busy = True
             whole, output = self._run_head(head, kwargs, session)
             if whole:
-                return output
+                return output, handle
             if head.born is not None:
-                self._adopt(handle, head.born)
+                handle = self._adopted(handle, head.born)
+                session, marks = handle.session, handle.session.marks()
             headed = time.perf_counter_ns()
             message = self._message(head, kwargs, handle, opening, born=head.born is not None)
             reply, up, down = self._sent(session, head, *message)
@@ -155,6 +167,7 @@ class SplitForward:
         except BaseException:
             if handle.mirror is not None and snapshot is not None:
                 handle.mirror.back_to(snapshot)
+            session.back(marks)
             raise
         finally:
             handle.busy = False
@@ -162,19 +175,57 @@ class SplitForward:
         session.random = reply.header.get("rng")
         self._settled.check()
         session.done(*message)
+        if opening is not None:
+            session.calls.opening = opening
+        session.calls.add(kwargs, handle.done)
         handle.done = []
         times = headed - began, answered - headed, time.perf_counter_ns() - answered
         self.records.append(StepRecord(*times, up, down, reply.durations, reply.company))
-        return output
+        return output, handle
 
     def _session(self) -> EdgeSession:
-        return EdgeSession(self._link, self._private, self._history_bytes)
+        made = EdgeSession(self._link, self._private, self._history_bytes)
+        made.remade = self._remade
+        return made
+
+    def _stateless(self) -> Handle:
+        """For calls with no state: all of them are steps of one session, which keeps nothing."""
+        if self._plain is None:
+            self._plain = Handle(self._session())
+            self._plain.session.history = History(0)
+        self._plain.session.calls.entries.clear()
+        return self._plain
+
+    def _sweep(self) -> None:
+        """Sessions whose state nobody has any more are closed, at the next one's beginning."""
+        for handle, session in [one for one in self._sessions if one[0]() is None]:
+            self._sessions.remove((handle, session))
+            session.close()
+
+    def _remade(self, lost: EdgeSession) -> None:
+        """Computes all steps of a session once more, in another one, which takes its place at the other side."""
+        if lost.random is not None:
+            raise SessionLost("the session cannot be made again: the server has drawn random numbers for it")
+        handle = Handle(self._session())
+        if lost.calls.opening is not None:
+            mirror = Mirror.built(lost.calls.opening, self._here)
+            if mirror.has_shadows:
+                raise SessionLost("the session cannot be made again: its state was not empty when it began")
+            handle.put_on(mirror.state, self._here)
+        for call in list(lost.calls.entries):
+            handle.repeat(call.done)
+            state = None if handle.mirror is None else handle.mirror.state
+            _, handle = self._stepped(call.kwargs(state), handle, time.perf_counter_ns())
+        made: EdgeSession = handle.session
+        lost.id, lost.number, lost.wanted = made.id, made.number, made.wanted
+        made.number = 0  # it is not its to close
 
     def _handle(self, state: Any) -> Handle:
         """The handle of a state: its own, that of a copy, or a new one."""
         handle = handle_of(state)
         if handle is not None and handle.mirror is not None:
             return handle
+        self._sweep()
         if handle is None:
             handle = Handle(self._session())
         else:
@@ -184,14 +235,22 @@ class SplitForward:
         if handle.fork is None and handle.mirror.has_shadows:
             handle.take_off()
             raise CutRefused("a part of this state is in a session that it does not belong to")
-        self._handles.add(handle)
+        self._kept(handle)
         return handle
 
-    def _adopt(self, handle: Handle, born: Mirror) -> None:
+    def _adopted(self, handle: Handle, born: Mirror) -> Handle:
         """The forward has made its own state; from now on it belongs to this session."""
+        if handle is self._plain:
+            handle = Handle(self._session())
         handle.put_on(born.state, self._here)
         handle.mirror = born
+        born.loosen()
+        self._kept(handle)
+        return handle
+
+    def _kept(self, handle: Handle) -> None:
         self._handles.add(handle)
+        self._sessions.append((weakref.ref(handle), handle.session))
 
     def _run_head(self, head: Head, kwargs: dict[str, Any], session: EdgeSession) -> tuple[bool, Any]:
         """(False, None) at the cut; (True, output) where the model came to its end without it."""

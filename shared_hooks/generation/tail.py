@@ -16,6 +16,7 @@ from shared_hooks.generation.head import arguments, born
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.template import Kind, Template
 from shared_hooks.generation.told import Told, ToldCall
+from shared_hooks.state import Dice
 from shared_hooks.tensors import ClassFinder, flatten
 
 
@@ -60,7 +61,7 @@ class Tail:
         self._learned = False
         self._counts: dict[str, int] = {}
         self._frames: list[str | None] = [""]
-        self.replay = Replay(lambda: self._frames[-1], bank, here)
+        self.replay = Replay(self._frames, bank, here)
         self.resumed = False
         self.sent: dict[Origin, torch.Tensor] = {}
         self.born: Mirror | None = None
@@ -135,6 +136,7 @@ class Tail:
     def _tried(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
     ) -> tuple[Kind, Any]:
+        dice = Dice()
         try:
             output = self._entered(forward, args, kwargs)
             _, leaves = flatten(output)
@@ -142,6 +144,8 @@ class Tail:
             return Kind.SKIPPED, None
         except Exception:  # there is no kernel without data for it
             return Kind.SKIPPED, None
+        finally:
+            dice.restore()  # nobody's draws
         known = {id(one) for one in given}
         hangs = all(type(leaf) is Ghost or id(leaf) in known for leaf in leaves)
         return (Kind.SKIPPED, None) if hangs else (Kind.ENTERED, output)

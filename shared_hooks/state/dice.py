@@ -39,6 +39,12 @@ class Dice:
             others[name] != state for name, state in self._comparable.items()
         )
 
+    @property
+    def others(self) -> list[str]:
+        """Those of them that stand elsewhere now and are not torch's: "python", "numpy"."""
+        now = _python_and_numpy()
+        return [name for name, state in self._comparable.items() if now[name] != state]
+
     def restore(self) -> None:
         """As they were."""
         torch.set_rng_state(self._torch)

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from shared_hooks.errors import CutRefused, IsthmusError, ServerUnavailable, SessionLost
+from shared_hooks.errors import (
+    CutRefused,
+    DeadlineExceeded,
+    IsthmusError,
+    ServerUnavailable,
+    SessionLost,
+    StepOutOfOrder,
+)
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply
 from tests.shared_hooks.generation.small import both, cut_of, in_process, make, prompt
 
@@ -49,13 +56,71 @@ def test_a_session_lost_in_the_middle_is_made_again(name: str, settings: dict[st
     assert link.calls > 20
 
 
-def test_steps_that_took_too_much_memory_cannot_be_made_again() -> None:
+@pytest.mark.parametrize("name", ["llama", "sliding", "hybrid", "t5", "mamba"])
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
+def test_steps_that_took_too_much_memory_are_computed_anew(name: str, settings: dict[str, Any]) -> None:
+    model = make(name)
+    whole = generate(model, **settings)
+    with SplitForward(model, cut_of(name), Flaky(name, lost={6, 21}), history_bytes=2000):
+        assert torch.equal(generate(model, **settings), whole)
+
+
+def test_a_session_whose_inputs_were_written_to_cannot_be_made_again() -> None:
+    from transformers import DynamicCache
+
     model = make("llama")
-    with (
-        SplitForward(model, cut_of("llama"), Flaky("llama", lost={6}), history_bytes=2000),
-        pytest.raises(SessionLost, match="too much memory"),
-    ):
-        generate(model)
+    state = DynamicCache(config=model.config)  # type: ignore[arg-type]
+    many = torch.randint(6, 100, (1, 5000))
+    model.config.max_position_embeddings = 6000  # type: ignore[union-attr]
+    with SplitForward(model, cut_of("llama"), Flaky("llama", lost={2}), history_bytes=2000):
+        model(input_ids=many, past_key_values=state, logits_to_keep=1)
+        many[0, 0] = 7
+        with pytest.raises(SessionLost, match="changed since"):
+            model(input_ids=torch.tensor([[8]]), past_key_values=state)
+
+
+def test_a_step_that_was_made_and_whose_answer_was_lost_is_made_again_in_another_session() -> None:
+    class Forgets(InProcess):
+        calls = 0
+
+        def step(self, session: int, number: int, *rest: Any) -> StepReply:
+            self.calls += 1
+            if number < self.steps.get(session, 0):
+                raise StepOutOfOrder(f"step {number} was made")
+            reply = super().step(session, number, *rest)
+            if self.calls in (1, 5):
+                raise DeadlineExceeded("the answer did not come")
+            return reply
+
+    from transformers import DynamicCache
+
+    def steps(model: Any, lost: bool) -> list[torch.Tensor]:
+        state, found = DynamicCache(config=model.config), []
+        for token in range(6, 16):
+            call = {"input_ids": torch.tensor([[token]]), "past_key_values": state}
+            try:
+                found.append(model(**call).logits)
+            except DeadlineExceeded:
+                assert lost
+                found.append(model(**call).logits)
+        return found
+
+    model = make("llama")
+    whole = steps(model, lost=False)
+    with SplitForward(model, cut_of("llama"), Forgets(DecodingTail(make("llama"), cut_of("llama")))):
+        split = steps(model, lost=True)
+    assert all(map(torch.equal, whole, split))
+
+
+def test_sessions_that_nobody_has_any_more_are_closed() -> None:
+    model, link = make("llama"), in_process("llama")
+    with SplitForward(model, cut_of("llama"), link):
+        for _ in range(5):
+            generate(model, max_new_tokens=3)
+        for _ in range(5):
+            model(**prompt(), use_cache=False)
+        assert len(link.sessions) <= 3
+    assert not link.sessions
 
 
 def test_after_a_broken_step_the_same_state_goes_on() -> None:
