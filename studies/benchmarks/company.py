@@ -1,8 +1,8 @@
 """Tokens a second of a server whose sessions' steps are computed together, over loopback.
 
-One worker with one thread, which waits up to 10 ms for the steps of other sessions; the clients are another process on the same machine. The model is cut after its first
-block, so nearly all of it runs at the server. Recorded steps, sent again, show what the server can; `generate()` has
-the heads of all sessions in the clients' one process as well.
+One worker with one thread, which waits up to 10 ms for the steps of other sessions; the clients are another process on
+the same machine. The model is cut after its first block, so nearly all of it runs at the server. Recorded steps, sent
+again, show what the server can; `generate()` has the heads of all sessions in the clients' one process as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def measure(options: Options) -> Row:
         file = Path(folder, "server.toml")
         file.write_text(f"[limits]\nmax_queue_delay_microseconds = {DELAY}\n")
         with cloud(NETWORK, shape=None, module=LANGUAGE, threads=options.threads, words=[str(file)]) as address:
-            words = address, NETWORK, CUT, f"{options.repeats(8)}"
+            words = address, NETWORK, CUT, f"{options.repeats(6)}"
             found = probe("company_clients", *words, threads=options.threads)
     lines, seconds, company = [], found["seconds"], found["company"]
     details = {}

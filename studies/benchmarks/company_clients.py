@@ -28,7 +28,7 @@ from studies.benchmarks.processes import target
 
 LANGUAGE = "studies.benchmarks.language"
 LENGTHS = (17, 40, 64, 23, 90, 31, 55, 12)
-WORDS = 16
+WORDS = 12
 WAYS = {"alone": (1, True), "exact": (len(LENGTHS), True), "together": (len(LENGTHS), False)}
 _numbers = itertools.count(1_000_000)
 
