@@ -41,8 +41,9 @@ class SplitGenerator:
     ``answer``: what comes back of the logits of a step: None for all, ``("least",)`` for as little as each `generate`
     needs; `SplitForward` says what else there is, and what is too little raises CutRefused. ``history_bytes``: how much
     of what it has sent a session keeps, to be made again when the server has lost it. ``exact=False`` allows the
-    server to compute steps together with those of other clients, whose last bits then differ. ``link``: in place of
-    the client's connection.
+    server to compute steps together with those of other clients, whose last bits then differ. ``codec``: "int8",
+    "int6", "int5" or "int4" send hidden states with so many bits a number, a loss. ``link``: in place of the
+    client's connection.
 
     ``cut="auto"`` measures both sides and the link for some seconds, through the client: the block after which a token
     is there soonest (`edge_client.plan_generation` tells more). `cut` then says which.
@@ -60,6 +61,7 @@ class SplitGenerator:
         answer: Answer = None,
         history_bytes: int = HISTORY_BYTES,
         exact: bool = True,
+        codec: str | None = None,
         link: Link | None = None,
     ) -> None:
         self.client = client
@@ -74,6 +76,7 @@ class SplitGenerator:
             answer=answer,
             history_bytes=history_bytes,
             modules=None if own is None else own.modules,
+            codec=codec,
         )
         self._one = threading.RLock()
         self._inside = 0

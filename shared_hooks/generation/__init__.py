@@ -23,6 +23,7 @@ template    how the tail treats calls before the cut
 tail        one forward from the cut
 allowance   how much memory one step may take
 draws       does a step draw random numbers on the cloud's side?
+hidden      codecs for hidden states
 session     the cloud's part of a generation
 link        between the two
 calls       what the model was called with, step by step

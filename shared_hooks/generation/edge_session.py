@@ -18,7 +18,7 @@ from shared_hooks.generation.inputs import Said
 from shared_hooks.generation.link import Link, StepReply
 
 _ids = itertools.count(1)
-_SAID = ("crossing", "structure", "all_leaves", "quiet", "wanted", "random")
+_SAID = ("coded", "crossing", "structure", "all_leaves", "quiet", "wanted", "random")
 Step = tuple[dict[str, Any], list[torch.Tensor]]
 
 
@@ -60,6 +60,8 @@ class EdgeSession:
         self.structure: Any = None
         self.extras: list[list[Any]] = []
         self.all_leaves = False
+        self.coded: list[int] = []
+        """Which of the tensors that cross are coded."""
         self.quiet: Any = None
         """Values read from data that the other side reads, too: names of places."""
         self.wanted: Any = None

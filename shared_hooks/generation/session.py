@@ -6,6 +6,7 @@
     {"e"}           more values from before the cut  {"b"}    values that Python read from data (`bank`)
     {"t"}           forms of what calls before the cut gave (`told`)      {"w"}  what is wanted back, where new
     {"rng"}         the state of the edge's generator, where the tail's is another (`sampling`)
+    {"q"}           which tensors of the cut's result are coded (`hidden`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
 
 The tensors of a step are those of its inputs, those of the cut's result, and the extra ones. The answer:
@@ -25,6 +26,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import BadFrame, CutRefused
+from shared_hooks.generation import hidden
 from shared_hooks.generation.allowance import STEP_BYTES, Extents
 from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.changes import Changes
@@ -91,6 +93,7 @@ class _Known:
     told: Told
     sampler: Sampler
     crossing: Any = None
+    coded: Any = ()
     structure: Any = None
     wanted: Any = None
     extents: Extents = field(default_factory=Extents)
@@ -206,6 +209,7 @@ class _Step:
             apply(mirror, header.get("do", ()))
         kwargs, self._used = known.inputs.hear(header, self._tensors, None if mirror is None else mirror.state)
         known.crossing = header.get("x", known.crossing)
+        known.coded = header.get("q", known.coded)
         if "t" in header:
             known.told.hear(header["t"])
         known.wanted = header.get("w", known.wanted)
@@ -312,6 +316,9 @@ class _Step:
             extra = [Origin("call", str(one[0]), int(one[1]), int(one[2])) for one in self._header.get("e", ())]
             rest = self._tensors[self._used :]
             injected = rest[: len(rest) - len(extra)]
+            for number in self._known.coded:
+                decoded = hidden.decoded(injected[number], self._tail.step_bytes)
+                injected[number] = decoded.to(self._tail.here)
             sent = dict(zip(extra, rest[len(injected) :], strict=True))
             given = arguments(args, kwargs)
             waiting = iter(injected)

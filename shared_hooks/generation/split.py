@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused, InputMismatch, SessionLost
+from shared_hooks.generation import hidden
 from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, device_of, finder_of
 from shared_hooks.generation.edge_session import EdgeSession, History
@@ -53,7 +54,10 @@ class SplitForward:
     CutRefused. ``("least",)`` is the least that is enough for each ``generate()``. With ``("sample",)`` the server
     draws, too, with this side's generator and processors: the same words, and the server knows which they are.
 
-    Raises UnknownLayer and CutRefused. What cannot be split raises an IsthmusError in the call itself.
+    ``codec``: "int8", "int6", "int5" or "int4" send hidden states with so many bits a number (`hidden`): a loss. None
+    sends them as they are.
+
+    Raises UnknownLayer, CutRefused and SpecError. What cannot be split raises an IsthmusError in the call itself.
     """
 
     def __init__(
@@ -66,8 +70,10 @@ class SplitForward:
         answer: Answer = None,
         history_bytes: int = HISTORY_BYTES,
         modules: object = None,
+        codec: str | None = None,
     ) -> None:
         self.model = model
+        self._codec = hidden.check(codec)
         self.cut = Cut.of(model, cut)
         self._link = link
         self._private = private
@@ -323,7 +329,12 @@ class SplitForward:
         crossing = [head.structure, passed]
         if crossing != session.crossing:
             header["x"] = session.crossing = crossing
-        tensors += [leaf for leaf, number in zip(head.leaves, passed, strict=True) if number < 0]
+        crossing_leaves = [leaf for leaf, number in zip(head.leaves, passed, strict=True) if number < 0]
+        coded = [None if self._codec is None else hidden.encoded(leaf, self._codec) for leaf in crossing_leaves]
+        numbers = [number for number, leaf in enumerate(coded) if leaf is not None]
+        if numbers != session.coded:
+            header["q"] = session.coded = numbers
+        tensors += [raw if leaf is None else leaf for raw, leaf in zip(crossing_leaves, coded, strict=True)]
         if session.extras:
             header["e"] = list(session.extras)
             tensors += [_extra(head, one) for one in session.extras]
