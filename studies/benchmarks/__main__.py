@@ -27,6 +27,7 @@ ROWS = {
     "lengths": ("lengths", "a new sequence length"),
     "decoding": ("decoding", "a token of a split generate()"),
     "together": ("together", "decode steps together"),
+    "company": ("company", "sessions of one server together"),
     "drafting": ("drafting", "drafts over 40 ms"),
     "plan": ("plan_cost", "time and memory of planning"),
     "naive": ("naive", "baseline: naive resume"),

