@@ -16,6 +16,7 @@ needed      how much a generate() needs
 asking      and so asks for
 bank        values that Python reads from data before the cut
 told        what calls before the cut gave
+surroundings  autocast, training, hooks: what is around a step
 settled     does the model keep more than its state objects between calls?
 cut         where the model is cut
 head        one forward up to the cut

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import SessionLost
+from shared_hooks.generation.forms import version_of
 from shared_hooks.generation.holders import is_state
 from shared_hooks.tensors import tensors_in
 
@@ -28,7 +29,7 @@ class Call:
 
     def kwargs(self, state: Any) -> dict[str, Any]:
         """What the model is called with. Raises SessionLost where somebody has written to it since."""
-        if any(tensor._version != version for tensor, version in self.versions):
+        if any(version_of(tensor) != version for tensor, version in self.versions):
             raise SessionLost("the session cannot be made again: the inputs of an earlier step were changed since")
         return self.values if self.state is None else {**self.values, self.state: state}
 
@@ -44,7 +45,7 @@ class Calls:
         """Keep one."""
         values = {name: _kept(value) for name, value in kwargs.items() if not is_state(value)}
         state = next((name for name, value in kwargs.items() if is_state(value)), None)
-        versions = [(tensor, tensor._version) for tensor in tensors_in(values)]
+        versions = [(tensor, version_of(tensor)) for tensor in tensors_in(values)]
         self.entries.append(Call(values, versions, state, list(done)))
 
     def copied(self) -> Calls:

@@ -16,9 +16,10 @@ from shared_hooks.generation.calls import Calls
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.inputs import Said
 from shared_hooks.generation.link import Link, StepReply
+from shared_hooks.generation.surroundings import USUAL
 
 _ids = itertools.count(1)
-_SAID = ("coded", "crossing", "structure", "all_leaves", "quiet", "wanted", "random")
+_SAID = ("around", "coded", "crossing", "structure", "all_leaves", "quiet", "wanted", "random")
 Step = tuple[dict[str, Any], list[torch.Tensor]]
 
 
@@ -49,7 +50,7 @@ class EdgeSession:
     """One session; `number` is its next step."""
 
     def __init__(self, link: Link, private: frozenset[str] | None, history_bytes: int) -> None:
-        self._link = link
+        self.link = link
         self.id = next(_ids)
         self.number = 0
         self.inputs = Said(private)
@@ -62,6 +63,7 @@ class EdgeSession:
         self.all_leaves = False
         self.coded: list[int] = []
         """Which of the tensors that cross are coded."""
+        self.around: Any = USUAL
         self.quiet: Any = None
         """Values read from data that the other side reads, too: names of places."""
         self.wanted: Any = None
@@ -86,9 +88,15 @@ class EdgeSession:
         made._copies = []
         opened = self._fork if self.number == 0 else (self, self.number)
         made._fork = opened
-        if self.number:
-            self._copies.append(weakref.ref(made))
+        if opened is not None:
+            opened[0]._copies.append(weakref.ref(made))
         return made
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a copy goes on from here that is not opened yet."""
+        copies = [one() for one in self._copies]
+        return any(copy is not None and not copy.number for copy in copies)
 
     def marks(self) -> dict[str, Any]:
         """What was said until now, to come `back` to when a step fails."""
@@ -119,7 +127,7 @@ class EdgeSession:
 
     def _send(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> StepReply:
         fork = None if self._fork is None or self.number else (self._fork[0].id, self._fork[1])
-        return self._link.step(self.id, self.number, header, tensors, fork)
+        return self.link.step(self.id, self.number, header, tensors, fork)
 
     def done(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         """The step just sent was made."""
@@ -149,7 +157,7 @@ class EdgeSession:
             return
         self.id, self.number, self._fork = next(_ids), 0, None
         for header, tensors in steps:
-            reply = self._link.step(self.id, self.number, header, tensors, None)
+            reply = self.link.step(self.id, self.number, header, tensors, None)
             if "need" in reply.header:
                 raise CutRefused(f"a lost session cannot be made again: {reply.header.get('why')}") from lost
             self.number += 1
@@ -157,4 +165,4 @@ class EdgeSession:
     def close(self) -> None:
         """The other side may forget it."""
         if self.number:
-            self._link.close(self.id)
+            self.link.close(self.id)

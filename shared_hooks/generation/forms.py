@@ -92,8 +92,12 @@ class Loose(Node):
 
 
 def version_of(value: Any) -> int:
-    """Counts writes in place to a tensor; -1 for other values."""
-    return value._version if isinstance(value, torch.Tensor) else -1
+    """Counts writes in place to a tensor; -1 for other values. Writes to tensors of `torch.inference_mode` are not
+    counted by torch.
+    """
+    if not isinstance(value, torch.Tensor):
+        return -1
+    return 0 if value.is_inference() else value._version
 
 
 def form_of(value: Any, here: torch.device, depth: int = 0) -> Form:

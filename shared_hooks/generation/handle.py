@@ -30,6 +30,8 @@ class Handle:
         self.busy = False
         """Whether a step runs: what the model itself does to the state is no call from outside."""
         self.hidden = frozenset({OWN, *MUTATORS})
+        self.spoilt = False
+        """Whether a step that failed has left its traces in the state's tensors."""
         self.fork: Any = None
         """For a copy: what its session goes on from."""
 
@@ -83,7 +85,7 @@ class Handle:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
         made = Handle(self.session)
-        made.done = list(self.done)
+        made.done, made.spoilt = list(self.done), self.spoilt
         unused = self.mirror is None  # a copy of a copy that was not used yet
         made.fork = (self.fork if unused else self.session).copied()
         return made

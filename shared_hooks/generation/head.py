@@ -16,6 +16,7 @@ from torch import nn
 from shared_hooks.errors import CutRefused
 from shared_hooks.generation.bank import Watch
 from shared_hooks.generation.cut import Cut
+from shared_hooks.generation.forms import version_of
 from shared_hooks.generation.ghost import Origin
 from shared_hooks.generation.holders import is_state
 from shared_hooks.generation.mirror import Mirror
@@ -92,7 +93,7 @@ class Head:
         call = self._begun(path, args, kwargs)
         if self._seek and self.born is None:
             self.born = born(args, kwargs, self._here)
-        before = [(one, one._version) for one in arguments(args, kwargs)], _contents(args, kwargs)
+        before = [(one, version_of(one)) for one in arguments(args, kwargs)], _contents(args, kwargs)
         self._frames.append(None)
         self._open.append(call)
         try:
@@ -178,7 +179,7 @@ def _told(call: Call, arguments: list[torch.Tensor]) -> Any:
 def _check_unchanged(path: str, before: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises CutRefused for what a tail could not repeat."""
     tensors, contents = before
-    if any(one._version != version for one, version in tensors):
+    if any(version_of(one) != version for one, version in tensors):
         what = "writes in place to a tensor that it is given, which is part of no state"
     elif _contents(args, kwargs) != contents:
         what = "changes a list or dictionary that it is given"

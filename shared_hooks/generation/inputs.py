@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import BadFrame, InputMismatch
-from shared_hooks.generation.forms import check_sizes
+from shared_hooks.generation.forms import check_sizes, version_of
 from shared_hooks.generation.ghost import Ghost, Origin
 from shared_hooks.generation.holders import is_state
-from shared_hooks.tensors import ClassFinder, dtype_name, dtype_named, flatten, unflatten
+from shared_hooks.tensors import ClassFinder, dtype_name, dtype_named, flatten, tensors_in, unflatten
 
 FEW = 64
 MOST_COLUMNS = 16
+_INTEGER_OF = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PRIVATE = re.compile(r"input_ids|embeds|pixel|feature|input_values|image|audio|video|spectrogram|waveform")
 _SHARED = re.compile(r"mask|position|grid|sizes|lengths|token_type|_idx$|cache")
 
@@ -64,6 +65,11 @@ class Said:
             header["f"] = forms
         self._forms = forms
 
+    def shared(self, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors among a step's inputs that the other side gets."""
+        values = {name: value for name, value in kwargs.items() if not is_state(value) and not self._is_private(name)}
+        return list(tensors_in(values))
+
     def _is_private(self, name: str) -> bool:
         return is_private(name) if self._private is None else name in self._private
 
@@ -76,7 +82,7 @@ class Said:
         try:
             if known is not None:
                 tensor, version, content = known
-                if tensor is leaf and version == leaf._version:
+                if _same(content, leaf) if content is not tensor else tensor is leaf and version == version_of(leaf):
                     return ["="]
                 columns = _grown(content, leaf)
                 if columns is not None:
@@ -86,15 +92,28 @@ class Said:
             tensors.append(leaf)
             return ["s", len(tensors) - 1]
         finally:
-            # a caller may go on writing to a small tensor
-            content = leaf.clone() if leaf.numel() <= FEW * FEW else leaf
-            self._last[number] = leaf, leaf._version, content
+            # a caller may go on writing to it, and not only by torch, which counts that
+            most = FEW * FEW if leaf.is_floating_point() or leaf.is_complex() else FEW * FEW * FEW
+            content = leaf.clone() if leaf.numel() <= most else leaf
+            self._last[number] = leaf, version_of(leaf), content
 
     def copied(self) -> Said:
         """For a session that goes on from here by itself."""
         made = Said(self._private)
         made._structure, made._forms, made._last = self._structure, self._forms, dict(self._last)
         return made
+
+
+def _same(old: torch.Tensor, new: torch.Tensor) -> bool:
+    form = old.dtype == new.dtype and old.shape == new.shape and old.stride() == new.stride()
+    return form and torch.equal(_bits(old), _bits(new))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Of numbers two zeros are equal, and NaN is not: neither is so here."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.view(_INTEGER_OF[tensor.itemsize]) if tensor.is_floating_point() else tensor
 
 
 def _grown(old: torch.Tensor, new: torch.Tensor) -> Any:

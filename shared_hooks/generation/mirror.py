@@ -110,7 +110,7 @@ class Mirror:
                         if type(value) not in LITERALS and isinstance(forms[key], Node):
                             self._look(forms[key], (*path, key), found)
                         continue
-                    if known[1] == value._version:
+                    if known[1] == version_of(value):
                         continue
             if type(value) is Ghost:
                 self.moved.append((*path, key))

@@ -7,6 +7,7 @@
     {"t"}           forms of what calls before the cut gave (`told`)      {"w"}  what is wanted back, where new
     {"rng"}         the state of the edge's generator, where the tail's is another (`sampling`)
     {"q"}           which tensors of the cut's result are coded (`hidden`)
+    {"c"}           what is around the model, where new (`surroundings`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
 
 The tensors of a step are those of its inputs, those of the cut's result, and the extra ones. The answer:
@@ -26,7 +27,8 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import BadFrame, CutRefused
-from shared_hooks.generation import hidden
+from shared_hooks.forward.context import restored
+from shared_hooks.generation import hidden, surroundings
 from shared_hooks.generation.allowance import STEP_BYTES, Extents
 from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.changes import Changes
@@ -94,6 +96,7 @@ class _Known:
     sampler: Sampler
     crossing: Any = None
     coded: Any = ()
+    around: Any = field(default_factory=lambda: surroundings.USUAL)
     structure: Any = None
     wanted: Any = None
     extents: Extents = field(default_factory=Extents)
@@ -210,6 +213,9 @@ class _Step:
         kwargs, self._used = known.inputs.hear(header, self._tensors, None if mirror is None else mirror.state)
         known.crossing = header.get("x", known.crossing)
         known.coded = header.get("q", known.coded)
+        known.around = header.get("c", known.around)
+        surroundings.check(known.around, tail.paths, tail.model)
+        given_inputs = [(leaf, leaf._version) for leaf in known.inputs.leaves if type(leaf) is not Ghost]
         if "t" in header:
             known.told.hear(header["t"])
         known.wanted = header.get("w", known.wanted)
@@ -237,6 +243,8 @@ class _Step:
             except Learned:
                 self._back()
                 continue
+            if any(leaf._version != version for leaf, version in given_inputs):
+                raise CutRefused("the model writes in place to an input that both sides have: each would do it")
             if not look.again():
                 break
             self._mirror = given
@@ -268,14 +276,15 @@ class _Step:
     def _forward(self, running_tail: Tail, kwargs: dict[str, Any], look: Look) -> Any:
         token = running.set(running_tail)
         try:
-            with torch.no_grad(), fast_path_off(), ExitStack() as self._around:
+            with torch.no_grad(), restored(self._known.around), fast_path_off(), ExitStack() as self._around:
                 self._known.extents.begin(self._known.inputs.largest_private)
                 self._around.enter_context(self._known.extents.around())
                 if look.draws is not None:
                     self._around.enter_context(look.draws)
                 if self._header.get("b"):
                     running_tail.replay.on()
-                output = self._tail.model(**kwargs)
+                # hooks of the model itself run on the edge, which has the answer
+                output = self._tail.model.forward(**kwargs)
         except Diverged as error:
             raise CutRefused(f"at {self._tail.cut.name} the two sides part before the cut: {error}") from error
         except GhostRead as error:

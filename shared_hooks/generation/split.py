@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from shared_hooks.errors import CutRefused, InputMismatch, SessionLost
-from shared_hooks.generation import hidden
+from shared_hooks.generation import hidden, surroundings
 from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, device_of, finder_of
 from shared_hooks.generation.edge_session import EdgeSession, History
+from shared_hooks.generation.forms import version_of
 from shared_hooks.generation.ghost import Origin
 from shared_hooks.generation.handle import Handle, handle_of
 from shared_hooks.generation.head import Exit, Head
@@ -35,6 +37,7 @@ from shared_hooks.generation.session import LEAVES, TOLD
 from shared_hooks.generation.settled import Settled
 from shared_hooks.generation.wanted import SHORT, Answer, widened
 from shared_hooks.modules import attach, fast_path_off, running
+from shared_hooks.state import Dice
 
 HISTORY_BYTES = 256 << 20
 MOST_TRIES = 64
@@ -134,8 +137,8 @@ class SplitForward:
             handle.take_off()
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs = _named(self._signature, args, kwargs)
-        with self._lock, torch.no_grad(), fast_path_off():
+        kwargs = _counted(_named(self._signature, args, kwargs))
+        with self._lock, torch.inference_mode(False), torch.no_grad(), fast_path_off():
             return self._split(kwargs)
 
     # One call of the model
@@ -150,12 +153,15 @@ class SplitForward:
 
     def _stepped(self, kwargs: dict[str, Any], handle: Handle, began: int) -> tuple[Any, Handle]:
         """The output of one call, and whose session it was: a forward may make its own state."""
+        if handle.spoilt:
+            raise SessionLost("a step failed after the model had written to its state in place: begin with a new state")
         if handle.mirror is not None:
             handle.note()
         snapshot = None if handle.mirror is None else handle.mirror.snapshot()
         opening = handle.opening()
         session: EdgeSession = handle.session
         marks = session.marks()
+        shared = [(one, version_of(one)) for one in session.inputs.shared(kwargs)]
         head = Head(self.cut, self._paths, self._here, seek=handle.mirror is None, modules=self._modules)
         try:
             handle.busy = True
@@ -165,14 +171,16 @@ class SplitForward:
             if head.born is not None:
                 handle = self._adopted(handle, head.born)
                 session, marks = handle.session, handle.session.marks()
+            if any(version_of(one) != version for one, version in shared):
+                raise CutRefused("the model writes in place to an input that both sides have: each would do it")
             headed = time.perf_counter_ns()
             message = self._message(head, kwargs, handle, opening, born=head.born is not None)
             reply, up, down = self._sent(session, head, *message)
             answered = time.perf_counter_ns()
             output = self._output(reply, head, kwargs, handle)
         except BaseException:
-            if handle.mirror is not None and snapshot is not None:
-                handle.mirror.back_to(snapshot)
+            if handle.mirror is not None and snapshot is not None and not handle.mirror.back_to(snapshot):
+                handle.spoilt = True
             session.back(marks)
             raise
         finally:
@@ -204,7 +212,7 @@ class SplitForward:
 
     def _sweep(self) -> None:
         """Sessions whose state nobody has any more are closed, at the next one's beginning."""
-        for handle, session in [one for one in self._sessions if one[0]() is None]:
+        for handle, session in [one for one in self._sessions if one[0]() is None and not one[1].is_waited_for]:
             self._sessions.remove((handle, session))
             session.close()
 
@@ -212,7 +220,7 @@ class SplitForward:
         """Computes all steps of a session once more, in another one, which takes its place at the other side."""
         if lost.random is not None:
             raise SessionLost("the session cannot be made again: the server has drawn random numbers for it")
-        handle = Handle(self._session())
+        handle, dice = Handle(self._session()), Dice()
         if lost.calls.opening is not None:
             mirror = Mirror.built(lost.calls.opening, self._here)
             if mirror.has_shadows:
@@ -222,6 +230,9 @@ class SplitForward:
             handle.repeat(call.done)
             state = None if handle.mirror is None else handle.mirror.state
             _, handle = self._stepped(call.kwargs(state), handle, time.perf_counter_ns())
+        if dice.rolled:
+            dice.restore()
+            raise SessionLost("the session cannot be made again: the model draws random numbers before the cut")
         made: EdgeSession = handle.session
         lost.id, lost.number, lost.wanted = made.id, made.number, made.wanted
         made.number = 0  # it is not its to close
@@ -229,7 +240,11 @@ class SplitForward:
     def _handle(self, state: Any) -> Handle:
         """The handle of a state: its own, that of a copy, or a new one."""
         handle = handle_of(state)
+        if handle is not None and handle.session.link is not self._link:
+            raise CutRefused("the state belongs to another model that is split")
         if handle is not None and handle.mirror is not None:
+            if handle.mirror.state is not state:
+                raise CutRefused("the state is a shallow copy of one that is in use: use copy.deepcopy")
             return handle
         self._sweep()
         if handle is None:
@@ -294,6 +309,10 @@ class SplitForward:
             header["d"] = session.up.said(handle.mirror.look())
         if born:
             header["born"] = 1
+        run = {call.path for call in head.calls[:-1]}
+        context = surroundings.around(self._paths, self.model, run)
+        if context != session.around:
+            header["c"] = session.around = context
         self._add_wanted(session, header)
         self._add_read(head, session, header)
         told = {(one[0], one[1]): one for one in head.told()}
@@ -403,6 +422,21 @@ def _named(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
             raise InputMismatch("a model that takes any number of positional arguments cannot be split step by step")
         found.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
     return found
+
+
+def _counted(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Tensors of `torch.inference_mode` do not count what is written to them: ordinary ones in their place."""
+    return {
+        name: value if is_state(value) else tree_map_only(torch.Tensor, _ordinary, value)
+        for name, value in kwargs.items()
+    }
+
+
+def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
 
 
 def _extra(head: Head, place: list[Any]) -> torch.Tensor:
