@@ -61,13 +61,22 @@ def _size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))
 
 
-class Extents:
-    """How large a session's inputs and its state are said to be. ``most``: bytes that one step may take."""
+class Seen:
+    """The sizes up to which steps of one tail need no look: of private inputs, of what is told of a state."""
 
-    def __init__(self, most: int = STEP_BYTES) -> None:
+    def __init__(self) -> None:
+        self.inputs = self.state = 0
+
+
+class Extents:
+    """How large a session's inputs and its state are said to be. ``most``: bytes that one step may take. ``seen``: of
+    all sessions of the tail, since what a step of some sizes takes is the same in each.
+    """
+
+    def __init__(self, most: int = STEP_BYTES, seen: Seen | None = None) -> None:
         self._most = most
         self._inputs = self._state = 0
-        self._known = 0, 0
+        self._seen = Seen() if seen is None else seen
         self._looked = False
 
     def begin(self, elements: int) -> None:
@@ -81,7 +90,7 @@ class Extents:
 
     def around(self) -> AbstractContextManager[Any]:
         """For the step, or the rest of it: a look at what it takes, where that is new."""
-        if self._looked or (self._inputs <= self._known[0] and self._state <= self._known[1]):
+        if self._looked or (self._inputs <= self._seen.inputs and self._state <= self._seen.state):
             return nullcontext()
         self._looked = True
         return Allowance(self._most)
@@ -89,13 +98,13 @@ class Extents:
     def passed(self) -> None:
         """The step was made."""
         if self._looked:
-            inputs, state = self._known
-            self._known = max(inputs, 2 * self._inputs), max(state, 2 * self._state)
+            self._seen.inputs = max(self._seen.inputs, 2 * self._inputs)
+            self._seen.state = max(self._seen.state, 2 * self._state)
 
     def copied(self) -> Extents:
         """For a fork, and for a step that may fail."""
-        made = Extents(self._most)
-        made._inputs, made._state, made._known = self._inputs, self._state, self._known
+        made = Extents(self._most, self._seen)
+        made._inputs, made._state = self._inputs, self._state
         return made
 
 

@@ -29,7 +29,7 @@ from torch import nn
 from shared_hooks.errors import BadFrame, CutRefused
 from shared_hooks.forward.context import restored
 from shared_hooks.generation import hidden, surroundings
-from shared_hooks.generation.allowance import STEP_BYTES, Extents
+from shared_hooks.generation.allowance import STEP_BYTES, Extents, Seen
 from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.cut import Cut, device_of, finder_of
@@ -71,6 +71,7 @@ class DecodingTail:
         self.find = finder_of(model)
         self.template = Template()
         self.settled = Settled(model)
+        self.seen = Seen()
         self.paths = {module: path for path, module in model.named_modules()}
         for module in self.paths:
             attach.attach(module)
@@ -119,7 +120,7 @@ class TailSession:
     def __init__(self, tail: DecodingTail) -> None:
         self._tail = tail
         heard = Heard(tail.here, tail.find)
-        told, sizes = Told(tail.here), Extents(tail.step_bytes)
+        told, sizes = Told(tail.here), Extents(tail.step_bytes, tail.seen)
         self._known = _Known(heard, Changes(), Changes(), told, Sampler(), extents=sizes)
         self._mirror: Mirror | None = None
         self._spoilt = ""
