@@ -50,8 +50,8 @@ def test_steps_of_sessions_at_one_cut_run_together(name: str) -> None:
                 met.append(outcome.company)
                 for found, value in zip(tensors, wanted, strict=True):
                     torch.testing.assert_close(found, value, rtol=0, atol=1e-4 * float(value.abs().max()))
-    # steps whose memory is looked at, for they are larger than any before, are made alone: the first, and a few more
-    assert met[: len(links)] == [1] * len(links) and met.count(len(links)) >= len(met) // 2
+    # the generations that were recorded have been through this tail, so nothing is looked at for its size, and all meet
+    assert met.count(len(links)) >= len(met) // 2
     tail.close()
 
 
