@@ -8,7 +8,7 @@ was sent; where something is missing, `GhostRead` names it. Nothing is ever comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -52,6 +52,8 @@ class Derived:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     made: Any = None
+    read: list[tuple[Memory, int]] = field(default_factory=list)
+    """What it reads, and how often that was written to before."""
 
 
 @dataclass
@@ -62,12 +64,23 @@ class Part:
     number: int | None
 
 
+class Memory:
+    """What a ghost and its views share. ``writes``: how often one of them was written to."""
+
+    __slots__ = ("writes",)
+
+    def __init__(self) -> None:
+        self.writes = 0
+
+
 class Supply(Protocol):
     """What a running tail says of ghosts."""
 
     resumed: bool
     """Whether the cut is reached: from then on ghosts that are read are worked out."""
     sent: dict[Origin, torch.Tensor]
+    views: list[tuple[torch.Tensor, int]]
+    """Views of what was sent, and their versions: they do not count together here."""
 
 
 class Ghost(torch.Tensor):
@@ -75,6 +88,7 @@ class Ghost(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     origin: Origin | Part | None
+    memory: Memory
 
     @staticmethod
     def __new__(
@@ -84,6 +98,7 @@ class Ghost(torch.Tensor):
         assert isinstance(made, Ghost)
         torch._C._set_throw_on_mutable_data_ptr(made)
         made.origin = origin
+        made.memory = Memory()
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -118,7 +133,13 @@ class Ghost(torch.Tensor):
             if any(isinstance(value, Ghost) for value in written):
                 raise GhostRead(f"{name} writes, after the cut, to a value from before it")
             what = name.removeprefix("aten::") + "()"
-            return func(*_swap(args, lambda one: value_of(one, what)), **_swap(kwargs, lambda one: value_of(one, what)))
+            found = func(
+                *_swap(args, lambda one: value_of(one, what)), **_swap(kwargs, lambda one: value_of(one, what))
+            )
+            if any(result.alias_info is not None for result in func._schema.returns):
+                views = found if isinstance(found, (list, tuple)) else (found,)
+                supply.views += [(view, view._version) for view in views]
+            return found
         return _propagated(func, args, kwargs, written)
 
 
@@ -147,8 +168,15 @@ def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writte
     back = {id(made): value for value, made in known.values()}
     for value in written:
         value.origin = None  # type: ignore[attr-defined]
+        value.memory.writes += 1  # type: ignore[attr-defined]
     device = kwargs.get("device") or first.device
-    return _wrapped(found, torch.device(device), back, None if written else Derived(func, args, kwargs))
+    read = [(one.memory, one.memory.writes) for one in _ghosts((args, kwargs))]
+    derived = None if written else Derived(func, args, kwargs, read=read)
+    made = _wrapped(found, torch.device(device), back, derived)
+    if not written and any(result.alias_info is not None for result in func._schema.returns):
+        for view in _ghosts((made,)):
+            view.memory = first.memory
+    return made
 
 
 def value_of(ghost: Ghost, what: str = "the result") -> torch.Tensor:
@@ -157,6 +185,8 @@ def value_of(ghost: Ghost, what: str = "the result") -> torch.Tensor:
     if isinstance(origin, Part):
         of = origin.of
         if of.made is None:
+            if any(memory.writes != writes for memory, writes in of.read):
+                raise GhostRead(f"{what} reads a value from before the cut that was made of another, written to since")
             of.made = of.func(
                 *_swap(of.args, lambda one: value_of(one, what)), **_swap(of.kwargs, lambda one: value_of(one, what))
             )

@@ -66,6 +66,8 @@ class Head:
         self.structure: Any = None
         self.passed: list[int] = []
         """For each of them: which tensor among the cut module's arguments it is, or -1."""
+        self.is_shared = False
+        """Whether one of them is in memory of what is known before the cut."""
         self.failure: BaseException | None = None
 
     def failed(self, error: BaseException) -> None:
@@ -133,8 +135,12 @@ class Head:
 
     def _leave(self, call: Call) -> None:
         self.structure, self.leaves = flatten(call.output)
-        given = {id(tensor): number for number, tensor in enumerate(arguments(*call.given))}
+        given_tensors = arguments(*call.given)
+        given = {id(tensor): number for number, tensor in enumerate(given_tensors)}
         self.passed = [given.get(id(leaf), -1) for leaf in self.leaves]
+        before = [*given_tensors, *(leaf for one in self.calls[:-1] for leaf in _leaves(one.output))]
+        memory = {one.untyped_storage()._cdata for one in before}
+        self.is_shared = any(leaf.untyped_storage()._cdata in memory for leaf in self.leaves)
         raise self.exit
 
     # What is told of it
@@ -158,6 +164,13 @@ class Head:
         for call in calls:
             yield call
             yield from self._all(call.inner)
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    try:
+        return flatten(value)[1]
+    except UnknownHolder:
+        return []
 
 
 def born(args: tuple[Any, ...], kwargs: dict[str, Any], here: torch.device) -> Mirror | None:

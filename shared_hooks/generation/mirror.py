@@ -5,6 +5,8 @@ A look costs a comparison of identities: only what is another object, or was wri
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from shared_hooks.errors import BadFrame
 from shared_hooks.generation.forms import LITERALS, Form, Loose, Node, Path, build, check_key, form_of, same, version_of
 from shared_hooks.generation.ghost import Ghost, Part, shadow
+from shared_hooks.tensors import UnknownHolder
 
 Change = tuple[Path, Form, Form]
 """Where, what is there now, and what was (None for nothing)."""
@@ -67,6 +70,7 @@ class Mirror:
             self.root = form_of(state, here)
         if not isinstance(self.root, Node):
             raise BadFrame("a state is an object")
+        self._check_single()
 
     @classmethod
     def built(cls, form: Any, here: torch.device) -> Mirror:
@@ -96,7 +100,17 @@ class Mirror:
         self.moved = []
         with torch._C.DisableTorchFunction():
             self._look(self.root, (), found)
+        if any(isinstance(form, Node) for _, form, _ in found):
+            self._check_single()
         return found
+
+    def _check_single(self) -> None:
+        """Raises UnknownHolder: the other side would make two of one."""
+        known: set[int] = set()
+        for node in self._nodes(self.root):
+            if id(node.holder) in known:
+                raise UnknownHolder(f"a state holds one {node.cls or type(node.holder).__name__} in two places")
+            known.add(id(node.holder))
 
     def _look(self, node: Node, path: Path, found: list[Change]) -> None:
         forms, seen = node.forms, node.seen
@@ -209,30 +223,42 @@ class Mirror:
         storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in self.real()}
         return sum(storages.values())
 
+    def _twins(self) -> dict[int, torch.Tensor]:
+        """Copies of the tensors that are here, by id; what was one memory is one."""
+        real = list(self.real())
+        memory = Counter(one.untyped_storage()._cdata for one in {id(one): one for one in real}.values())
+        twins: dict[int, torch.Tensor] = {}
+        memo: dict[int, Any] = {}
+        for one in real:
+            if id(one) not in twins:
+                alone = memory[one.untyped_storage()._cdata] == 1
+                twins[id(one)] = one.clone() if alone else copy.deepcopy(one, memo)
+        return twins
+
     def copied(self) -> Mirror:
         """Of a copy of the state that shares no real tensor with it."""
         made = Mirror.__new__(Mirror)
-        made.here, made.moved, made.put_last, made.root = self.here, [], [], _copied(self.root)
+        made.here, made.moved, made.put_last, made.root = self.here, [], [], _copied(self.root, self._twins())
         return made
 
 
-def _copied(node: Node) -> Node:
+def _copied(node: Node, twins: dict[int, torch.Tensor]) -> Node:
     holder = object.__new__(type(node.holder)) if node.kind == "o" else [] if node.kind == "l" else {}
     made = Node(node.kind, node.cls, holder)
     for key, form in node.forms.items():
         value = node.seen[key][0]
         if isinstance(form, Node):
-            inner = _copied(form)
+            inner = _copied(form, twins)
             made.write(key, inner.holder)
             made.note(key, inner.holder, inner)
         else:
-            twin = _twin(value)
+            twin = _twin(value, twins)
             made.write(key, twin)
             made.note(key, twin, form)
     return made
 
 
-def _twin(value: Any) -> Any:
+def _twin(value: Any, twins: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return value if type(value) is Ghost else value.clone()
-    return tuple([_twin(item) for item in value]) if type(value) is tuple else value
+        return value if type(value) is Ghost else twins[id(value)]
+    return tuple([_twin(item, twins) for item in value]) if type(value) is tuple else value

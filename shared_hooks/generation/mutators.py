@@ -6,11 +6,13 @@ Python part of a state is told: ``["=", changes]``.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from shared_hooks.errors import BadFrame
+from shared_hooks.generation.allowance import Allowance
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.mirror import Mirror
 
@@ -23,6 +25,7 @@ MUTATORS = (
     "reset",
 )
 MAX_NUMBERS = 65_536
+FEW_ROWS = 64
 
 
 def written(arguments: tuple[Any, ...]) -> list[Any]:
@@ -30,8 +33,10 @@ def written(arguments: tuple[Any, ...]) -> list[Any]:
     return [one.tolist() if isinstance(one, torch.Tensor) else one for one in arguments]
 
 
-def apply(mirror: Mirror, calls: Any) -> None:
-    """Call them here. Raises BadFrame for what is no such method, and for an index that is out of range."""
+def apply(mirror: Mirror, calls: Any, most: int) -> None:
+    """Call them here; ``most`` bytes may be made. Raises TooLarge beyond that, and BadFrame for what is no such method,
+    and for an index that is out of range.
+    """
     try:
         for name, arguments in calls:
             if name == "=":
@@ -40,12 +45,20 @@ def apply(mirror: Mirror, calls: Any) -> None:
             method = getattr(mirror.state, name, None) if name in MUTATORS else None
             if method is None:
                 raise BadFrame(f"a state has no method {name!r:.40}")
-            method(*[_read(one, mirror.here) for one in arguments])
+            read = [_read(one, mirror.here) for one in arguments]
+            # counting costs more than a reordering: only what makes more rows is counted
+            grows = name not in ("crop", "reset") and sum(map(_count, read)) > FEW_ROWS
+            with Allowance(most) if grows else nullcontext():
+                method(*read)
             mirror.renew()
     except BadFrame:
         raise
     except (TypeError, ValueError, IndexError, RuntimeError) as error:
         raise BadFrame(f"{name}() of the state fails: {error!s:.160}") from error
+
+
+def _count(argument: Any) -> int:
+    return argument.numel() if isinstance(argument, torch.Tensor) else int(argument or 0)
 
 
 def _read(argument: Any, here: torch.device) -> Any:

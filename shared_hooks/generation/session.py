@@ -202,6 +202,8 @@ class _Step:
         self._tensors = [tensor.to(tail.here) for tensor in tensors]
         self._used = 0
         self._start: Any = None
+        self._apart: list[tuple[torch.Tensor, int]] = []
+        """Tensors that crossed, and may be in one memory on the edge."""
 
     def run(self) -> _Answer:
         header, known, tail = self._header, self._known, self._tail
@@ -210,7 +212,7 @@ class _Step:
         mirror = self._mirror
         if mirror is not None:
             known.extents.state([mirror.root] if "new" in header else ())
-            apply(mirror, header.get("do", ()))
+            apply(mirror, header.get("do", ()), tail.step_bytes)
         kwargs, self._used = known.inputs.hear(header, self._tensors, None if mirror is None else mirror.state)
         known.crossing = header.get("x", known.crossing)
         known.coded = header.get("q", known.coded)
@@ -246,6 +248,10 @@ class _Step:
                 continue
             if any(leaf._version != version for leaf, version in given_inputs):
                 raise CutRefused("the model writes in place to an input that both sides have: each would do it")
+            if any(one._version != version for one, version in (*self._apart, *running_tail.views)):
+                raise CutRefused(
+                    f"cut after {tail.cut.name}: code behind it writes in place to a value that is known before it"
+                )
             if not look.again():
                 break
             self._mirror = given
@@ -322,7 +328,7 @@ class _Step:
 
     def _crossed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[Origin, torch.Tensor]]:
         try:
-            structure, passed = self._known.crossing
+            structure, passed, is_shared = self._known.crossing
             extra = [Origin("call", str(one[0]), int(one[1]), int(one[2])) for one in self._header.get("e", ())]
             rest = self._tensors[self._used :]
             injected = rest[: len(rest) - len(extra)]
@@ -337,6 +343,8 @@ class _Step:
             raise BadFrame(f"malformed description of what crosses: {error!s:.120}") from error
         if next(waiting, None) is not None:
             raise BadFrame("more tensors than cross")
+        kept = [*leaves, *sent.values()] if is_shared else list(sent.values())
+        self._apart = [(one, one._version) for one in kept if type(one) is not Ghost]
         if any(type(leaf) is Ghost for leaf in leaves):
             raise _LeafMissing("a part of the cut's result is an argument that is not on this side")
         return unflatten(structure, leaves, self._tail.find), sent

@@ -345,7 +345,7 @@ class SplitForward:
         self, head: Head, session: EdgeSession, header: dict[str, Any], tensors: list[torch.Tensor]
     ) -> None:
         passed = [-1] * len(head.leaves) if session.all_leaves else head.passed
-        crossing = [head.structure, passed]
+        crossing = [head.structure, passed, int(head.is_shared)]
         if crossing != session.crossing:
             header["x"] = session.crossing = crossing
         crossing_leaves = [leaf for leaf, number in zip(head.leaves, passed, strict=True) if number < 0]

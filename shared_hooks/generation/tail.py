@@ -64,6 +64,7 @@ class Tail:
         self.replay = Replay(self._frames, bank, here)
         self.resumed = False
         self.sent: dict[Origin, torch.Tensor] = {}
+        self.views: list[tuple[torch.Tensor, int]] = []
         self.born: Mirror | None = None
         self.failure: BaseException | None = None
 

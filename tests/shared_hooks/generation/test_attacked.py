@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from shared_hooks.errors import CutRefused, ServerUnavailable, SessionLost
+from shared_hooks.errors import CutRefused, ServerUnavailable, SessionLost, TooLarge
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply, register_state
+from shared_hooks.tensors import UnknownHolder
 from tests.shared_hooks.generation.small import cut_of, make, prompt
 
 Run = Callable[[Any], list[torch.Tensor]]
@@ -305,3 +306,96 @@ def test_a_session_that_drew_random_numbers_is_not_made_again_with_others() -> N
         pytest.raises(SessionLost, match="draws random numbers"),
     ):
         steps(here)
+
+
+# Two names of one memory
+
+
+class Alike(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :] if self.kind == "view" else x
+
+
+def tangled(kind: str) -> Toy:
+    class Tangled(Toy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alike = Alike(kind)
+
+        def forward(self, input_ids: torch.Tensor, state: Any = None, mask: Any = None) -> Any:
+            x = self.embedding(input_ids)
+            doubled = x * 2
+            if kind == "before":
+                x[:, :1].add_(1)
+            y = self.alike(x)
+            if kind == "after":
+                x.view_as(x).add_(1)
+            elif kind != "before":
+                y += 1
+            return self.last(x + y + doubled)
+
+    return Tangled()
+
+
+@pytest.mark.parametrize("kind", ["view", "itself", "before", "after"])
+def test_a_write_that_is_seen_under_another_name_is_refused(kind: str) -> None:
+    with pytest.raises(CutRefused, match="in place|written to since"):
+        compared(lambda: tangled(kind), "alike", steps)
+
+
+@register_state
+class Twice:
+    def __init__(self) -> None:
+        self.keys: list[torch.Tensor] = []
+        self.same = self.keys
+
+
+def test_a_list_in_two_places_of_a_state_is_refused() -> None:
+    with pytest.raises(UnknownHolder, match="in two places"):
+        compared(Toy, "blocks.1", lambda model: [model(input_ids=ids(1), state=Twice())])
+
+
+@register_state
+class Ring:
+    def __init__(self) -> None:
+        self.whole: Any = None
+        self.part: Any = None
+        self.count = 0
+
+
+class Rings(Toy):
+    def forward(self, input_ids: torch.Tensor, state: Any = None, mask: Any = None) -> Any:
+        x = self.blocks[1](self.blocks[0](self.embedding(input_ids)))
+        if state.whole is None:
+            state.whole = torch.zeros(1, 4, 16)
+            state.part = state.whole[:, 1:3]
+        state.whole[:, state.count % 4] = x[:, -1]
+        state.count += 1
+        return self.last(x + state.part.sum(1, keepdim=True))
+
+
+def test_a_view_in_a_state_is_one_in_its_copy() -> None:
+    def run(model: Any) -> list[torch.Tensor]:
+        state = Ring()
+        found = [model(input_ids=ids(word), state=state) for word in range(2)]
+        twin = copy.deepcopy(state)
+        return found + [model(input_ids=ids(word), state=one) for word in range(4) for one in (twin, state)]
+
+    compared(Rings, "blocks.1", run)
+
+
+@pytest.mark.parametrize("name", ["batch_repeat_interleave", "batch_select_indices", "reorder_cache"])
+def test_a_strangers_rows_are_counted_before_they_are_made(name: str) -> None:
+    from shared_hooks.generation.mirror import Mirror
+    from shared_hooks.generation.mutators import apply
+
+    with torch.no_grad():
+        mirror = Mirror(started(make("llama")), torch.device("cpu"))
+    rows = 100_000 if name == "batch_repeat_interleave" else [0] * 60_000
+    with pytest.raises(TooLarge):
+        apply(mirror, [[name, [rows]]], 1 << 20)
+    assert mirror.nbytes < 1 << 20
