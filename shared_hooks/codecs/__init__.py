@@ -1,18 +1,21 @@
-"""How a tensor's bytes travel: one small interface (`Codec`), one file a codec, and this list.
+"""How a tensor travels as bytes: one small interface (`Codec`), one file a codec, and this list.
 
-codec      the interface
-raw, lz4   the codecs
+grain       which elements are a channel's, which a token's
+codec       the interface
+byte_codec  ... for codecs that see bytes only
+raw, lz4    the codecs
 
 To add a codec, write a file with a `Codec` and name it in `CODECS`. Command lines, profiles, parcels and the tests
 that send hostile bytes take codecs from here. Both sides must have it: a side without it refuses it by name.
 """
 
-from shared_hooks.codecs.codec import Codec
+from shared_hooks.codecs.codec import Codec, Coded, Param
+from shared_hooks.codecs.grain import Grain
 from shared_hooks.codecs.lz4 import Lz4
 from shared_hooks.codecs.raw import Raw
 from shared_hooks.errors import SpecError
 
-__all__ = ["CODECS", "RAW", "Codec", "check"]
+__all__ = ["CODECS", "RAW", "Codec", "Coded", "Grain", "Param", "check"]
 
 RAW = Raw()
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, Lz4())}

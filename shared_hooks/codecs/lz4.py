@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import lz4.block
 
-from shared_hooks.codecs.codec import Codec
+from shared_hooks.codecs.byte_codec import ByteCodec
 
 
-class Lz4(Codec):
+class Lz4(ByteCodec):
     name = "lz4"
     grows = 255  # a match's length grows by 255 with every byte that is told of it
 
-    def encode(self, data: memoryview) -> memoryview:
+    def compress(self, data: memoryview) -> memoryview:
         return memoryview(lz4.block.compress(data, store_size=False))
 
-    def decode(self, data: memoryview, nbytes: int) -> memoryview:
+    def decompress(self, data: memoryview, nbytes: int) -> memoryview:
         try:
             return memoryview(lz4.block.decompress(data, uncompressed_size=nbytes, return_bytearray=True))
         except lz4.block.LZ4BlockError as error:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shared_hooks.codecs import Grain
 from shared_hooks.forward.context import signature_digest
 from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, View, dtype_name
@@ -37,6 +38,7 @@ class Place(NamedTuple):
 
 
 INPUTS = Place("", 0, -1)
+_NOTHING = View((), (), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,22 @@ class Crossing:
     def storage_bytes(self) -> int:
         """Bytes the tail allocates for the slots."""
         return sum(slot.storage_bytes for slot in self.slots)
+
+    @cached_property
+    def grains(self) -> tuple[Grain, ...]:
+        """Of each piece: a piece that is a whole storage is flat, and what lies in it is told by its marks."""
+        shapes: dict[int, View] = {}
+        for mark in self.marks:
+            slot, view = self.slots[mark.slot], mark.view
+            fills = view.offset == 0 and view.numel == slot.elements and mark.dtype is slot.dtype and view.is_run()
+            if fills and len(view.shape) > len(shapes.get(mark.slot, _NOTHING).shape):
+                shapes[mark.slot] = view
+        found = []
+        for number, slot in enumerate(self.slots):
+            for piece in slot.pieces:
+                own = shapes.get(number, piece) if piece.numel == slot.elements else piece
+                found.append(Grain.of(own.shape, own.stride))
+        return tuple(found)
 
     @cached_property
     def signature(self) -> str:

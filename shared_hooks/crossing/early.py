@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import xxhash
 
+from shared_hooks.codecs import Codec
 from shared_hooks.crossing.description import Crossing
 from shared_hooks.crossing.format import MAX_CROSSING_BYTES, decode
 from shared_hooks.crossing.parcel import ALIGN, Parcel
@@ -64,12 +65,12 @@ class EarlyOutput:
         """Raw bytes of the frontier."""
         return self.crossing.payload_bytes
 
-    def pack(self, codec: str = "raw") -> Parcel:
+    def pack(self, codec: str | Codec = "raw") -> Parcel:
         """Header and payload, without the cut's description."""
         meta: Any = self.crossing.digest
         if self.values or self.starts:
             meta = [self.crossing.digest, self.values, self.starts]
-        return Parcel.of_tensors(meta, [*self.pieces, *self.generators], codec)
+        return Parcel.of_tensors(meta, [*self.pieces, *self.generators], codec, self.crossing.grains)
 
     @classmethod
     def unpack(
@@ -98,7 +99,7 @@ class EarlyOutput:
         pieces = tuple(tensors[: len(expected)])
         return cls(crossing, pieces, tuple(values), tuple(states), tuple(starts), disposable)
 
-    def to_bytes(self, codec: str = "raw") -> bytes:
+    def to_bytes(self, codec: str | Codec = "raw") -> bytes:
         """Everything in one piece: magic, sizes, checksum, the cut's description, header, zeros, payload."""
         parcel = self.pack(codec)
         crossing = self.crossing.to_bytes()

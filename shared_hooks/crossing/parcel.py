@@ -1,15 +1,17 @@
 """A parcel: tensors and a little text as one header and one payload of raw bytes.
 
 Format of the header: 8 bytes (xxh3-64 of the rest, little endian), then UTF-8 JSON ``{"v": 1, "meta": ..., "sections":
-[[codec, dtype, shape, stride, nbytes, checksum], ...]}``. The payload is the sections in order, each padded with zeros
-to 64 bytes, so that a tensor can be used where it lies. A section holds the elements in storage order where the tensor
-is dense (``stride`` says which), else in row-major order. ``checksum`` is xxh3-64 of the encoded bytes. No pickle.
+[[codec, dtype, shape, stride, nbytes, checksum], ...]}``; a codec's parameters, if it has any, are a list and the
+seventh entry. The payload is the sections in order, each padded with zeros to 64 bytes, so that a tensor can be used
+where it lies. A section holds the elements in storage order where the tensor is dense (``stride`` says which), else in
+row-major order. ``checksum`` is xxh3-64 of the encoded bytes. No pickle.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,8 @@ import numpy as np
 import torch
 import xxhash
 
-from shared_hooks.codecs import CODECS, RAW, Codec
+from shared_hooks.codecs import CODECS, RAW, Codec, Coded, Grain, Param
+from shared_hooks.codecs.codec import MAX_PARAMS, MAX_TEXT
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.showing import short
 from shared_hooks.tensors import PLAIN, ClassFinder, View, dtype_name, dtype_named, flatten, no_class, unflatten
@@ -39,10 +42,15 @@ class Section:
     stride: tuple[int, ...]
     nbytes: int
     checksum: int
+    params: tuple[Param, ...] = ()
+
+    @property
+    def elements(self) -> int:
+        return View(self.shape, self.stride, 0).numel
 
     @property
     def raw_bytes(self) -> int:
-        return View(self.shape, self.stride, 0).numel * self.dtype.itemsize
+        return self.elements * self.dtype.itemsize
 
     @property
     def padded(self) -> int:
@@ -52,40 +60,47 @@ class Section:
 @short
 @dataclass(frozen=True)
 class Parcel:
-    """A header and the buffers that make up the payload, in order. ``keep`` owns the memory behind the buffers."""
+    """A header and the buffers that make up the payload, in order. ``keep`` owns the memory behind the buffers.
+
+    ``codecs``: by name, what each tensor was encoded with.
+    """
 
     header: bytes
     buffers: tuple[memoryview, ...]
     nbytes: int
     keep: tuple[Any, ...] = ()
+    codecs: tuple[str, ...] = ()
 
     @classmethod
-    def of_tensors(cls, meta: Any, tensors: list[torch.Tensor], codec: str = "raw") -> Parcel:
+    def of_tensors(
+        cls, meta: Any, tensors: list[torch.Tensor], codec: str | Codec = "raw", grains: Sequence[Grain] = ()
+    ) -> Parcel:
         """Pack tensors of any device; dense ones on the CPU are not copied.
 
-        ``codec``: one of `CODECS`; what it does not make smaller is sent raw.
+        ``codec``: a codec, or the name of one of `CODECS`; what it does not make smaller is sent raw. ``grains``: of
+        the first tensors, where their own shapes do not tell.
         """
-        wanted = CODECS.get(codec)
+        wanted = codec if isinstance(codec, Codec) else CODECS.get(codec)
         if wanted is None:
             raise ValueError(f"unknown codec {codec!r}: this side has {', '.join(CODECS)}")
         buffers: list[memoryview] = []
         sections: list[list[Any]] = []
+        used: list[str] = []
         total = 0
-        for tensor in tensors:
+        for number, tensor in enumerate(tensors):
             flat, stride = _storage_order(tensor)
-            data = memoryview(flat.numpy())  # type: ignore[arg-type]
-            used: Codec = RAW
-            encoded = wanted.encode(data) if len(data) else data
-            if len(encoded) < len(data):
-                data, used = encoded, wanted
+            grain = grains[number] if number < len(grains) else Grain.of(tuple(tensor.shape), tuple(stride))
+            name, (data, params) = _encoded(flat, grain, wanted)
+            used.append(name)
             checksum = xxhash.xxh3_64_intdigest(data)
-            sections.append([used.name, dtype_name(tensor.dtype), list(tensor.shape), stride, len(data), checksum])
+            section = [name, dtype_name(tensor.dtype), list(tensor.shape), stride, len(data), checksum]
+            sections.append([*section, params] if params else section)
             padding = -len(data) % ALIGN
             buffers += [data, memoryview(bytes(padding))] if padding else [data]
             total += len(data) + padding
         body = json.dumps({"v": 1, "meta": meta, "sections": sections}, separators=(",", ":")).encode()
         header = xxhash.xxh3_64_intdigest(body).to_bytes(_DIGEST, "little") + body
-        return cls(header, tuple(buffers), total, tuple(tensors))
+        return cls(header, tuple(buffers), total, tuple(tensors), tuple(used))
 
     @classmethod
     def of_value(cls, value: Any, codec: str = "raw") -> Parcel:
@@ -173,7 +188,7 @@ def read_header(header: bytes) -> tuple[Any, list[Section]]:
 
 
 def _section(entry: Any) -> Section:
-    name, dtype, shape, stride, nbytes, checksum = entry
+    name, dtype, shape, stride, nbytes, checksum, *more = entry
     codec = CODECS.get(name)
     if codec is None:
         raise BadFrame(f"unknown codec {name!r:.20}; this side has {', '.join(CODECS)}")
@@ -183,23 +198,42 @@ def _section(entry: Any) -> Section:
         raise BadFrame("malformed header: sizes must be numbers that are not negative")
     if dtype_named(dtype) not in PLAIN:
         raise BadFrame(f"tensors of dtype {dtype} do not travel")
-    section = Section(codec, dtype_named(dtype), tuple(shape), tuple(stride), nbytes, checksum)
+    params = _params(*more) if more else ()
+    section = Section(codec, dtype_named(dtype), tuple(shape), tuple(stride), nbytes, checksum, params)
     view = View(section.shape, section.stride, 0)
     if view.numel and not view.is_run():
         raise BadFrame("malformed header: strides with gaps or overlap")
-    if not codec.can_be(nbytes, section.raw_bytes):
-        raise BadFrame(f"{nbytes} bytes of codec {codec.name} are announced for a tensor of {section.raw_bytes} bytes")
+    try:
+        codec.check(params, section.dtype, section.elements, nbytes)
+    except ValueError as error:
+        raise BadFrame(
+            f"{nbytes} bytes of codec {codec.name} are announced for a tensor of {section.raw_bytes} bytes: {error}"
+        ) from error
     return section
+
+
+def _params(params: Any) -> tuple[Param, ...]:
+    if not isinstance(params, list) or len(params) > MAX_PARAMS:
+        raise BadFrame(f"malformed header: a codec's parameters are a list of at most {MAX_PARAMS}")
+    for one in params:
+        is_number = type(one) in (int, float) and -(1 << 63) <= one < 1 << 63  # not NaN, either
+        if not is_number and not (isinstance(one, str) and len(one) <= MAX_TEXT):
+            raise BadFrame("malformed header: a codec's parameters are numbers and short texts")
+    return tuple(params)
 
 
 def _decode(section: Section, data: torch.Tensor, view: memoryview) -> torch.Tensor:
     if xxhash.xxh3_64_intdigest(view) != section.checksum:
         raise BadFrame("the payload is altered: a checksum is wrong")
-    nbytes = section.raw_bytes
+    elements, nbytes = section.elements, section.raw_bytes
     try:
-        decoded = section.codec.decode(view, nbytes)
+        decoded = section.codec.decode(view, section.params, section.dtype, elements)
     except ValueError as error:
         raise BadFrame(f"a tensor of codec {section.codec.name} does not decode") from error
+    if isinstance(decoded, torch.Tensor):
+        if decoded.dtype is not section.dtype or decoded.shape != (elements,) or not decoded.is_contiguous():
+            raise BadFrame(f"a tensor of codec {section.codec.name} is another one than announced")
+        return decoded.as_strided(section.shape, section.stride)
     if len(decoded) != nbytes:
         raise BadFrame(f"a tensor of codec {section.codec.name} has another size than announced")
     if decoded is not view:
@@ -211,10 +245,18 @@ def _decode(section: Section, data: torch.Tensor, view: memoryview) -> torch.Ten
     )
 
 
+def _encoded(flat: torch.Tensor, grain: Grain, wanted: Codec) -> tuple[str, Coded]:
+    """A flat tensor, and the name of the codec that it was worth."""
+    coded = wanted.encode(flat, grain) if flat.numel() else None
+    if coded is None or wanted is RAW or len(coded.data) >= flat.numel() * flat.itemsize:
+        wanted, coded = RAW, RAW.encode(flat, grain)
+    assert coded is not None, "raw takes every tensor"
+    return wanted.name, coded
+
+
 def _storage_order(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-    """The bytes of a tensor as a flat uint8 tensor on the CPU, and the strides that give the tensor back."""
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+    """The elements of a tensor as a flat one, and the strides that give the tensor back."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
     if not plain.is_contiguous() and not View.of(plain).is_run():
         plain = plain.contiguous()
-    flat = plain.as_strided((plain.numel(),), (1,), plain.storage_offset())
-    return flat.view(torch.uint8), list(plain.stride())
+    return plain.as_strided((plain.numel(),), (1,), plain.storage_offset()), list(plain.stride())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import tracemalloc
@@ -10,38 +11,52 @@ import pytest
 import torch
 import xxhash
 
-from shared_hooks import Parcel
-from shared_hooks.codecs import CODECS, RAW, Codec, check
+from shared_hooks import Parcel, WrappedModel
+from shared_hooks.codecs import CODECS, RAW, Codec, Grain, Param, check
 from shared_hooks.errors import BadFrame, SpecError
+from tests.shared_hooks.cutting import case_of
 
 SMALLER = [codec for codec in CODECS.values() if codec is not RAW]
+LOSSLESS = [codec for codec in CODECS.values() if codec.lossless]
 DATA = [b"\0" * 100_000, bytes(range(256)) * 300, random.Random(1).randbytes(5000), b"x"]
+BYTE = torch.uint8
 
 
-def encoded(codec: Codec, data: bytes) -> bytes:
-    return bytes(codec.encode(memoryview(data)))
+def flat(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=BYTE)
 
 
-@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
+def encoded(codec: Codec, data: bytes) -> tuple[bytes, tuple[Param, ...]]:
+    coded = codec.encode(flat(data), Grain(1, len(data), 1, False))
+    assert coded is not None
+    return bytes(coded.data), coded.params
+
+
+def decoded(codec: Codec, data: bytes, params: tuple[Param, ...], nbytes: int) -> memoryview:
+    codec.check(params, BYTE, nbytes, len(data))
+    found = codec.decode(memoryview(data), params, BYTE, nbytes)
+    return memoryview(found.numpy()) if isinstance(found, torch.Tensor) else found  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("codec", LOSSLESS, ids=lambda codec: codec.name)
 @pytest.mark.parametrize("data", DATA, ids=len)
 def test_there_and_back(codec: Codec, data: bytes) -> None:
-    small = encoded(codec, data)
-    assert bytes(codec.decode(memoryview(small), len(data))) == data
-    assert codec.can_be(len(small), len(data))  # no honest sender is refused
+    small, params = encoded(codec, data)
+    assert bytes(decoded(codec, small, params, len(data))) == data
 
 
 @pytest.mark.parametrize("codec", SMALLER, ids=lambda codec: codec.name)
 def test_what_it_decodes_may_be_written(codec: Codec) -> None:
-    assert not codec.decode(memoryview(encoded(codec, DATA[0])), len(DATA[0])).readonly
+    assert not decoded(codec, *encoded(codec, DATA[0]), len(DATA[0])).readonly
 
 
 @pytest.mark.parametrize("codec", SMALLER, ids=lambda codec: codec.name)
 def test_a_bomb_takes_no_more_than_it_announces(codec: Codec) -> None:
-    bomb = encoded(codec, b"\0" * (32 << 20))
+    bomb, params = encoded(codec, b"\0" * (32 << 20))
     for nbytes in (0, 1, 1000, 1 << 16):
         tracemalloc.start()
         with pytest.raises(ValueError):
-            codec.decode(memoryview(bomb), nbytes)
+            decoded(codec, bomb, params, nbytes)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 4 * nbytes + (256 << 10), nbytes
@@ -50,7 +65,7 @@ def test_a_bomb_takes_no_more_than_it_announces(codec: Codec) -> None:
 @pytest.mark.parametrize("codec", SMALLER, ids=lambda codec: codec.name)
 def test_junk_is_refused_or_has_the_size_it_announces(codec: Codec) -> None:
     dice = random.Random(2)
-    honest = encoded(codec, DATA[1])
+    honest, params = encoded(codec, DATA[1])
     junk = [
         b"",
         b"\0",
@@ -61,10 +76,35 @@ def test_junk_is_refused_or_has_the_size_it_announces(codec: Codec) -> None:
     for data in junk:
         for nbytes in (0, 1, 50, len(DATA[1])):
             try:
-                found = codec.decode(memoryview(data), nbytes)
+                found = decoded(codec, data, params, nbytes)
             except ValueError:
                 continue
             assert len(found) <= nbytes
+
+
+@pytest.mark.parametrize(
+    "params", [[0], ["x" * 65], [None], [[1]], [True], list(range(17)), "text", {"a": 1}, [1 << 63], [float("inf")]]
+)
+def test_parameters_that_no_codec_has_are_refused(params: object) -> None:
+    parcel = Parcel.of_tensors(None, [torch.zeros(1000)], "lz4")
+    body = json.loads(parcel.header[8:])
+    body["sections"][0].append(params)
+    with pytest.raises(BadFrame):
+        Parcel.tensors(_signed(json.dumps(body).encode()), b"".join(parcel.buffers))
+
+
+def test_what_crosses_says_where_its_channels_are() -> None:
+    assert Grain.of((2, 8, 4, 4), (128, 16, 4, 1)) == Grain(2, 8, 16, True)
+    assert Grain.of((2, 8, 4, 4), (128, 1, 32, 8)) == Grain(32, 8, 1, True)
+    assert Grain.of((2, 5, 7), (35, 7, 1)) == Grain(10, 7, 1, False)
+    assert Grain.of((), ()).elements == 1 and Grain.of((0, 3), (3, 1)).elements == 0
+    case = case_of("residual")
+    args, kwargs = case.inputs()
+    wrapped = WrappedModel(case.build())
+    wrapped.plan(*args, **kwargs)
+    for cut in range(3):
+        early = wrapped.forward(*args, end=cut, **kwargs)
+        assert [grain.elements for grain in early.crossing.grains] == [piece.numel() for piece in early.pieces]
 
 
 def test_what_does_not_get_smaller_is_sent_raw() -> None:
