@@ -184,13 +184,20 @@ class Crossing:
     def grains(self) -> tuple[Grain, ...]:
         """Of each piece: a piece that is a whole storage is flat, and what lies in it is told by its marks."""
         shapes: dict[int, View] = {}
+        slots = dict(enumerate(self.slots))
         for mark in self.marks:
-            slot, view = self.slots[mark.slot], mark.view
-            fills = view.offset == 0 and view.numel == slot.elements and mark.dtype is slot.dtype and view.is_run()
+            slot, view = slots.get(mark.slot), mark.view
+            fills = (
+                slot is not None
+                and view.offset == 0
+                and view.numel == slot.elements
+                and mark.dtype is slot.dtype
+                and view.is_run()
+            )
             if fills and len(view.shape) > len(shapes.get(mark.slot, _NOTHING).shape):
                 shapes[mark.slot] = view
         found = []
-        for number, slot in enumerate(self.slots):
+        for number, slot in slots.items():
             for piece in slot.pieces:
                 own = shapes.get(number, piece) if piece.numel == slot.elements else piece
                 found.append(Grain.of(own.shape, own.stride))
