@@ -4,7 +4,7 @@ grain       which elements are a channel's, which a token's
 codec       the interface
 byte_codec  ... for codecs that see bytes only
 raw, lz4    the codecs
-basis/      ... by what a calibration learnt of one tensor
+basis       ... by what a calibration learnt of one tensor
 
 To add a codec, write a file with a `Codec` and name it in `CODECS`. Command lines, profiles, parcels and the tests
 that send hostile bytes take codecs from here. Both sides must have it: a side without it refuses it by name.
