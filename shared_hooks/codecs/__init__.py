@@ -10,17 +10,17 @@ To add a codec, write a file with a `Codec` and name it in `CODECS`. Command lin
 that send hostile bytes take codecs from here. Both sides must have it: a side without it refuses it by name.
 """
 
-from shared_hooks.codecs.basis import Basis
-from shared_hooks.codecs.codec import Codec, Coded, Param
+from shared_hooks.codecs.basis import Basis, Frames
+from shared_hooks.codecs.codec import Bound, Codec, Coded, Param
 from shared_hooks.codecs.grain import Grain
 from shared_hooks.codecs.lz4 import Lz4
 from shared_hooks.codecs.raw import Raw
 from shared_hooks.errors import SpecError
 
-__all__ = ["CODECS", "RAW", "Codec", "Coded", "Grain", "Param", "check"]
+__all__ = ["CODECS", "RAW", "Bound", "Codec", "Coded", "Grain", "Param", "check"]
 
 RAW = Raw()
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, Lz4(), Basis())}
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, Lz4(), Basis(), Frames())}
 
 
 def check(name: str) -> str:
