@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 PORT = "8050"
 """Of the dashboard, where none is given."""
 
-CODECS = ("raw", "lz4")
+LOSSLESS = ("raw", "lz4", "zstd", "shuffle-lz4", "shuffle-zstd", "sparse")
+LOSSY = ("bf16", "fp16", "int8", "int6", "int5", "int4", "int3", "int2", "int1")
+CODECS = (*LOSSLESS, *LOSSY)
 """As `shared_hooks.codecs` has them, which loads torch."""
 
 
@@ -229,8 +231,9 @@ def _add_codec(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--codec",
         choices=CODECS,
+        metavar="CODEC",
         default="raw",
-        help='for the frontier: "raw" sends it as it is, "lz4" smaller (default: raw)',
+        help=f"for the frontier: without loss {', '.join(LOSSLESS)}; with a loss {', '.join(LOSSY)} (default: raw)",
     )
 
 

@@ -16,8 +16,8 @@ from shared_hooks.codecs import CODECS, RAW, Codec, Grain, Param, check
 from shared_hooks.errors import BadFrame, SpecError
 from tests.shared_hooks.cutting import case_of
 
-SMALLER = [codec for codec in CODECS.values() if codec is not RAW]
 LOSSLESS = [codec for codec in CODECS.values() if codec.lossless]
+SMALLER = [codec for codec in LOSSLESS if codec is not RAW]
 DATA = [b"\0" * 100_000, bytes(range(256)) * 300, random.Random(1).randbytes(5000), b"x"]
 BYTE = torch.uint8
 
