@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PORT = "8050"
 """Of the dashboard, where none is given."""
 
-CODECS = ("raw", "lz4")
+CODECS = ("raw", "lz4", "basis")
 """As `shared_hooks.codecs` has them, which loads torch."""
 
 

@@ -4,11 +4,13 @@ grain       which elements are a channel's, which a token's
 codec       the interface
 byte_codec  ... for codecs that see bytes only
 raw, lz4    the codecs
+basis       ... by what a calibration learnt of one tensor
 
 To add a codec, write a file with a `Codec` and name it in `CODECS`. Command lines, profiles, parcels and the tests
 that send hostile bytes take codecs from here. Both sides must have it: a side without it refuses it by name.
 """
 
+from shared_hooks.codecs.basis import Basis
 from shared_hooks.codecs.codec import Codec, Coded, Param
 from shared_hooks.codecs.grain import Grain
 from shared_hooks.codecs.lz4 import Lz4
@@ -18,7 +20,7 @@ from shared_hooks.errors import SpecError
 __all__ = ["CODECS", "RAW", "Codec", "Coded", "Grain", "Param", "check"]
 
 RAW = Raw()
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, Lz4())}
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, Lz4(), Basis())}
 
 
 def check(name: str) -> str:
