@@ -163,7 +163,7 @@ EDGE: list[tuple[str, str]] = [
     ("RUN ok.png --warmup -1", "is not a number of at least 0"),
     ("RUN ok.png --save words.txt", "words.txt cannot be a folder"),
     ("RUN ok.png --deadline 0", "is not a number of seconds above 0"),
-    ("RUN ok.png --codec zip", "is not one of raw, lz4"),
+    ("RUN ok.png --codec zip", "is not one of raw, lz4, "),
     ("RUN ok.png --witness 2", "is not a share from 0 to 1"),
     ("RUN ok.png --witness 0.5", "--split edge-only splits none"),
     ("RUN ok.png --observe nope", "There are activation, "),

@@ -6,6 +6,7 @@ byte_codec  ... for codecs that see bytes only
 raw, lz4, zstd      without loss, of bytes as they are
 shuffled, sparse    ... byte by byte of the elements, and beside a mask of zeros
 half, quantised     with a loss: 16 bits, and 8 to 1
+basis               ... by what a calibration learnt of one tensor
 steps, clipping     how wide a quantiser's steps are
 rounding, packing   numbers <-> symbols <-> bytes
 sections            several runs of bytes as one, compressed
@@ -16,6 +17,7 @@ that send hostile bytes take codecs from here. Both sides must have it: a side w
 
 import torch
 
+from shared_hooks.codecs.basis import Basis
 from shared_hooks.codecs.codec import Codec, Coded, Param
 from shared_hooks.codecs.grain import Grain
 from shared_hooks.codecs.half import Half
@@ -42,6 +44,7 @@ CODECS: dict[str, Codec] = {
         Half("bf16", torch.bfloat16),
         Half("fp16", torch.float16),
         *(Quantised(bits) for bits in (8, 6, 5, 4, 3, 2, 1)),
+        Basis(),
     )
 }
 

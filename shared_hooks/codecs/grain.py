@@ -11,7 +11,8 @@ _MAP_RANK = 4
 
 
 class Grain(NamedTuple):
-    """In the order of memory: ``outer`` times ``channels`` times ``inner`` elements. ``is_map``: of a feature map.
+    """In the order of memory: ``outer`` times ``channels`` times ``inner`` elements. ``is_map``: of a feature map,
+    whose lines hold ``width`` of the inner ones.
 
     (N, C, H, W) is (N, C, H * W), in channels-last memory (N * H * W, C, 1); hidden states (N, T, D) are (N * T, D, 1).
     """
@@ -20,6 +21,7 @@ class Grain(NamedTuple):
     channels: int
     inner: int
     is_map: bool
+    width: int = 1
 
     @property
     def elements(self) -> int:
@@ -36,4 +38,5 @@ class Grain(NamedTuple):
         channels, inner = shape[axis], stride[axis]
         if count % (channels * inner):  # not a run after all
             return cls(1, count, 1, is_map)
-        return cls(count // (channels * inner), channels, inner, is_map)
+        width = shape[-1] if is_map and stride[-1] == 1 and inner % shape[-1] == 0 else 1
+        return cls(count // (channels * inner), channels, inner, is_map, width)

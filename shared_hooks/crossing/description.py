@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
 from shared_hooks.codecs import Grain
+from shared_hooks.codecs.basis import Basis, Book
 from shared_hooks.forward.context import signature_digest
 from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, View, dtype_name
@@ -149,6 +150,7 @@ class Crossing:
     ``generators``: states of random number generators that arrive with every request, of ``"torch"`` as it is at the
     cut, of ``"python"`` and ``"numpy"`` as they are when the forward begins.
     ``leaves``: names of Python state that a forward was seen to leave changed and that tells on no later one.
+    ``books``: of each piece, what the codec "basis" sends it by; empty where no calibration gave any.
     """
 
     layer_id: int
@@ -167,6 +169,7 @@ class Crossing:
     plan_digest: str = ""
     generators: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
+    books: tuple[Book | None, ...] = ()
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -178,6 +181,17 @@ class Crossing:
     def storage_bytes(self) -> int:
         """Bytes the tail allocates for the slots."""
         return sum(slot.storage_bytes for slot in self.slots)
+
+    @cached_property
+    def bases(self) -> tuple[Basis, ...]:
+        """The codec "basis" of each piece, by its book."""
+        return tuple(Basis(book) for book in self.books)
+
+    def with_books(self, books: tuple[Book | None, ...]) -> Crossing:
+        """The same cut, of which pieces may travel by these books; another digest names it. Raises ValueError."""
+        if len(books) != len(self.grains):
+            raise ValueError(f"{len(books)} books for {len(self.grains)} pieces")
+        return replace(self, books=books, cache={})
 
     @cached_property
     def grains(self) -> tuple[Grain, ...]:
@@ -252,6 +266,8 @@ class Crossing:
         }
         if self.leaves:
             data["leaves"] = self.leaves
+        if self.books:
+            data["books"] = [None if book is None else book.to_json() for book in self.books]
         return json.dumps(data, separators=(",", ":")).encode()
 
 

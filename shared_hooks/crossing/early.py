@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import xxhash
 
 from shared_hooks.codecs import Codec
+from shared_hooks.codecs.basis import Basis
 from shared_hooks.crossing.description import Crossing
 from shared_hooks.crossing.format import MAX_CROSSING_BYTES, decode
 from shared_hooks.crossing.parcel import ALIGN, Parcel
@@ -65,11 +67,13 @@ class EarlyOutput:
         """Raw bytes of the frontier."""
         return self.crossing.payload_bytes
 
-    def pack(self, codec: str | Codec = "raw") -> Parcel:
-        """Header and payload, without the cut's description."""
+    def pack(self, codec: str | Codec | Sequence[Codec] = "raw") -> Parcel:
+        """Header and payload, without the cut's description. ``codec``: for all pieces, or one for each of them."""
         meta: Any = self.crossing.digest
         if self.values or self.starts:
             meta = [self.crossing.digest, self.values, self.starts]
+        if codec == Basis.name:
+            codec = self.crossing.bases
         return Parcel.of_tensors(meta, [*self.pieces, *self.generators], codec, self.crossing.grains)
 
     @classmethod
@@ -83,7 +87,7 @@ class EarlyOutput:
         disposable: bool = False,
     ) -> EarlyOutput:
         """The reverse of `pack`. A writable ``payload`` is used in place. Raises `BadFrame`, `TooLarge`."""
-        meta, tensors = Parcel.tensors(header, payload, max_bytes)
+        meta, tensors = Parcel.tensors(header, payload, max_bytes, crossing.bases)
         digest, values, starts = meta if isinstance(meta, list) and len(meta) == 3 else (meta, [], [])
         if digest != crossing.digest:
             raise BadFrame("the payload belongs to another cut")
@@ -99,7 +103,7 @@ class EarlyOutput:
         pieces = tuple(tensors[: len(expected)])
         return cls(crossing, pieces, tuple(values), tuple(states), tuple(starts), disposable)
 
-    def to_bytes(self, codec: str | Codec = "raw") -> bytes:
+    def to_bytes(self, codec: str | Codec | Sequence[Codec] = "raw") -> bytes:
         """Everything in one piece: magic, sizes, checksum, the cut's description, header, zeros, payload."""
         parcel = self.pack(codec)
         crossing = self.crossing.to_bytes()

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from shared_hooks.codecs.basis import Book
 from shared_hooks.crossing.description import (
     FORMAT,
     Crossing,
@@ -120,7 +121,15 @@ def _read(data: dict[str, Any]) -> Crossing:
         _name(data["plan"]),
         generators,
         tuple(map(_name, _list(data.get("leaves", [])))),
+        _books(data.get("books", []), slots),
     )
+
+
+def _books(entries: Any, slots: tuple[Slot, ...]) -> tuple[Book | None, ...]:
+    pieces = sum(len(slot.pieces) for slot in slots)
+    if entries and len(_list(entries)) != pieces:
+        raise _bad("bases of other pieces than cross")
+    return tuple(None if entry is None else Book.from_json(entry) for entry in _list(entries))
 
 
 def _check_size(tree: Any) -> None:
@@ -266,4 +275,5 @@ def decoded_bytes(data: bytes) -> int:
     becomes an object of 56, and is referred to.
     """
     wide = 1 if data.isascii() and b"\\u" not in data else 4  # one character makes a text four times as wide
-    return wide * len(data) + sum(size * data.count(sign) for sign, size in _OBJECTS.items())
+    books = 2 * len(data) if b'"books"' in data else 0  # the arrays beside their text
+    return books + wide * len(data) + sum(size * data.count(sign) for sign, size in _OBJECTS.items())

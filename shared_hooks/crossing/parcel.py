@@ -73,16 +73,20 @@ class Parcel:
 
     @classmethod
     def of_tensors(
-        cls, meta: Any, tensors: list[torch.Tensor], codec: str | Codec = "raw", grains: Sequence[Grain] = ()
+        cls,
+        meta: Any,
+        tensors: list[torch.Tensor],
+        codec: str | Codec | Sequence[Codec] = "raw",
+        grains: Sequence[Grain] = (),
     ) -> Parcel:
         """Pack tensors of any device; dense ones on the CPU are not copied.
 
-        ``codec``: a codec, or the name of one of `CODECS`; what it does not make smaller is sent raw. ``grains``: of
-        the first tensors, where their own shapes do not tell.
+        ``codec``: a codec, the name of one of `CODECS`, or the codecs of the first tensors (the others go raw); what it
+        does not make smaller is sent raw. ``grains``: of the first tensors, where their own shapes do not tell.
         """
-        wanted = codec if isinstance(codec, Codec) else CODECS.get(codec)
-        if wanted is None:
+        if isinstance(codec, str) and codec not in CODECS:
             raise ValueError(f"unknown codec {codec!r}: this side has {', '.join(CODECS)}")
+        wanted = CODECS[codec] if isinstance(codec, str) else codec
         buffers: list[memoryview] = []
         sections: list[list[Any]] = []
         used: list[str] = []
@@ -90,7 +94,11 @@ class Parcel:
         for number, tensor in enumerate(tensors):
             flat, stride = _storage_order(tensor)
             grain = grains[number] if number < len(grains) else Grain.of(tuple(tensor.shape), tuple(stride))
-            name, (data, params) = _encoded(flat, grain, wanted)
+            if isinstance(wanted, Codec):
+                own = wanted
+            else:
+                own = wanted[number] if number < len(wanted) else RAW
+            name, (data, params) = _encoded(flat, grain, own)
             used.append(name)
             checksum = xxhash.xxh3_64_intdigest(data)
             section = [name, dtype_name(tensor.dtype), list(tensor.shape), stride, len(data), checksum]
@@ -124,12 +132,15 @@ class Parcel:
         return total_bytes(read_header(header)[1], max_bytes)
 
     @staticmethod
-    def tensors(header: bytes, payload: Any, max_bytes: int = 1 << 40) -> tuple[Any, list[torch.Tensor]]:
+    def tensors(
+        header: bytes, payload: Any, max_bytes: int = 1 << 40, bound: Sequence[Codec] = ()
+    ) -> tuple[Any, list[torch.Tensor]]:
         """The meta data and the tensors. Raw sections are used where they lie.
 
+        ``bound``: codecs with what they need beside the bytes, of the first tensors, in place of those of `CODECS`.
         Over a payload that must not be written (``bytes``) the tensors must not be written either.
         """
-        meta, sections = read_header(header)
+        meta, sections = read_header(header, bound)
         if total_bytes(sections, max_bytes) != len(payload):
             raise BadFrame(f"a payload of {len(payload)} bytes where the header announces another size")
         view = memoryview(payload).cast("B")
@@ -165,8 +176,8 @@ def borrowed(view: memoryview) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def read_header(header: bytes) -> tuple[Any, list[Section]]:
-    """Check and parse a header."""
+def read_header(header: bytes, bound: Sequence[Codec] = ()) -> tuple[Any, list[Section]]:
+    """Check and parse a header. ``bound``: as in `Parcel.tensors`."""
     if len(header) > MAX_HEADER_BYTES:
         raise TooLarge(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are taken")
     header = bytes(header)
@@ -180,16 +191,16 @@ def read_header(header: bytes) -> tuple[Any, list[Section]]:
         entries = data["sections"]
         if len(entries) > MAX_SECTIONS:
             raise TooLarge(f"{len(entries)} sections are announced; at most {MAX_SECTIONS} are taken")
-        return data["meta"], [_section(entry) for entry in entries]
+        return data["meta"], [_section(entry, *bound[number : number + 1]) for number, entry in enumerate(entries)]
     except BadFrame:
         raise
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadFrame(f"malformed header: {error!s:.100}") from error
 
 
-def _section(entry: Any) -> Section:
+def _section(entry: Any, bound: Codec = RAW) -> Section:
     name, dtype, shape, stride, nbytes, checksum, *more = entry
-    codec = CODECS.get(name)
+    codec = bound if name == bound.name else CODECS.get(name)
     if codec is None:
         raise BadFrame(f"unknown codec {name!r:.20}; this side has {', '.join(CODECS)}")
     if len(shape) > MAX_RANK or len(shape) != len(stride):

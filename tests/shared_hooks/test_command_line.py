@@ -52,7 +52,7 @@ def test_help_version_and_slips_load_no_torch() -> None:
         ([], "edge-client: error: say what to do: layers, verify, "),
         (["layers", "resnet.toml"], '"resnet.toml" is one word too many; a model is named by --model resnet.toml ('),
         (["compare", "a", "b", "c"], '"c" is one word too many ('),
-        (["plan", "--codec", "lz"], '"lz" is not one of raw, lz4. Did you mean lz4?'),
+        (["plan", "--codec", "lz"], "Did you mean lz4?"),
     ],
 )
 def test_a_slip_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,7 @@ def test_parameters_that_no_codec_has_are_refused(params: object) -> None:
 
 
 def test_what_crosses_says_where_its_channels_are() -> None:
-    assert Grain.of((2, 8, 4, 4), (128, 16, 4, 1)) == Grain(2, 8, 16, True)
+    assert Grain.of((2, 8, 4, 4), (128, 16, 4, 1)) == Grain(2, 8, 16, True, 4)
     assert Grain.of((2, 8, 4, 4), (128, 1, 32, 8)) == Grain(32, 8, 1, True)
     assert Grain.of((2, 5, 7), (35, 7, 1)) == Grain(10, 7, 1, False)
     assert Grain.of((), ()).elements == 1 and Grain.of((0, 3), (3, 1)).elements == 0

@@ -1,0 +1,16 @@
+"""A basis for the channels of one tensor of one cut, learnt from a user's inputs: few numbers carry most of it.
+
+symbols   small integers <-> bytes
+cosine    the spatial half: the discrete cosine transform of a feature map
+book      `Book`: what was learnt; it travels in the description of the cut
+codec     `Basis`: a tensor <-> symbols <-> bytes, by a book
+learning  tensors of a calibration -> a book
+
+May import codec, grain.
+"""
+
+from shared_hooks.codecs.basis.book import MAX_BOOK_BYTES, Book
+from shared_hooks.codecs.basis.codec import Basis
+from shared_hooks.codecs.basis.learning import learn
+
+__all__ = ["MAX_BOOK_BYTES", "Basis", "Book", "learn"]

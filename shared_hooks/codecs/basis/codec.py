@@ -1,0 +1,116 @@
+"""`Basis`: a tensor as the few numbers that a `Book` says it is made of."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from shared_hooks.codecs.basis import cosine
+from shared_hooks.codecs.basis.book import GROUPS, Book
+from shared_hooks.codecs.basis.symbols import LARGEST, pack, unpack
+from shared_hooks.codecs.codec import Codec, Coded, Param
+from shared_hooks.codecs.grain import Grain
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_NARROW = 127
+_STREAM = 4
+"""Bytes that the size of a stream takes in a header."""
+NO_BOOK = "the description of the cut has no basis for it"
+
+
+class Basis(Codec):
+    """By ``book``; without one nothing is encoded, and nothing decoded.
+
+    Parameters: whether numbers take two bytes, and the size of each stream: one for each of the book's groups, or one
+    for all of them in turn, which small tensors take, as every stream brings its own Huffman code.
+    """
+
+    name = "basis"
+    lossless = False
+
+    def __init__(self, book: Book | None = None) -> None:
+        self.book = book
+
+    def encode(self, tensor: torch.Tensor, grain: Grain) -> Coded | None:
+        """None for what the book does not suit: other sizes, NaN, infinities, what is unlike the calibration."""
+        book = self.book
+        if book is None or tensor.dtype not in _FLOATS or not book.suits(grain):
+            return None
+        found = symbols(book, tensor)
+        return None if found is None else packed(book, found)
+
+    def check(self, params: tuple[Param, ...], dtype: torch.dtype, elements: int, nbytes: int) -> None:
+        book = self.book
+        if book is None:
+            raise ValueError(NO_BOOK)
+        if dtype not in _FLOATS or elements % book.block:
+            raise ValueError(f"its basis is for blocks of {book.block} floats")
+        if len(params) not in (2, 1 + GROUPS) or any(type(one) is not int or one < 0 for one in params):
+            raise ValueError("its parameters are sizes")
+        wide, *sizes = params
+        if wide not in (0, 1) or sum(map(int, sizes)) != nbytes:
+            raise ValueError("its streams have another size")
+
+    def decode(
+        self, data: memoryview, params: tuple[Param, ...], dtype: torch.dtype, elements: int
+    ) -> torch.Tensor | memoryview:
+        book = self.book
+        if book is None:
+            raise ValueError(NO_BOOK)
+        return restored(book, unpacked(book, data, params, elements)).to(dtype)
+
+
+def symbols(book: Book, tensor: torch.Tensor) -> torch.Tensor | None:
+    """A flat tensor as integers, int32 (blocks, R * H * W), on its own device; None where the book does not suit it."""
+    blocks = tensor.to(torch.float32).reshape(-1, book.channels, book.height * book.width)
+    basis = book.basis.to(tensor.device, torch.float32)
+    centred = blocks - book.mean.to(tensor.device)[:, None]
+    parts = basis.T @ centred
+    outside = (centred.square().sum() - parts.square().sum()) / tensor.numel()
+    if not bool(outside <= book.most):  # nor for NaN
+        return None
+    if book.height * book.width > 1:
+        parts = cosine.forward(parts.reshape(len(blocks), book.rank, book.height, book.width))
+    found = (parts.abs() / book.step + book.rounding).floor_()
+    if not bool(found.max() <= LARGEST):
+        return None
+    return (found * parts.sign()).to(torch.int32).reshape(len(blocks), -1)
+
+
+def packed(book: Book, numbers: torch.Tensor) -> Coded:
+    """Integers, (blocks, R * H * W), as bytes."""
+    wide = bool(numbers.abs().max() > _NARROW)
+    numbers = numbers.cpu()
+    groups = [numbers[:, places].T.reshape(-1).numpy() for places in book.places]
+    streams = min(
+        ([pack(np.concatenate(groups), wide)], [pack(group, wide) for group in groups]),
+        key=lambda streams: sum(map(len, streams)) + _STREAM * len(streams),
+    )
+    return Coded(memoryview(b"".join(streams)), (int(wide), *map(len, streams)))
+
+
+def unpacked(book: Book, data: memoryview, params: tuple[Param, ...], elements: int) -> torch.Tensor:
+    """The reverse of `packed`. Raises ValueError."""
+    wide, *sizes = map(int, params)
+    blocks, bounds = elements // book.block, np.cumsum([0, *sizes])
+    counts = [blocks * len(places) for places in book.places]
+    pieces = [data[start:stop] for start, stop in pairwise(bounds)]
+    many = [sum(counts)] if len(pieces) == 1 else counts
+    streams = [unpack(piece, count, bool(wide)) for piece, count in zip(pieces, many, strict=True)]
+    groups = np.split(streams[0], np.cumsum(counts)[:-1]) if len(pieces) == 1 else streams
+    found = torch.empty((blocks, book.rank * book.height * book.width), dtype=torch.int32)
+    for group, places in zip(groups, book.places, strict=True):
+        found[:, places] = torch.from_numpy(group).reshape(len(places), blocks).T
+    return found
+
+
+def restored(book: Book, numbers: torch.Tensor) -> torch.Tensor:
+    """The flat tensor that integers stand for, float32."""
+    parts = numbers.to(torch.float32).mul_(book.step).reshape(len(numbers), book.rank, book.height, book.width)
+    if book.height * book.width > 1:
+        parts = cosine.inverse(parts)
+    basis = book.basis.to(numbers.device, torch.float32)
+    blocks = basis @ parts.reshape(len(numbers), book.rank, -1) + book.mean.to(numbers.device)[:, None]
+    return (blocks.relu_() if book.is_positive else blocks).reshape(-1)
