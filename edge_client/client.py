@@ -178,7 +178,7 @@ class EdgeClient(Standing):
 
     @property
     def books(self) -> dict[str, Books]:
-        """By the name of a cut, by what the codecs "basis" and "frames" send its pieces (`shared_hooks.crossing.books_of`).
+        """By the name of a cut, what "basis" and "frames" send its pieces by (`shared_hooks.crossing.books_of`).
 
         Empty without a calibration; may be changed at any time. At a cut without books these codecs send raw bytes.
         """

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 PORT = "8050"
 """Of the dashboard, where none is given."""
 
-CODECS = ("raw", "lz4", "basis", "frames")
+LOSSLESS = ("raw", "lz4", "zstd", "shuffle-lz4", "shuffle-zstd", "sparse")
+LOSSY = ("bf16", "fp16", "int8", "int6", "int5", "int4", "int3", "int2", "int1", "basis", "frames")
+CODECS = (*LOSSLESS, *LOSSY)
 """As `shared_hooks.codecs` has them, which loads torch."""
 
 
@@ -83,6 +85,7 @@ def make_parser() -> Parser:
     _add_hierarchy(commands, [model, planned])
     _add_sweep(commands, model)
     _add_prune(commands, model)
+    _add_calibrate(commands, model)
     _add_plan(commands, model)
     _add_profile(commands, [model, planned])
     generate, chat = add_generation(commands, model)
@@ -229,8 +232,9 @@ def _add_codec(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--codec",
         choices=CODECS,
+        metavar="CODEC",
         default="raw",
-        help='for the frontier: "raw" sends it as it is, "lz4" smaller (default: raw)',
+        help=f"for the frontier: without loss {', '.join(LOSSLESS)}; with a loss {', '.join(LOSSY)} (default: raw)",
     )
 
 
@@ -394,6 +398,26 @@ def _add_prune(commands: Commands, model: Parser) -> None:
     prune.add_argument("--batch", type=_count, default=16, metavar="N", help="inputs in one forward (default: 16)")
     prune.add_argument("--requests", type=_count, default=20, metavar="N", help="through a server (default: 20)")
     prune.add_argument("--no-serve", dest="serve", action="store_false", help="do not measure bytes and times")
+
+
+def _add_calibrate(commands: Commands, model: Parser) -> None:
+    study = commands.add_parser("calibrate", parents=[model], help="what every codec costs in answers, at every cut")
+    study.add_argument(
+        "--inputs", required=True, metavar="FOLDER", help="input files, or a folder per class; or a glob"
+    )
+    study.add_argument("--labels", metavar="FILE.csv", help="rows of a file's name and its label")
+    study.add_argument("--max-loss", default="1%", metavar="SHARE", help="to be allowed, such as 0.5%% (default: 1%%)")
+    study.add_argument("--codecs", metavar="NAME,NAME", help="these codecs (default: all)")
+    cuts = study.add_mutually_exclusive_group()
+    cuts.add_argument("--cuts", metavar="NAME,NAME", help='these cuts, "input" among them (default: all allowed)')
+    cuts.add_argument("--every", type=_count, metavar="N", help="every n-th allowed cut")
+    study.add_argument(
+        "--kind",
+        choices=("classes", "embedding", "boxes", "tensors"),
+        help="of the output (default: by the spec, names and shapes)",
+    )
+    study.add_argument("--seconds", type=_seconds, metavar="S", help="begin no input after this long")
+    study.add_argument("--out", metavar="DIR", help="calibration.json and report.html go here")
 
 
 def _add_hierarchy(commands: Commands, parents: list[Parser]) -> None:

@@ -16,7 +16,6 @@ import edge_client
 from edge_client import Answer, Call, EdgeClient, Failure, State
 from edge_client.model_choice import ModelChoice
 from edge_client.transport.options import ConnectionOptions
-from shared_hooks.codecs import CODECS
 from shared_hooks.errors import (
     Cancelled,
     CutRefused,
@@ -67,7 +66,7 @@ def image(seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("split", ["input", 0, "body", "relu", 3])
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", ["raw", "lz4", "sparse"])
 def test_the_answer_is_the_models_own(split: int | str, codec: str) -> None:
     whole = built(small_models.Residual)
     with pair(small_models.Residual, split, codec=codec) as (client, _):
