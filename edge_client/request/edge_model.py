@@ -85,7 +85,7 @@ class EdgeModel:
         observers: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
     ) -> None:
-        self._codec = codecs.check(codec)
+        self.codec = codecs.check(codec)
         self.books: dict[str, Books] = {}
         self.frames = SentFrames()
         self._with_books: dict[str, Crossing] = {}
@@ -203,7 +203,7 @@ class EdgeModel:
         self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
         if (books := self.books.get(early.layer_name)) is not None:
             early = replace(early, crossing=self._by_books(early.crossing, books))
-        codec, frame = self.frames.codecs(early) if self._codec == Frames.name else (self._codec, None)
+        codec, frame = self.frames.codecs(early) if self.codec == Frames.name else (self.codec, None)
         outgoing = wire.outgoing(early, codec)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()

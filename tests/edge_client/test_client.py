@@ -16,6 +16,7 @@ import edge_client
 from edge_client import Answer, Call, EdgeClient, Failure, State
 from edge_client.model_choice import ModelChoice
 from edge_client.transport.options import ConnectionOptions
+from shared_hooks.codecs import CODECS
 from shared_hooks.errors import (
     Cancelled,
     CutRefused,
@@ -73,6 +74,7 @@ def test_the_answer_is_the_models_own(split: int | str, codec: str) -> None:
         answer = client.infer(image())
         with torch.no_grad():
             assert torch.equal(answer.output, whole(image()))
+        assert client.codecs == tuple(CODECS)
     names = ["stem", "body", "relu", "head"]
     cut = -1 if split == "input" else names.index(split) if isinstance(split, str) else split
     assert (answer.layer_id, answer.split) == (cut, "input" if cut < 0 else names[cut])
