@@ -146,7 +146,7 @@ def _add_run(commands: Commands, model: Parser) -> None:
         metavar="DIR",
         help="keep outputs: JSON, large tensors as safetensors, drawn where the spec says how",
     )
-    _add_codec(run)
+    _add_codec(run, auto=True)
     run.add_argument(
         "--witness",
         type=_share,
@@ -196,7 +196,7 @@ def _add_dashboard(commands: Commands, model: Parser) -> None:
     page.add_argument("--repeat", type=_count, metavar="N", help="all inputs N times (default: until Ctrl-C)")
     page.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     page.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
-    _add_codec(page)
+    _add_codec(page, auto=True)
     _add_observe(page)
     _add_sink(page)
     _add_config(page)
@@ -226,13 +226,20 @@ def _add_profile(commands: Commands, parents: list[Parser]) -> None:
     _add_codec(profile)
 
 
-def _add_codec(command: argparse.ArgumentParser) -> None:
+def _add_codec(command: argparse.ArgumentParser, *, auto: bool = False) -> None:
+    """``auto``: it may be chosen."""
+    chosen = ', "auto" chooses by speed, size and link' if auto else ""
     command.add_argument(
         "--codec",
-        choices=CODECS,
+        choices=(*CODECS, "auto") if auto else CODECS,
         default="raw",
-        help='for the frontier: "raw" sends it as it is, "lz4" smaller (default: raw)',
+        help=f'for the frontier: "raw" sends it as it is, others smaller{chosen} (default: raw)',
     )
+    if auto:
+        command.add_argument("--calibration", metavar="FILE", help="of edge-client calibrate, for --codec auto")
+        command.add_argument(
+            "--max-loss", metavar="SHARE", help="that --codec auto may lose, such as 0.5%% (default: nothing)"
+        )
 
 
 def _add_observe(
@@ -302,7 +309,7 @@ def _add_plan(commands: Commands, model: Parser) -> None:
     plan.add_argument("--calibrate", action="store_true", help="correct the plan by a few real requests")
     plan.add_argument("--repetitions", type=_count, default=10, metavar="N", help="for each profile (default: 10)")
     plan.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each profile (default: 20)")
-    _add_codec(plan)
+    _add_codec(plan, auto=True)
     _add_generation(plan)
     plan.add_argument("--explain", action="store_true", help="why the best wins, and what would change that")
     plan.add_argument("--top", type=_count, metavar="N", help="show only the N best, the best first")
