@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 PORT = "8050"
 """Of the dashboard, where none is given."""
 
-CODECS = ("raw", "lz4", "basis")
+LOSSLESS = ("raw", "lz4", "zstd", "shuffle-lz4", "shuffle-zstd", "sparse")
+LOSSY = ("bf16", "fp16", "int8", "int6", "int5", "int4", "int3", "int2", "int1", "basis")
+CODECS = (*LOSSLESS, *LOSSY)
 """As `shared_hooks.codecs` has them, which loads torch."""
 
 
@@ -228,12 +230,14 @@ def _add_profile(commands: Commands, parents: list[Parser]) -> None:
 
 def _add_codec(command: argparse.ArgumentParser, *, auto: bool = False) -> None:
     """``auto``: it may be chosen."""
-    chosen = ', "auto" chooses by speed, size and link' if auto else ""
+    chosen = "; auto chooses by speed, size and link" if auto else ""
     command.add_argument(
         "--codec",
         choices=(*CODECS, "auto") if auto else CODECS,
+        metavar="CODEC",
         default="raw",
-        help=f'for the frontier: "raw" sends it as it is, others smaller{chosen} (default: raw)',
+        help=f"for the frontier: without loss {', '.join(LOSSLESS)}; with a loss {', '.join(LOSSY)}{chosen} "
+        "(default: raw)",
     )
     if auto:
         command.add_argument("--calibration", metavar="FILE", help="of edge-client calibrate, for --codec auto")

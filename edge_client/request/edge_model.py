@@ -78,7 +78,7 @@ class EdgeModel:
         observers: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
     ) -> None:
-        self._codec = codecs.check(codec)
+        self.codec = codecs.check(codec)
         self.device = device = choice.set_up()
         self.observers = named.check(observers)
         self._texts: Texts | None = None
@@ -191,7 +191,7 @@ class EdgeModel:
         records = self.wrapped.last_records()
         stamps.computed = now_ns()
         self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
-        outgoing = wire.outgoing(early, self._codec)
+        outgoing = wire.outgoing(early, self.codec)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
         return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed)

@@ -21,6 +21,8 @@ CHUNK_BYTES: Final = 1 << 20
 INLINE_BYTES: Final = 4 << 10  # about what a reply's header weighs with the metrics of some layers
 MIN_CHUNK_BYTES: Final = 256 << 10
 MAX_CHUNK_BYTES: Final = 1 << 20
+FIRST_CODECS: Final = ("raw", "lz4")
+"""Of servers that do not say which they have."""
 
 ClientFrame = split_pb2.ClientFrame | ChunkFrame  # what an edge sends
 ServerFrame = split_pb2.ServerFrame | ChunkFrame  # what it hears
@@ -55,6 +57,11 @@ def hello_frame(
 def cut_frame(outgoing: Outgoing) -> split_pb2.ClientFrame:
     """The description of a cut, once per stream."""
     return split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=outgoing.cut_digest, data=outgoing.cut_data))
+
+
+def codecs_of(welcome: split_pb2.Welcome) -> tuple[str, ...]:
+    """The codecs that a server decodes."""
+    return tuple(welcome.codecs) or FIRST_CODECS
 
 
 def request_frame(exchange: Exchange, outgoing: Outgoing, inline: bool = False) -> split_pb2.ClientFrame:

@@ -135,7 +135,7 @@ def test_the_setting_of_layer_metrics_is_put_back_and_named(metrics: bool) -> No
 def test_a_cut_that_fails_when_it_runs_is_left_out_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = HeadTimer.run
 
-    def run(self: HeadTimer, layer_id: int, codecs: Sequence[str] = ()) -> Any:
+    def run(self: HeadTimer, layer_id: int, codecs: tuple[str, ...] = ()) -> Any:
         if layer_id == 7:
             raise CutRefused("another path")
         return plain(self, layer_id)
