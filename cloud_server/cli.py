@@ -90,7 +90,8 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
             pool = stack.enter_context(Pool(words, config.workers, config.limits))
             engines += [PooledModel(pool, identity, lifecycle) for identity in pool.start()]
         for entry in () if pool else config.models:
-            engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals(), config.limits.files()))
+            held = config.limits.rehearsals(), config.limits.files(), config.limits.max_frames_bytes
+            engines.append(ServedModel(entry, device, lifecycle, *held))
         core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
         totals = {
             "worker_restarts": lambda: pool.crew.deaths if pool else 0,

@@ -103,7 +103,7 @@ class Tails:
             raise SpecError(f"{entry.spec.model_id}: its files on this machine are not those that were deployed")
         set_threads(config.threads)
         device, lifecycle = pick_device(config.device), config.lifecycle
-        served = ServedModel(entry, device, lifecycle, limits.rehearsals(), limits.files())
+        served = ServedModel(entry, device, lifecycle, limits.rehearsals(), limits.files(), limits.max_frames_bytes)
         name = serve.get_replica_context().replica_id.to_full_id_str()
         self._replica = Replica(name, [served], config, ray.util.get_node_ip_address())
         gc.collect()

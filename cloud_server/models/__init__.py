@@ -5,6 +5,7 @@ served_model   ... in this process
 form           what goes in and comes out, by name
 admission      what a request announces, checked without the model
 decoding       decoding sessions, in this process
+frames         what frames that are sent as differences refer to
 custody        checks after every request that the model did not change
 profiles       the tail of every cut, measured on request
 layer_metrics  what was measured, into a reply

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from cloud_server.config import ModelEntry
-from cloud_server.limits import FileLimits
+from cloud_server.limits import FileLimits, Limits
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.custody import Custody
 from cloud_server.models.decoding import DecodingTails
 from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, owned
 from cloud_server.models.form import Form, form_of
+from cloud_server.models.frames import KeptFrames
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.errors import (
     CutRefused,
@@ -38,6 +39,7 @@ from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
+from shared_hooks.tail import payer
 from shared_hooks.tensors import tensors_in
 
 
@@ -51,12 +53,15 @@ class ServedModel:
         lifecycle: Lifecycle | None = None,
         rehearsals: RehearsalLimits | None = None,
         files: FileLimits | None = None,
+        frames_bytes: int = Limits.max_frames_bytes,
     ) -> None:
         """Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example.
 
-        ``rehearsals`` bounds what working out the tails of clients' cuts may take, ``files`` what comes as a file.
+        ``rehearsals`` bounds what working out the tails of clients' cuts may take, ``files`` what comes as a file,
+        ``frames_bytes`` what is kept of clients' last frames.
         """
         self._files = files or FileLimits()
+        self._frames = KeptFrames(frames_bytes)
         self._example_elements = 0
         self._lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
         self._lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=entry.spec.model_id)
@@ -176,7 +181,9 @@ class ServedModel:
         """The tail on one payload, in whose memory it may work. Raises ModelFailed with the model's error as cause."""
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
-        early = EarlyOutput.unpack(crossing, header, payload, payload.nbytes + crossing.payload_bytes, disposable=True)
+        bound = crossing.bound_to(self._frames.of(payer.get(), crossing.digest)) if crossing.books else None
+        most = payload.nbytes + crossing.payload_bytes
+        early = EarlyOutput.unpack(crossing, header, payload, most, disposable=True, bound=bound)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=early)
         decoded = time.perf_counter_ns()
         return self._run(decoded - started, want_metrics, early, start=crossing.layer_id)

@@ -71,7 +71,7 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
         bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
         device = pick_device(config.device)
         set_threads(config.threads)
-        limits = config.limits.rehearsals(), config.limits.files()
+        limits = config.limits.rehearsals(), config.limits.files(), config.limits.max_frames_bytes
         models = [ServedModel(entry, device, config.lifecycle, *limits) for entry in config.models]
     except IsthmusError as error:
         channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})

@@ -29,7 +29,7 @@ PORT = "8050"
 """Of the dashboard, where none is given."""
 
 LOSSLESS = ("raw", "lz4", "zstd", "shuffle-lz4", "shuffle-zstd", "sparse")
-LOSSY = ("bf16", "fp16", "int8", "int6", "int5", "int4", "int3", "int2", "int1", "basis")
+LOSSY = ("bf16", "fp16", "int8", "int6", "int5", "int4", "int3", "int2", "int1", "basis", "frames")
 CODECS = (*LOSSLESS, *LOSSY)
 """As `shared_hooks.codecs` has them, which loads torch."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import xxhash
 
-from shared_hooks.codecs import CODECS, RAW, Codec, Coded, Grain, Param
+from shared_hooks.codecs import CODECS, RAW, Bound, Codec, Coded, Grain, Param
 from shared_hooks.codecs.codec import MAX_PARAMS, MAX_TEXT
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.showing import short
@@ -133,12 +133,12 @@ class Parcel:
 
     @staticmethod
     def tensors(
-        header: bytes, payload: Any, max_bytes: int = 1 << 40, bound: Sequence[Codec] = ()
+        header: bytes, payload: Any, max_bytes: int = 1 << 40, bound: Bound = ()
     ) -> tuple[Any, list[torch.Tensor]]:
         """The meta data and the tensors. Raw sections are used where they lie.
 
-        ``bound``: codecs with what they need beside the bytes, of the first tensors, in place of those of `CODECS`.
-        Over a payload that must not be written (``bytes``) the tensors must not be written either.
+        ``bound``: of the first tensors, codecs in place of those of `CODECS`. Over a payload that must not be written
+        (``bytes``) the tensors must not be written either.
         """
         meta, sections = read_header(header, bound)
         if total_bytes(sections, max_bytes) != len(payload):
@@ -176,7 +176,7 @@ def borrowed(view: memoryview) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def read_header(header: bytes, bound: Sequence[Codec] = ()) -> tuple[Any, list[Section]]:
+def read_header(header: bytes, bound: Bound = ()) -> tuple[Any, list[Section]]:
     """Check and parse a header. ``bound``: as in `Parcel.tensors`."""
     if len(header) > MAX_HEADER_BYTES:
         raise TooLarge(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are taken")
@@ -198,9 +198,9 @@ def read_header(header: bytes, bound: Sequence[Codec] = ()) -> tuple[Any, list[S
         raise BadFrame(f"malformed header: {error!s:.100}") from error
 
 
-def _section(entry: Any, bound: Codec = RAW) -> Section:
+def _section(entry: Any, bound: Mapping[str, Codec] | None = None) -> Section:
     name, dtype, shape, stride, nbytes, checksum, *more = entry
-    codec = bound if name == bound.name else CODECS.get(name)
+    codec = (bound or CODECS).get(name) or CODECS.get(name)
     if codec is None:
         raise BadFrame(f"unknown codec {name!r:.20}; this side has {', '.join(CODECS)}")
     if len(shape) > MAX_RANK or len(shape) != len(stride):
