@@ -11,11 +11,17 @@ from edge_client.planning.loss_table import LossTable, loss_of, read
 from edge_client.spoken import option
 from shared_hooks import codecs
 from shared_hooks.codecs import CODECS
+from shared_hooks.codecs.basis import Basis, Frames
 from shared_hooks.errors import SpecError
 from shared_hooks.showing import short
 
 AUTO: Final = "auto"
 """In place of a codec's name: chosen for every tensor, or with the cut."""
+
+
+def chosen_from() -> tuple[str, ...]:
+    """All codecs but those that need what was learnt of a cut, or the frame before."""
+    return tuple(name for name, codec in CODECS.items() if not isinstance(codec, (Basis, Frames)))
 
 
 @short
@@ -47,7 +53,7 @@ class Codecs:
         table = calibration if isinstance(calibration, LossTable) or calibration is None else read(calibration)
         if table is not None and loss is None:
             raise SpecError(f"{option('calibration')} needs {option('max_loss')}: nothing may be lost without it")
-        known = [name for name, one in CODECS.items() if one.lossless or (table is not None and loss)]
+        known = [name for name in chosen_from() if CODECS[name].lossless or (table is not None and loss)]
         return cls(tuple(known), table, loss)
 
     def check(self, weights_hash: str, structure_digest: str) -> None:
