@@ -245,7 +245,7 @@ class TestProfile:
         entered, go = threading.Event(), threading.Event()
         measure = engine.profile
 
-        def deaf(warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+        def deaf(warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Any) -> dict[str, Any]:
             entered.set()
             assert go.wait(PATIENCE)
             return measure(warmup, repetitions, seconds, on_progress)
