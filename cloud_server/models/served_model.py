@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -284,12 +284,14 @@ class ServedModel:
     profile_gives_way = True
     """Between two repetitions, nothing is under way in this thread."""
 
-    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """The tails of the spec's example, measured now (`shared_hooks.profiling`)."""
         example = self._spec.example(self._device)
         if example is None:
             raise CutRefused(f'model "{self.identity.model_id}" has no example input to profile: its spec names none')
-        options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds)
+        options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds, codecs=tuple(codecs))
         made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
         return to_json(made)
 

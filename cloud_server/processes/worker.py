@@ -260,7 +260,7 @@ class Worker:
             if answer["do"] != "go on":
                 raise Cancelled("nobody waits for this profile any more")
 
-        made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress)
+        made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress, head["codecs"])
         return json.dumps(made, allow_nan=False).encode()
 
     def _begin(self, model: ServedModel, head: dict[str, Any]) -> bytes:

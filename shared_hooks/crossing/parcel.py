@@ -2,9 +2,10 @@
 
 Format of the header: 8 bytes (xxh3-64 of the rest, little endian), then UTF-8 JSON ``{"v": 1, "meta": ..., "sections":
 [[codec, dtype, shape, stride, nbytes, checksum], ...]}``; a codec's parameters, if it has any, are a list and the
-seventh entry. The payload is the sections in order, each padded with zeros to 64 bytes, so that a tensor can be used
-where it lies. A section holds the elements in storage order where the tensor is dense (``stride`` says which), else in
-row-major order. ``checksum`` is xxh3-64 of the encoded bytes. No pickle.
+seventh entry. The payload is the sections in order, those of `ALIGNED` codecs from and up to a multiple of 64 bytes,
+with zeros between, so that a tensor can be used where it lies. A section holds the elements in storage order where the
+tensor is dense (``stride`` says which), else in row-major order. ``checksum`` is xxh3-64 of the encoded bytes. No
+pickle.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from shared_hooks.showing import short
 from shared_hooks.tensors import PLAIN, ClassFinder, View, dtype_name, dtype_named, flatten, no_class, unflatten
 
 ALIGN = 64
+ALIGNED = ("raw", "lz4")
+"""Codecs whose sections begin at multiples of `ALIGN`: raw tensors are used where they lie, lz4 is as old as these."""
 MAX_HEADER_BYTES = 16 << 20
 MAX_SECTIONS = 65_536
 MAX_RANK = 32
@@ -52,9 +55,12 @@ class Section:
     def raw_bytes(self) -> int:
         return self.elements * self.dtype.itemsize
 
-    @property
-    def padded(self) -> int:
-        return -(-self.nbytes // ALIGN) * ALIGN
+    def place(self, start: int) -> tuple[int, int]:
+        """Where it begins, and where the next may, after ``start`` bytes of others."""
+        if self.codec.name not in ALIGNED:
+            return start, start + self.nbytes
+        start += -start % ALIGN
+        return start, start + self.nbytes + -self.nbytes % ALIGN
 
 
 @short
@@ -103,9 +109,10 @@ class Parcel:
             checksum = xxhash.xxh3_64_intdigest(data)
             section = [name, dtype_name(tensor.dtype), list(tensor.shape), stride, len(data), checksum]
             sections.append([*section, params] if params else section)
-            padding = -len(data) % ALIGN
-            buffers += [data, memoryview(bytes(padding))] if padding else [data]
-            total += len(data) + padding
+            before, after = (-total % ALIGN, -len(data) % ALIGN) if name in ALIGNED else (0, 0)
+            buffers += [memoryview(bytes(before))] if before else []
+            buffers += [data, memoryview(bytes(after))] if after else [data]
+            total += before + len(data) + after
         body = json.dumps({"v": 1, "meta": meta, "sections": sections}, separators=(",", ":")).encode()
         header = xxhash.xxh3_64_intdigest(body).to_bytes(_DIGEST, "little") + body
         return cls(header, tuple(buffers), total, tuple(tensors), tuple(used))
@@ -148,15 +155,18 @@ class Parcel:
         tensors = []
         start = 0
         for section in sections:
+            start, end = section.place(start)
             stop = start + section.nbytes
             tensors.append(_decode(section, whole[start:stop], view[start:stop]))
-            start += section.padded
+            start = end
         return meta, tensors
 
 
 def total_bytes(sections: list[Section], max_bytes: int) -> int:
     """The payload size that sections announce. Raises TooLarge."""
-    total = sum(section.padded for section in sections)
+    total = 0
+    for section in sections:
+        _, total = section.place(total)
     most = max(total, sum(section.raw_bytes for section in sections))
     if most > max_bytes:
         raise TooLarge(f"a payload of {most} bytes is announced; at most {max_bytes} are taken")

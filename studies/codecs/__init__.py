@@ -1,4 +1,1 @@
-"""What codecs make of frontiers, in bytes and in answers: ``python -m studies.codecs rates``; see docs/codecs.md.
-
-rates   digits at its middle cuts by every codec: bytes, agreement, accuracy
-"""
+"""What codecs save and what they lose, on trained models: digits, frames of a moving scene, sentence embeddings."""

@@ -1,45 +1,46 @@
-"""``python -m studies.codecs rates``: measure, print a table, write JSON. Exit status 0 whatever is measured."""
+"""What codecs save and what they lose, on trained models.
+
+    python -m studies.codecs rates                      digits at its middle cuts, by every codec that needs no book
+    python -m studies.codecs basis                      digits at its middle cuts, by steps of the codec "basis"
+    python -m studies.codecs frames                     differences of frames against each frame alone
+    python -m studies.codecs sentences --model FOLDER   MiniLM's sentence embeddings: FOLDER holds config.json,
+                                                        model.safetensors and tokenizer.json
+    python -m studies.codecs ... --json FILE            adds the result to FILE, under its name
+
+Books are learnt from training images, or from one half of the sentences; what is told is of images and sentences that
+they have not seen.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+STUDIES = ("rates", "basis", "frames", "sentences")
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m studies.codecs", description=__doc__)
-    parser.add_argument("what", choices=("rates",))
-    parser.add_argument("--copies", type=int, default=10, metavar="N", help="distorted ones of an image (default: 10)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the result goes")
-    options = parser.parse_args(argv)
 
-    import torch
-
-    from studies.benchmarks import machine
-    from studies.codecs import rates
-
-    torch.set_num_threads(1)
-    found = rates.measure(options.copies)
-    print(f"{'images':10} {'cut':17} {'codec':13} {'smaller':>8} {'+ header':>8} {'agree':>8} {'loss':>6}")
-    for one in found:
-        words = f"{one['images']:10} {one['cut']:17} {one['codec']:13}"
-        sizes = f"{one['ratio']:7.1f}x {one['ratio_with_header']:7.1f}x"
-        print(f"{words} {sizes} {100 * one['agreement']:7.2f}% {one['loss_points']:+6.2f}")
-    if options.json:
-        told = {
-            "date": time.strftime("%Y-%m-%d"),
-            "command": " ".join(["python -m studies.codecs", *(sys.argv[1:] if argv is None else argv)]),
-            "machine": machine.facts(),
-            "rates": found,
-        }
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "studies.codecs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=STUDIES)
+    parser.add_argument("--model", type=Path, help="of sentences: where MiniLM lies")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the images")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(words)
+    study = importlib.import_module(f"studies.codecs.{given.what}")
+    found: list[dict[str, Any]] = study.run(given)
+    if given.json:
+        kept = json.loads(given.json.read_text()) if given.json.exists() else {}
+        kept[given.what] = found
+        given.json.write_text(json.dumps(kept, indent=1) + "\n")
     return 0
 
 

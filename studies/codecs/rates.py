@@ -8,6 +8,7 @@ originals.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,18 @@ COPIES = 10
 SEED = 13
 NAMES = tuple(name for name in CODECS if name not in ("raw", "basis", "frames"))
 """All that need nothing beside the tensor."""
+
+
+def run(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measured and printed."""
+    torch.set_num_threads(1)
+    found = measure(COPIES // 10 if given.quick else COPIES)
+    print(f"{'images':10} {'cut':17} {'codec':13} {'smaller':>8} {'+ header':>8} {'agree':>8} {'loss':>6}")
+    for one in found:
+        words = f"{one['images']:10} {one['cut']:17} {one['codec']:13}"
+        sizes = f"{one['ratio']:7.1f}x {one['ratio_with_header']:7.1f}x"
+        print(f"{words} {sizes} {100 * one['agreement']:7.2f}% {one['loss_points']:+6.2f}")
+    return found
 
 
 def measure(copies: int = COPIES, names: tuple[str, ...] = NAMES, cuts: tuple[str, ...] = CUTS) -> list[dict[str, Any]]:
