@@ -13,6 +13,7 @@ from cloud_server.models import Identity
 from protos import PROTOCOL_VERSION
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
+from shared_hooks.codecs import CODECS
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 
 OutFrame = split_pb2.ServerFrame | ChunkFrame
@@ -70,6 +71,7 @@ def welcome(
             notes=notes,
             rounding=rounding,
             inline_bytes=INLINE_BYTES,
+            codecs=CODECS,
             cuts=None if caller.policy.cuts is None else split_pb2.Cuts(names=caller.policy.cuts),
         )
     )

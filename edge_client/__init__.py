@@ -30,7 +30,8 @@ adaptive    `AutoClient`: the cut chosen anew for every request
 live        a page in the browser, and sinks, while requests run
 sweeping    every cut measured: tables and a report
 pruning     channel selection, tested
-tasks       what the commands do, as functions: plan, profile, sweep, prune, hierarchy, layers, verify
+calibrating  what codecs cost in answers, at every cut
+tasks       what the commands do, as functions: plan, profile, sweep, prune, calibrate, hierarchy, layers, verify
 process     a server that the client starts on loopback
 screen      text, progress, tables
 pages       what the pages of results share: styles, charts that are saved and printed
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from edge_client.model_choice import ModelChoice
     from edge_client.process.local_server import local_server
     from edge_client.request import Pending
+    from edge_client.tasks.calibrate import calibrate
     from edge_client.tasks.hierarchy import hierarchy
     from edge_client.tasks.layers import layers
     from edge_client.tasks.plan import plan
@@ -84,6 +86,7 @@ _HOME = {
     "State": "transport.state",
     "Times": "transport.times",
     "Witness": "witness",
+    "calibrate": "tasks.calibrate",
     "hierarchy": "tasks.hierarchy",
     "layers": "tasks.layers",
     "local_server": "process.local_server",
@@ -115,6 +118,7 @@ __all__ = [
     "Witness",
     "__version__",
     "aio",
+    "calibrate",
     "hierarchy",
     "layers",
     "local_server",

@@ -12,8 +12,10 @@ import torch
 from edge_client.call import Call
 from edge_client.request import EdgeModel
 from edge_client.transport import Connection, ConnectionOptions, Counters, State
+from edge_client.transport.wire import codecs_of
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel
+from shared_hooks.codecs import CODECS
 from shared_hooks.errors import Cancelled, SpecError
 from shared_hooks.models import ModelSpec
 from shared_hooks.profiling.kind import kind, unlike
@@ -121,6 +123,12 @@ class Standing:
         return frozenset(welcome.cuts.names) if welcome is not None and welcome.HasField("cuts") else None
 
     @property
+    def codecs(self) -> tuple[str, ...] | None:
+        """The codecs that both sides have; None before the server has said which it has."""
+        welcome = self._welcome
+        return None if welcome is None else tuple(name for name in codecs_of(welcome) if name in CODECS)
+
+    @property
     def state(self) -> State:
         """Where the connection stands."""
         if self._closed:
@@ -157,6 +165,7 @@ class Standing:
                     lifecycle=self.lifecycle,
                     describe=self._edge_model.manifest,
                     otherwise=self._otherwise,
+                    codec=self._edge_model.codec,
                 )
                 if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
                     self._connection.close()

@@ -43,7 +43,7 @@ class ThisProcess:
     def _load(self, entry: ModelEntry) -> Loaded:
         config, limits = self._config, self._config.limits
         models = [
-            ServedModel(entry, device, config.lifecycle, limits.rehearsals(), limits.files())
+            ServedModel(entry, device, config.lifecycle, limits.rehearsals(), limits.files(), limits.max_frames_bytes)
             for device in placed(entry, config.device)
         ]
         nbytes: dict[str, int] = {}

@@ -11,6 +11,7 @@ from cloud_server.models import Computed, Engine, EngineSession, Progress
 from shared_hooks import Crossing
 from shared_hooks.errors import Disagreement
 from shared_hooks.modules.manifest import Manifest
+from shared_hooks.tail import payer
 
 
 class Replicated:
@@ -37,11 +38,14 @@ class Replicated:
         return tuple(self._busy)
 
     @contextmanager
-    def _least(self) -> Iterator[Engine]:
-        """The replica with the fewest requests, for the block; of equals the next one in turn."""
+    def _least(self, same: bool = False) -> Iterator[Engine]:
+        """The replica with the fewest requests, for the block; of equals the next in turn. ``same``: for each client always
+        the same one.
+        """
         count = len(self._replicas)
         with self._lock:
             number = min(range(count), key=lambda one: (self._busy[one], (one - self._last - 1) % count))
+            number = hash(payer.get()) % count if same else number
             self._busy[number] += 1
             self._last = number
         try:
@@ -63,8 +67,8 @@ class Replicated:
         self._replicas[0].admit(crossing, header, payload_bytes, max_bytes)
 
     def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
-        """On the replica that has the fewest."""
-        with self._least() as engine:
+        """On the replica that has the fewest; frames that refer to a client's last ones on that which keeps them."""
+        with self._least(same=bool(crossing.books)) as engine:
             return engine.compute(crossing, header, payload, want_metrics)
 
     def admit_file(
@@ -100,7 +104,9 @@ class Replicated:
     def profile_gives_way(self) -> bool:
         return self._replicas[0].profile_gives_way
 
-    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """Of one replica; it counts as busy meanwhile."""
         with self._least() as engine:
-            return engine.profile(warmup, repetitions, seconds, on_progress)
+            return engine.profile(warmup, repetitions, seconds, on_progress, codecs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -268,8 +268,10 @@ class Version:
     def profile_gives_way(self) -> bool:
         return self._engine().profile_gives_way
 
-    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
-        return self._engine().profile(warmup, repetitions, seconds, on_progress)
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        return self._engine().profile(warmup, repetitions, seconds, on_progress, codecs)
 
 
 class _Pinned:

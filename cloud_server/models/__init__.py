@@ -6,6 +6,7 @@ form           what goes in and comes out, by name
 admission      what a request announces, checked without the model
 decoding       decoding sessions, in this process
 warming        tails that are run before the model serves
+frames         what frames that are sent as differences refer to
 custody        checks after every request that the model did not change
 profiles       the tail of every cut, measured on request
 layer_metrics  what was measured, into a reply

@@ -241,7 +241,10 @@ class Engine(Protocol):
         """Whether this thread may compute other requests inside ``on_progress`` of `profile`."""
         ...
 
-    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
-        """This side's profile (`shared_hooks.profiling.profile_file`), measured now. What ``on_progress`` raises ends
-        it. Raises CutRefused for a model without an example.
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """This side's profile (`shared_hooks.profiling.profile_file`), measured now, with the decoding of ``codecs``.
+
+        What ``on_progress`` raises ends it. Raises CutRefused for a model without an example.
         """

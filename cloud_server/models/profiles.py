@@ -23,6 +23,7 @@ from cloud_server.limits import Limits
 from cloud_server.models.engine import Engine, Leave
 from cloud_server.work import Payer, Workers
 from protos.isthmus.v1 import split_pb2
+from shared_hooks.codecs import CODECS
 from shared_hooks.errors import (
     AccessRefused,
     Cancelled,
@@ -54,6 +55,7 @@ class _Wanted:
     warmup: int
     repetitions: int
     seconds: float
+    codecs: tuple[str, ...] = ()
 
 
 class Profiles:
@@ -159,6 +161,7 @@ class Profiles:
             request.warmup or DEFAULT_WARMUP,
             request.repetitions or min(DEFAULT_REPETITIONS, limits.max_profile_repetitions),
             request.seconds or min(20.0, limits.max_profile_seconds),
+            tuple(name for name in CODECS if name in set(request.codecs)),  # a newer client may know others
         )
 
     def _measure(
@@ -194,7 +197,9 @@ class Profiles:
             began = time.monotonic()
             try:
                 on_progress(0, 0, "starting")
-                made = engine.profile(settings.warmup, settings.repetitions, settings.seconds, on_progress)
+                made = engine.profile(
+                    settings.warmup, settings.repetitions, settings.seconds, on_progress, settings.codecs
+                )
                 news.put(json.dumps(made, allow_nan=False).encode())
             except IsthmusError as error:
                 news.put(error)

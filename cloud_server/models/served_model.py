@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from cloud_server.entries import ModelEntry, WarmUp
-from cloud_server.limits import FileLimits
+from cloud_server.limits import FileLimits, Limits
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.custody import Custody
 from cloud_server.models.decoding import DecodingTails
 from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, owned, room_for
 from cloud_server.models.form import Form, form_of
+from cloud_server.models.frames import KeptFrames
 from cloud_server.models.warming import warm_up
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.errors import (
@@ -40,6 +41,7 @@ from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
+from shared_hooks.tail import payer
 from shared_hooks.tensors import tensors_in
 
 
@@ -53,12 +55,15 @@ class ServedModel:
         lifecycle: Lifecycle | None = None,
         rehearsals: RehearsalLimits | None = None,
         files: FileLimits | None = None,
+        frames_bytes: int = Limits.max_frames_bytes,
     ) -> None:
         """Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example.
 
-        ``rehearsals`` bounds what working out the tails of clients' cuts may take, ``files`` what comes as a file.
+        ``rehearsals`` bounds what working out the tails of clients' cuts may take, ``files`` what comes as a file,
+        ``frames_bytes`` what is kept of clients' last frames.
         """
         self._files = files or FileLimits()
+        self._frames = KeptFrames(frames_bytes)
         self._example_elements = 0
         self._lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
         self._lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=entry.spec.model_id)
@@ -179,7 +184,9 @@ class ServedModel:
         self.check_cut(crossing)  # it may have been admitted while no model was there to ask
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
-        early = EarlyOutput.unpack(crossing, header, payload, payload.nbytes + crossing.payload_bytes, disposable=True)
+        bound = crossing.bound_to(self._frames.of(payer.get(), crossing.digest)) if crossing.books else None
+        most = payload.nbytes + crossing.payload_bytes
+        early = EarlyOutput.unpack(crossing, header, payload, most, disposable=True, bound=bound)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=early)
         decoded = time.perf_counter_ns()
         return self._run(decoded - started, want_metrics, early, start=crossing.layer_id)
@@ -280,12 +287,14 @@ class ServedModel:
     profile_gives_way = True
     """Between two repetitions, nothing is under way in this thread."""
 
-    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """The tails of the spec's example, measured now (`shared_hooks.profiling`)."""
         example = self._spec.example(self._device)
         if example is None:
             raise CutRefused(f'model "{self.identity.model_id}" has no example input to profile: its spec names none')
-        options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds)
+        options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds, codecs=tuple(codecs))
         made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
         return to_json(made)
 

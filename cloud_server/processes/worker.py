@@ -89,7 +89,7 @@ def main(
         where, names = share
         device = pick_device(where or config.device)
         set_threads(config.threads)
-        limits = config.limits.rehearsals(), config.limits.files()
+        limits = config.limits.rehearsals(), config.limits.files(), config.limits.max_frames_bytes
         models = [ServedModel(entry, device, config.lifecycle, *limits) for entry in _wanted(config, names)]
     except IsthmusError as error:
         channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})
@@ -286,7 +286,7 @@ class Worker:
             if answer["do"] != "go on":
                 raise Cancelled("nobody waits for this profile any more")
 
-        made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress)
+        made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress, head["codecs"])
         return json.dumps(made, allow_nan=False).encode()
 
     def _begin(self, model: ServedModel, head: dict[str, Any]) -> bytes:

@@ -72,9 +72,10 @@ class Connection:
         lifecycle: Lifecycle | None = None,
         describe: Callable[[], bytes | None] | None = None,
         otherwise: bool = False,
+        codec: str = "raw",
     ) -> None:
         """``describe``: what the greeting's digests are made of, for a server that finds others. ``otherwise``: who
-        waits has another way to an answer.
+        waits has another way to an answer. ``codec``: one that the server must have.
         """
         self.address = address
         self.counters = Counters()
@@ -105,6 +106,7 @@ class Connection:
         self._tries = 0  # since the last Welcome
         self._last_reason = "no answer to the greeting so far"
         self._otherwise = otherwise
+        self._codec = codec
         self._nobody = False  # the last attempt found nobody who listens
         self._refused: Disagreement | None = None  # ... with this, and the server is to hear more
 
@@ -335,6 +337,8 @@ class Connection:
             raise Disagreement(
                 f"{self.address} speaks protocol version {welcome.protocol_version}, this client {PROTOCOL_VERSION}"
             )
+        if self._codec not in (offered := wire.codecs_of(welcome)):
+            raise Disagreement(f"{self.address} has no codec {self._codec}: it has {', '.join(offered)}")
         if not welcome.heartbeat_ms:
             self._pulse = None  # an older server
         elif self._pulse is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -14,6 +14,7 @@ from protos import PROTOCOL_VERSION
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, Parcel
+from shared_hooks.codecs import Codec
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.tensors import ClassFinder
 
@@ -21,6 +22,8 @@ CHUNK_BYTES: Final = 1 << 20
 INLINE_BYTES: Final = 4 << 10  # about what a reply's header weighs with the metrics of some layers
 MIN_CHUNK_BYTES: Final = 256 << 10
 MAX_CHUNK_BYTES: Final = 1 << 20
+FIRST_CODECS: Final = ("raw", "lz4")
+"""Of servers that do not say which they have."""
 
 ClientFrame = split_pb2.ClientFrame | ChunkFrame  # what an edge sends
 ServerFrame = split_pb2.ServerFrame | ChunkFrame  # what it hears
@@ -57,6 +60,11 @@ def cut_frame(outgoing: Outgoing) -> split_pb2.ClientFrame:
     return split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=outgoing.cut_digest, data=outgoing.cut_data))
 
 
+def codecs_of(welcome: split_pb2.Welcome) -> tuple[str, ...]:
+    """The codecs that a server decodes."""
+    return tuple(welcome.codecs) or FIRST_CODECS
+
+
 def request_frame(exchange: Exchange, outgoing: Outgoing, inline: bool = False) -> split_pb2.ClientFrame:
     """The header of a request; made when it is sent, so that the deadline is what is left then. ``inline``: with the
     payload.
@@ -80,7 +88,7 @@ def request_frame(exchange: Exchange, outgoing: Outgoing, inline: bool = False) 
     )
 
 
-def outgoing(early: EarlyOutput, codec: str) -> Outgoing:
+def outgoing(early: EarlyOutput, codec: str | Sequence[Codec]) -> Outgoing:
     """A frontier (`shared_hooks.EarlyOutput`) as bytes; the buffers are views, nothing is joined."""
     parcel = early.pack(codec=codec)
     return Outgoing(early.crossing.digest, early.crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes)

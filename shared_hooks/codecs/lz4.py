@@ -16,6 +16,9 @@ class Lz4(ByteCodec):
 
     def decompress(self, data: memoryview, nbytes: int) -> memoryview:
         try:
-            return memoryview(lz4.block.decompress(data, uncompressed_size=nbytes, return_bytearray=True))
+            found = memoryview(lz4.block.decompress(data, uncompressed_size=nbytes, return_bytearray=True))
         except lz4.block.LZ4BlockError as error:
             raise ValueError(str(error)) from error
+        if len(found) != nbytes:
+            raise ValueError(f"{len(found)} bytes where {nbytes} are due")
+        return found

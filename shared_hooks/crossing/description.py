@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
-from shared_hooks.codecs import Grain
-from shared_hooks.codecs.basis import Basis, Book
+from shared_hooks.codecs import Bound, Grain
+from shared_hooks.codecs.basis import Basis, Book, Frames, References
 from shared_hooks.forward.context import signature_digest
 from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, View, dtype_name
@@ -39,7 +40,6 @@ class Place(NamedTuple):
 
 
 INPUTS = Place("", 0, -1)
-_NOTHING = View((), (), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +184,16 @@ class Crossing:
         return sum(slot.storage_bytes for slot in self.slots)
 
     @cached_property
-    def bases(self) -> tuple[Basis, ...]:
-        """The codec "basis" of each piece, by its book."""
-        return tuple(Basis(book) for book in self.books)
+    def bound(self) -> Bound:
+        """Of each piece the codecs that need its book, as far as they need nothing else."""
+        return self.bound_to(lambda number: None)
+
+    def bound_to(self, references: Callable[[int], References | None]) -> Bound:
+        """... and what this side keeps of earlier frames of the piece of that number."""
+        return tuple(
+            {Basis.name: Basis(book), Frames.name: Frames(book, references(number))}
+            for number, book in enumerate(self.books)
+        )
 
     def with_books(self, books: tuple[Book | None, ...]) -> Crossing:
         """The same cut, of which pieces may travel by these books; another digest names it. Raises ValueError."""
@@ -198,19 +205,24 @@ class Crossing:
     def grains(self) -> tuple[Grain, ...]:
         """Of each piece: a piece that is a whole storage is flat, and what lies in it is told by its marks."""
         shapes: dict[int, View] = {}
-        slots = dict(enumerate(self.slots))
         for mark in self.marks:
-            slot, view = slots.get(mark.slot), mark.view
-            if slot is None or mark.dtype is not slot.dtype or view.offset or view.numel != slot.elements:
-                continue
-            if view.is_run() and len(view.shape) > len(shapes.get(mark.slot, _NOTHING).shape):
-                shapes[mark.slot] = view
+            known = len(shapes[mark.slot].shape) if mark.slot in shapes else 0
+            if len(mark.view.shape) > known and self._is_all_of_its_slot(mark):
+                shapes[mark.slot] = mark.view
         found = []
-        for number, slot in slots.items():
+        for number, slot in enumerate(self.slots):
             for piece in slot.pieces:
                 own = shapes.get(number, piece) if piece.numel == slot.elements else piece
                 found.append(Grain.of(own.shape, own.stride))
         return tuple(found)
+
+    def _is_all_of_its_slot(self, mark: Mark) -> bool:
+        """Whether the mark's view is every element of a storage, as they lie there."""
+        if not 0 <= mark.slot < len(self.slots):
+            return False
+        slot, view = self.slots[mark.slot], mark.view
+        same_elements = view.offset == 0 and view.numel == slot.elements and mark.dtype is slot.dtype
+        return same_elements and view.is_run()
 
     @cached_property
     def signature(self) -> str:

@@ -269,6 +269,11 @@ class ModelSpec:
             return None
         return load_tokenizer(self.tokenizer, self.folder, f"{self.origin}: tokenizer")
 
+    @property
+    def ranks_classes(self) -> bool:
+        """Whether it says that the output holds class scores: by labels, or by a [postprocess] of its own."""
+        return bool(self.labels) or not isinstance(self._postprocess, TopK) or self._postprocess.strict
+
     def postprocess(self, output: object) -> list[Prediction]:
         """Predictions, best first, row after row; none when the spec is silent and the output holds no class scores."""
         if isinstance(self._postprocess, TopK):

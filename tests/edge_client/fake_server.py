@@ -17,6 +17,7 @@ from protos import FACTS_WANTED
 from protos.chunks import cut
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks import Crossing, EarlyOutput, Parcel, WrappedModel
+from shared_hooks.codecs import CODECS
 from shared_hooks.crossing.format import decode
 from shared_hooks.errors import IsthmusError, ModelFailed
 
@@ -75,7 +76,7 @@ class FakeServer:
 
     def greet(self, frames: Frames) -> split_pb2.ServerFrame:
         self.seen.hellos.append(next(frames).hello)
-        fields = {"protocol_version": 3, "max_in_flight": 8, **self.welcome_fields}
+        fields = {"protocol_version": 3, "max_in_flight": 8, "codecs": list(CODECS), **self.welcome_fields}
         return split_pb2.ServerFrame(welcome=split_pb2.Welcome(**fields))
 
     def stop(self, grace: float | None = 0) -> None:

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import grpc
+import psutil
 import torch
 
 from cloud_server.config import read_config
@@ -30,6 +31,7 @@ def test_a_pool_for_each_device(tmp_path: Path) -> None:
         assert isinstance(fleet["one"]._engine(), Replicated) and host.warm
         pools = host._known()
         assert [pool.crew.warm for pool in pools] == [1, 1]
+        pids = [pid for pool in pools for pid in pool.crew.pids]
         with Core(fleet, workers=2) as core, edge_of("one") as edge:
             client = CoreClient(core, greet=False)
             client.send(greet(edge, "one"))
@@ -39,7 +41,8 @@ def test_a_pool_for_each_device(tmp_path: Path) -> None:
             file.write_text("threads = 1\n" + entry("two"))
             fleet.reload()
             eventually(lambda: len(host._known()) == 1)
-            assert host.warm and not any(pool.crew.warm for pool in pools) and host.deaths == 0
+            eventually(lambda: not any(map(psutil.pid_exists, pids)))
+            assert host.warm and host.deaths == 0
             ask(client, 9, edge.head("first", X))
             failed = client.answer(9).failed
             assert failed is not None and failed.error == "UnknownModel"

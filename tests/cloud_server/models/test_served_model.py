@@ -13,7 +13,6 @@ from cloud_server.config import ModelEntry
 from cloud_server.core import Core
 from cloud_server.models.served_model import ServedModel
 from shared_hooks import EarlyOutput, WrappedModel, errors
-from shared_hooks.codecs import CODECS
 from shared_hooks.models import Table, load_spec, spec_from_table
 from tests.cloud_server.fakes import CoreClient
 from tests.cloud_server.real import Residual, ask, greet, value
@@ -50,7 +49,7 @@ def client(served: ServedModel, edge: WrappedModel) -> Iterator[CoreClient]:
 CUTS = ["input", 0, "first", "second", 1, "mood", "last"]
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", ["raw", "lz4", "sparse"])
 @pytest.mark.parametrize("cut", CUTS)
 def test_every_cut_is_exact(client: CoreClient, edge: WrappedModel, cut: int | str, codec: str) -> None:
     x = torch.randn(2, 8)

@@ -35,13 +35,14 @@ def hello() -> split_pb2.ClientFrame:
 
 
 @contextmanager
-def connected(address: str, describe: Any = None, **options: Any) -> Iterator[Connection]:
+def connected(address: str, describe: Any = None, codec: str = "raw", **options: Any) -> Iterator[Connection]:
     connection = Connection(
         address,
         hello(),
         ConnectionOptions(**{"patience": PATIENCE, **options}),
         Backoff(first=0.02, ceiling=0.2),
         describe=describe,
+        codec=codec,
     )
     try:
         yield connection

@@ -43,6 +43,31 @@ def test_a_refusal_is_final_and_names_address_and_reason(code: grpc.StatusCode, 
         assert connection.state is State.UNOPENED
 
 
+@pytest.mark.parametrize(
+    ("codec", "offered", "message"),
+    [
+        ("int4", ["raw", "lz4", "int8"], "has no codec int4: it has raw, lz4, int8"),
+        ("int4", [], "has no codec int4: it has raw, lz4"),  # an older server
+        ("lz4", [], None),
+        ("int8", ["raw", "lz4", "int8"], None),
+    ],
+)
+def test_a_codec_that_the_server_lacks_is_told_at_the_greeting(
+    codec: str, offered: list[str], message: str | None
+) -> None:
+    with (
+        FakeServer(welcome={"codecs": offered}) as server,
+        connected(server.address, codec=codec) as connection,
+    ):
+        if message is None:
+            connection.open(PATIENCE)
+            assert send(connection, exchange(1, b"x")) == b"x"
+        else:
+            with pytest.raises(Disagreement, match=f"{server.address} {message}"):
+                connection.open(PATIENCE)
+            assert len(server.seen.hellos) == 1
+
+
 DIFFER = "model m: client and server differ in weights: client 1, server 3"
 
 

@@ -1,0 +1,168 @@
+"""The study: every input through head, encode, decode and tail, at every cut and with every codec, in this process.
+
+The whole model runs once for an input, and one head for an input and a cut, which all codecs share. Where a codec left
+every tensor as it is, or is lossless, no tail has to run: the answer is the whole model's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property, partial
+from typing import Any
+
+from edge_client.calibrating import intervals
+from edge_client.calibrating.outputs import Compare, Row, comparer, kind_of
+from edge_client.calibrating.tally import Tally
+from edge_client.given import Given
+from edge_client.planning.loss_table import CutLosses, LossTable
+from edge_client.survey.loaded import Loaded
+from shared_hooks.codecs import CODECS
+from shared_hooks.crossing import EarlyOutput
+from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError
+from shared_hooks.forward import run_plain
+from shared_hooks.models.example import to_device
+from shared_hooks.modules import holder_modules
+from shared_hooks.profiling.profiler import identity
+from shared_hooks.tensors import ClassFinder, classes_of, copied, flatten, unflatten
+
+TOO_LOSSY = 2.0
+"""A codec that surely loses so many times the loss that is allowed is not measured to the end."""
+LOSSLESS_INPUTS = 32
+"""Inputs whose bytes are counted where nothing can be lost."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class _Cut:
+    layer_id: int
+    name: str
+    frontier_bytes: int
+    tallies: list[Tally]
+    refused: str = ""
+
+    @property
+    def open(self) -> list[Tally]:
+        """What still has to be measured here."""
+        if self.refused:
+            return []
+        return [one for one in self.tallies if not one.stopped and not (one.lossless and one.inputs >= LOSSLESS_INPUTS)]
+
+    def losses(self) -> CutLosses:
+        found = tuple(one.result() for one in self.tallies if one.used)
+        return CutLosses(self.name, self.layer_id, self.frontier_bytes, found if not self.refused else (), self.refused)
+
+
+@dataclass
+class Study:
+    """``cuts``: layers' ids, -1 for "input". ``kind``: of `outputs.KINDS`; None: found by the first output."""
+
+    loaded: Loaded
+    cuts: Sequence[int]
+    codecs: Sequence[str]
+    max_loss: float
+    kind: str | None = None
+    confidence: float = intervals.CONFIDENCE
+    seconds: float | None = None
+    """No input is begun after as many."""
+    done: int = field(default=0, init=False)
+    _whole_right: list[bool] = field(default_factory=list, init=False)
+
+    @cached_property
+    def _find(self) -> ClassFinder:
+        return classes_of(holder_modules(self.loaded.wrapped.model))
+
+    def run(self, items: Sequence[Given], on_progress: Progress = lambda done, total: None) -> LossTable:
+        """Raises InputMismatch (an output of another kind), and what reading, planning and the model raise."""
+        until = None if self.seconds is None else time.monotonic() + self.seconds
+        compare: Compare | None = None
+        places: list[_Cut] = []
+        labelled = 0
+        for number, item in enumerate(items):
+            if number and until is not None and time.monotonic() > until:
+                break
+            args, kwargs = (to_device(each, self.loaded.wrapped.device) for each in item.read(self.loaded.spec))
+            whole = self._kept(run_plain(self.loaded.wrapped.model, *copied(args, kwargs)))
+            if compare is None:
+                any_label = any(one.truth is not None for one in items)
+                self.kind = self.kind or kind_of(whole, self.loaded.spec, any_label)
+                compare = comparer(self.kind, self.loaded.spec)
+                places = self._places()
+            unchanged = compare(whole, whole, label=item.truth)
+            labelled += item.truth is not None
+            self._whole_right += [row.whole_right for row in unchanged if row.whole_right is not None]
+            judge = partial(compare, whole, label=item.truth)
+            for place in places:
+                self._at(place, (args, kwargs), judge, unchanged)
+            self.done += 1
+            on_progress(self.done, len(items))
+        return self._table(places, labelled)
+
+    def _places(self) -> list[_Cut]:
+        wrapped, is_share = self.loaded.wrapped, self.kind == "classes"
+        plan, found = wrapped.plan(*self.loaded.args, **self.loaded.kwargs), []
+        for cut in self.cuts:
+            name = "input" if cut < 0 else plan.layers[cut].name
+            tallies = [Tally(one, CODECS[one].lossless, is_share, self.confidence) for one in self.codecs]
+            try:
+                found.append(_Cut(cut, name, plan.frontier_bytes(cut), tallies))
+            except CutRefused as error:
+                found.append(_Cut(cut, name, 0, tallies, str(error)))
+        return found
+
+    def _at(
+        self, place: _Cut, call: tuple[Any, Any], compare: Callable[[Any], list[Row]], unchanged: Sequence[Row]
+    ) -> None:
+        """One input at one cut, with every codec that is still of interest."""
+        measured = place.open
+        if not measured:
+            return
+        args, kwargs = copied(*call)
+        try:
+            early = self.loaded.wrapped.head("input" if place.layer_id < 0 else place.name, *args, **kwargs)
+        except InputMismatch:
+            raise
+        except IsthmusError as error:  # this input takes a path that has no such cut
+            place.refused = f"{type(error).__name__}: {error}"
+            return
+        for tally in measured:
+            parcel = early.pack(tally.codec)
+            tally.sent(len(parcel.header) + parcel.nbytes, tally.codec in parcel.codecs)
+            if tally.lossless:
+                continue
+            if all(CODECS[name].lossless for name in parcel.codecs):
+                tally.take(unchanged)
+                continue
+            payload = bytearray().join(parcel.buffers)
+            most = len(payload) + early.nbytes + (1 << 20)
+            came = EarlyOutput.unpack(early.crossing, parcel.header, payload, most, disposable=True)
+            try:
+                output = self.loaded.wrapped.tail(came)
+            except Exception:  # what came was so far off that the model's own code gave up
+                tally.take([Row(1.0) for _ in unchanged])
+                tally.stopped = True
+                continue
+            tally.take(compare(self._kept(output)))
+            tally.stop_if_worse_than(TOO_LOSSY * self.max_loss)
+
+    def _kept(self, output: Any) -> Any:
+        """On the CPU, and nobody else's: a model may give out memory that its next run overwrites."""
+        structure, tensors = flatten(output)
+        return unflatten(structure, [one.detach().cpu().clone() for one in tensors], self._find)
+
+    def _table(self, places: Sequence[_Cut], labelled: int) -> LossTable:
+        assert self.kind is not None
+        right = self._whole_right
+        return LossTable(
+            model=identity(self.loaded.wrapped, self.loaded.spec.model_id, self.loaded.plan_digest),
+            kind=self.kind,
+            inputs=self.done,
+            labelled=labelled,
+            confidence=self.confidence,
+            max_loss=self.max_loss,
+            whole_accuracy=sum(right) / len(right) if right else None,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            cuts=tuple(place.losses() for place in places),
+        )

@@ -1,0 +1,35 @@
+"""``edge-client calibrate``: what every codec costs in answers, at every cut, on the user's own inputs."""
+
+from __future__ import annotations
+
+import argparse
+
+from edge_client.commands import exits
+from edge_client.commands.loading import choice_of
+from edge_client.commands.output import check_json_target, say, write_json
+from edge_client.tasks.calibrate import calibrate
+
+
+def main(options: argparse.Namespace) -> int:
+    """Calibrate, print; exit status."""
+    check_json_target(options.json)
+    found = calibrate(
+        choice_of(options),
+        options.inputs,
+        labels=options.labels,
+        max_loss=options.max_loss,
+        codecs=options.codecs,
+        cuts=options.cuts,
+        every=options.every,
+        kind=options.kind,
+        seconds=options.seconds,
+        out=options.out,
+        progress=not options.no_progress,
+    )
+    for text in found.warnings:
+        say(f"warning: {text}")
+    if options.json:
+        write_json(found.as_dict(), options.json, options.stdout)
+    if options.json != "-":
+        print(found.text(), file=options.stdout)
+    return exits.OK

@@ -1,0 +1,113 @@
+"""`calibrate`: what every codec costs in answers at every cut, on the user's own inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_client.calibrating import page
+from edge_client.calibrating.inputs import Data, inputs_of
+from edge_client.calibrating.outputs import KINDS
+from edge_client.calibrating.study import Study
+from edge_client.planning.codecs import chosen_from
+from edge_client.planning.loss_table import loss_of, write
+from edge_client.screen.progress import progress as bar
+from edge_client.spoken import option
+from edge_client.survey.loaded import Loaded
+from edge_client.sweeping import extras
+from edge_client.sweeping.ways import choose
+from edge_client.tasks.calibrated import Calibrated, too_few
+from edge_client.tasks.subject import Model, subject_of
+from shared_hooks.codecs import CODECS
+from shared_hooks.errors import CutRefused, SpecError, near
+
+DEFAULT_LOSS = 0.01
+
+
+def calibrate(
+    model: Model,
+    inputs: Data,
+    *,
+    labels: str | Path | None = None,
+    max_loss: str | float = DEFAULT_LOSS,
+    codecs: str | Sequence[str] | None = None,
+    cuts: str | None = None,
+    every: int | None = None,
+    kind: str | None = None,
+    seconds: float | None = None,
+    out: str | Path | None = None,
+    progress: bool = True,
+) -> Calibrated:
+    """What every codec loses at every cut of ``model``, on ``inputs`` (docs/calibration.md). In this process alone.
+
+        found = edge_client.calibrate("digits", "held_out/", max_loss="0.5%", out="calibrated")
+        found.to_polars()         # one row a codec and cut
+        client = edge_client.EdgeClient(server, "digits", codec="auto", calibration=found.table, max_loss="0.5%")
+
+    ``inputs``: a folder or a glob of files, a sub-folder a class; or a list of inputs as for `plan`, or of (input,
+    label). ``labels``: a CSV file of names and labels. ``max_loss``: what is to be allowed, which says when a codec is
+    too lossy to be measured to the end. ``codecs``: names, "a,b" or a list; None: all. ``cuts``: "a,b", or every n-th;
+    None: all that are allowed. ``kind`` of the output: "classes", "embedding", "boxes" or "tensors"; None: found by the
+    first one. ``seconds``: no input is begun after as many. ``out``: a folder for calibration.json and report.html.
+
+    Raises SpecError (a wrong word or file, no inputs, labels of no input, a loss out of range), InputMismatch (an
+    output of another kind), UnknownLayer, CutRefused.
+    """
+    allowed = loss_of(max_loss)
+    names = _codecs(codecs)
+    if kind is not None and kind not in KINDS:
+        raise SpecError(f"{option('kind', kind)}: must be one of {', '.join(KINDS)}.{near(kind, KINDS)}")
+    items = inputs_of(inputs, labels)
+    if out is not None:
+        extras.check("jinja2")
+    folder = _folder(out)
+    subject = subject_of(model, items[:1])
+    loaded = subject.load(on_inputs=subject.by_name is False)
+    with loaded.wrapped, bar("inputs", len(items), progress) as advance:
+        study = Study(loaded, _cuts(loaded, cuts, every), names, allowed, kind, seconds=seconds)
+        table = study.run(items, lambda done, total: advance(""))
+    few = too_few(table, allowed)
+    cut_short = f"{table.inputs} of {len(items)} inputs: the time was up" if table.inputs < len(items) else None
+    found = Calibrated(table, allowed, folder, tuple(text for text in (cut_short, few) if text is not None))
+    if folder is not None:
+        write(table, folder / "calibration.json")
+        (folder / "report.html").write_text(page.render(table, allowed, found.warnings), encoding="utf-8")
+    return found
+
+
+def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
+    if wanted is None:
+        return list(chosen_from())
+    names = [name.strip() for name in (wanted.split(",") if isinstance(wanted, str) else wanted)]
+    wrong = next((name for name in names if name not in CODECS), None)
+    if wrong is not None or not names:
+        given = ",".join(names)
+        raise SpecError(f"{option('codecs', given)}: must be of {', '.join(CODECS)}.{near(wrong or '', CODECS)}")
+    return list(dict.fromkeys(["raw", *names]))  # against which the others are told
+
+
+def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[int]:
+    """Layers' ids; unless others are named with "input", and without the last layer, after which nothing runs."""
+    plan = loaded.wrapped.plan(*loaded.args, **loaded.kwargs)
+    chosen = [layer_id for _, layer_id in choose(plan.layers, cuts, every)]
+    if cuts is None:
+        chosen = [layer_id for layer_id in chosen if layer_id < len(plan.layers) - 1]
+    if cuts is not None and "input" not in [word.strip() for word in cuts.split(",")]:
+        return chosen
+    try:
+        plan.cutting(-1)
+    except CutRefused:
+        if cuts is not None:
+            raise
+        return chosen
+    return [-1, *chosen]
+
+
+def _folder(out: str | Path | None) -> Path | None:
+    if out is None:
+        return None
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"{option('out')}: {out} cannot be written: {error.strerror}") from error
+    return Path(out)

@@ -1,0 +1,212 @@
+"""Floats rounded to a few levels: int8 to int1.
+
+Each channel of a feature map, or each token of hidden states, has a step of its own (`steps`); where these have few
+elements one step serves all. What is never negative (ReLU) spends no level on the other side. Few levels clip
+(`clipping`). What lies far outside is kept apart, as float32. The symbols are packed (`packing`) and,
+like all else, compressed where that makes them smaller (`sections`).
+
+NaN, infinities and what is far too large or small make the whole tensor raw.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared_hooks.codecs import clipping, steps
+from shared_hooks.codecs.codec import Codec, Coded, Param
+from shared_hooks.codecs.grain import Grain
+from shared_hooks.codecs.packing import packed, packed_size, unpacked
+from shared_hooks.codecs.rounding import Levels, restored, rounded
+from shared_hooks.codecs.sections import joined, least, parted
+
+FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_LEAST = 64
+"""Elements; fewer are sent raw."""
+_LEAST_OF_GROUP = 256
+"""Elements of a channel with a step of its own: a byte is a thirty-second of a bit for each."""
+_LEAST_OF_TOKEN = 32
+_FAR = 10.0
+"""Root mean squares of a group, beyond which an element is kept apart; and how often it is found, each time without
+those that lie beyond: one that is a thousand times as large as the rest is most of their mean square.
+"""
+_ROUNDS = 3
+_RARE = 256
+"""At most one in so many elements is kept apart."""
+_MOST_ELEMENTS = 1 << 32
+_OF_ALL, _OF_CHANNEL, _OF_TOKEN = range(3)
+
+
+class _Form(NamedTuple):
+    """The parameters: whose the steps are, how elements lie (`Grain`), whether there is a sign, the largest step's
+    number, and how many elements are kept apart.
+    """
+
+    whose: int
+    channels: int
+    inner: int
+    signed: int
+    top: int
+    apart: int
+
+    def shape(self, elements: int) -> tuple[int, int, int]:
+        return elements // (self.channels * self.inner), self.channels, self.inner
+
+    def of_steps(self, elements: int) -> tuple[int, int, int]:
+        """The shape of the steps, which spreads over `shape`."""
+        outer, channels, inner = self.shape(elements)
+        return {_OF_ALL: (1, 1, 1), _OF_CHANNEL: (1, channels, 1), _OF_TOKEN: (outer, 1, inner)}[self.whose]
+
+    def sizes(self, elements: int, bits: int) -> list[int]:
+        """Bytes of the sections: steps, places and numbers of what is kept apart, symbols."""
+        groups = int(np.prod(self.of_steps(elements), dtype=np.int64))
+        return [groups, 4 * self.apart, 4 * self.apart, packed_size(elements, bits)]
+
+
+class _Rounded(NamedTuple):
+    """``symbols``: flat. ``top`` and ``below`` name the steps (`steps.sized`). ``places``: of what is kept apart."""
+
+    symbols: torch.Tensor
+    top: int
+    below: npt.NDArray[np.uint8]
+    places: torch.Tensor
+
+
+class Quantised(Codec):
+    """``bits``: 1 to 8."""
+
+    lossless = False
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.name = f"int{bits}"  # type: ignore[misc]  # of the object: there is one for each number of bits
+
+    def encode(self, tensor: torch.Tensor, grain: Grain) -> Coded | None:
+        elements = tensor.numel()
+        if tensor.dtype not in FLOATS or not _LEAST <= elements < _MOST_ELEMENTS:
+            return None
+        whose = _whose(grain)
+        outer, channels, inner = (1, 1, elements) if whose == _OF_ALL else grain[:3]
+        values = tensor.to(torch.float32).view(outer, channels, inner)
+        others = {_OF_ALL: (0, 1, 2), _OF_CHANNEL: (0, 2), _OF_TOKEN: (1,)}[whose]
+        low, largest = values.amin(others, keepdim=True), values.amax(others, keepdim=True)
+        largest = torch.maximum(largest, -low)
+        if not bool(torch.isfinite(largest).all()):  # NaN is the largest, too
+            return None
+        levels = Levels.of(self.bits, bool((low < 0).any()))
+        limit = _FAR * _root_mean_square(values, others)
+        found = _with_some_apart(values, limit, others, levels) if bool((largest > limit).any()) else None
+        found = found or _rounded(values, _wanted(values, largest, others, levels), levels)
+        if found is None:
+            return None
+        form = _Form(whose, channels, inner, int(levels.zero > 0), found.top, len(found.places))
+        apart = values.view(-1)[found.places].cpu().numpy().astype("<f4", copy=False).view(np.uint8)
+        where = found.places.cpu().numpy().astype("<u4").view(np.uint8)
+        return Coded(joined((found.below, where, apart, packed(found.symbols, self.bits).cpu().numpy())), tuple(form))
+
+    def check(self, params: tuple[Param, ...], dtype: torch.dtype, elements: int, nbytes: int) -> None:
+        form = _form(params)
+        if dtype not in FLOATS or not 0 < elements < _MOST_ELEMENTS:
+            raise ValueError(f"{elements} elements of {dtype} are never coded so")
+        if elements % (form.channels * form.inner):
+            raise ValueError(f"{elements} elements are not made of {form.channels} times {form.inner}")
+        if form.apart > elements or nbytes < least(sum(form.sizes(elements, self.bits))):
+            raise ValueError(f"{nbytes} bytes cannot stand for so much")
+
+    def decode(
+        self, data: memoryview, params: tuple[Param, ...], dtype: torch.dtype, elements: int
+    ) -> torch.Tensor | memoryview:
+        form = _form(params)
+        levels = Levels.of(self.bits, bool(form.signed))
+        below, where, apart, symbols = parted(data, form.sizes(elements, self.bits))
+        step = torch.from_numpy(steps.sized(form.top, below)).view(form.of_steps(elements))
+        numbers = unpacked(symbols, elements, self.bits, levels.top)
+        restored(numbers.view(form.shape(elements)), step, levels)
+        if form.apart:
+            _put(numbers.numpy(), where.view("<u4"), apart.view("<f4"))
+        if dtype is torch.float16:  # the last level may lie beyond what it can hold
+            most = torch.finfo(dtype).max
+            numbers.clamp_(-most, most)
+        return numbers.to(dtype)
+
+
+def _wanted(values: torch.Tensor, largest: torch.Tensor, others: tuple[int, ...], levels: Levels) -> torch.Tensor:
+    """The step that each group should have."""
+    if levels.side == 0:  # one signed bit: the mean magnitude on either side
+        return 2 * values.abs().mean(others, keepdim=True)
+    if levels.side not in clipping.STEPS:
+        return largest / levels.side
+    count = torch.full_like(largest, values.numel() / largest.numel())
+    squares = _root_mean_square(values, others) ** 2 * count
+    if not levels.zero:  # zeros are no part of the distribution
+        count = values.sign().sum(others, keepdim=True).clamp_(min=1)
+    magnitudes = (values.abs() if levels.zero else values).sum(others, keepdim=True)
+    return clipping.best_step(magnitudes / count, squares / count, largest, levels.side)
+
+
+def _root_mean_square(values: torch.Tensor, others: tuple[int, ...]) -> torch.Tensor:
+    norm = torch.linalg.vector_norm(values, dim=others, keepdim=True)
+    found: torch.Tensor = norm * (norm.numel() / values.numel()) ** 0.5
+    return found
+
+
+def _rounded(values: torch.Tensor, wanted: torch.Tensor, levels: Levels) -> _Rounded | None:
+    """With nothing kept apart. None where there are no such steps."""
+    chosen = steps.chosen(wanted.view(-1))
+    if chosen is None:
+        return None
+    step = torch.from_numpy(steps.sized(*chosen)).view(wanted.shape).to(values.device)
+    none = torch.empty(0, dtype=torch.int64, device=values.device)
+    return _Rounded(rounded(values, step, levels), *chosen, none)
+
+
+def _with_some_apart(
+    values: torch.Tensor, limit: torch.Tensor, others: tuple[int, ...], levels: Levels
+) -> _Rounded | None:
+    """With what lies far from the rest kept apart. None where that is too much, or there are no such steps.
+
+    ``limit``: beyond it something lies far from all the others, by which they are now measured once more.
+    """
+    for _ in range(_ROUNDS):
+        near = torch.where(values.abs() <= limit, values, 0.0)
+        limit = _FAR * _root_mean_square(near, others)
+    wanted = torch.minimum(_wanted(near, near.abs().amax(others, keepdim=True), others, levels), 2 * limit)
+    found = _rounded(values, wanted, levels)
+    if found is None:
+        return None
+    # only what is clipped can lie beyond, and symbols are fewer bytes to look through
+    clipped = found.symbols == levels.top
+    if levels.zero:
+        clipped |= found.symbols == 0
+    outer, channel, inner = at = clipped.view(values.shape).nonzero(as_tuple=True)
+    beyond = values[at].abs() > limit.expand_as(values)[at]
+    places = ((outer * values.shape[1] + channel) * values.shape[2] + inner)[beyond]
+    return found._replace(places=places) if len(places) * _RARE <= values.numel() else None
+
+
+def _whose(grain: Grain) -> int:
+    """Whose steps pay."""
+    if grain.is_map:
+        return _OF_CHANNEL if grain.outer * grain.inner >= _LEAST_OF_GROUP else _OF_ALL
+    return _OF_TOKEN if grain.channels >= _LEAST_OF_TOKEN else _OF_ALL
+
+
+def _form(params: tuple[Param, ...]) -> _Form:
+    if len(params) != len(_Form._fields) or not all(type(one) is int for one in params):
+        raise ValueError(f"its parameters are {', '.join(_Form._fields)}")
+    form = _Form(*params)  # type: ignore[arg-type]  # looked at just now
+    if not 0 <= form.whose <= _OF_TOKEN or form.channels < 1 or form.inner < 1 or form.apart < 0:
+        raise ValueError("no such form")
+    if form.signed not in (0, 1) or not steps.SMALLEST <= form.top <= steps.LARGEST:
+        raise ValueError("no such steps")
+    return form
+
+
+def _put(numbers: npt.NDArray[np.float32], where: npt.NDArray[np.uint32], apart: npt.NDArray[np.float32]) -> None:
+    """Set what was kept apart. Raises ValueError for places beyond the end or named twice, and for no numbers."""
+    if where[-1] >= len(numbers) or (where[1:] <= where[:-1]).any() or not np.isfinite(apart).all():
+        raise ValueError("elements that are kept apart are none of these")
+    numbers[where] = apart

@@ -1,0 +1,181 @@
+"""The study as users run it: head, codec, tail; what is written, what is read back, and bad inputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edge_client import calibrate
+from edge_client.__main__ import main
+from edge_client.planning import loss_table
+from edge_client.planning.loss_table import loss_of
+from edge_client.tasks.calibrated import Calibrated
+from shared_hooks.codecs import CODECS
+from shared_hooks.errors import IsthmusError, SpecError
+from shared_hooks.models import load_spec
+from tests.edge_client.calibrating.rounding import COARSE, FINE, Rounded
+from tests.edge_client.small_models import Branching, Residual
+
+INPUTS = [torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(number)) for number in range(60)]
+LABELLED = [(image, str(number % 10)) for number, image in enumerate(INPUTS)]
+
+
+class Reversed(Rounded):
+    """What comes out is the opposite of what went in."""
+
+    def decode(self, *args: Any) -> Any:
+        return -super().decode(*args)
+
+
+@pytest.fixture(autouse=True)
+def codecs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for codec in (FINE, COARSE):
+        monkeypatch.setitem(CODECS, codec.name, codec)
+
+
+def model() -> Residual:
+    torch.manual_seed(0)
+    return Residual().eval()
+
+
+def study(**words: Any) -> Calibrated:
+    settings: dict[str, Any] = {"codecs": "lz4,test-fine,test-coarse", "cuts": "input,stem,relu", "progress": False}
+    return calibrate(model(), words.pop("inputs", LABELLED), **{**settings, **words})
+
+
+def test_every_codec_is_judged_at_every_cut_and_bounds_hold_what_was_counted() -> None:
+    found = study(max_loss="10%")
+    assert [cut.name for cut in found.table.cuts] == ["input", "stem", "relu"]
+    for cut in found.table.cuts:
+        known = {one.codec: one for one in cut.codecs}
+        assert set(known) - {"lz4"} == {"raw", "test-fine", "test-coarse"}, "lz4 makes noise no smaller"
+        assert known["raw"].loss == 0 and known["raw"].n == 0
+        assert known["test-fine"].bytes_up < known["raw"].bytes_up / 2
+        for one in known.values():
+            assert one.high is not None and one.low <= one.loss <= one.high
+    stem = found.table.of("stem", "test-fine")
+    assert stem is not None and stem.n == 60 and stem.loss < 0.2 and stem.accuracy is not None
+    rough = found.table.of("stem", "test-coarse")
+    assert rough is not None and rough.measures["kl"] > stem.measures["kl"]
+
+
+def test_the_loss_of_a_codec_is_what_the_model_says_with_it() -> None:
+    """Worked out once more, without the study."""
+    whole = model()
+    errors = []
+    with torch.no_grad():
+        for image in INPUTS:
+            stem = whole.stem(image)
+            steps = float(stem.abs().max())
+            rounded = (stem / steps).round() * steps
+            other = whole.head(whole.relu(whole.body(rounded) + rounded).mean((2, 3)))
+            errors.append(float((other - whole(image)).norm() / whole(image).norm()))
+    known = study(max_loss=0.99, cuts="stem", kind="tensors").table.of("stem", "test-coarse")
+    assert known is not None and known.loss == pytest.approx(sum(errors) / len(errors), rel=1e-4)
+
+
+def test_what_is_clearly_too_lossy_is_not_measured_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CODECS, "test-coarse", Reversed("test-coarse", 127))
+    known = study(max_loss="1%", kind="tensors").table.of("stem", "test-coarse")
+    assert known is not None and known.stopped and known.n < 60 and not known.within(0.02)
+
+
+def test_too_few_inputs_for_the_loss_are_told_and_allow_nothing_lossy() -> None:
+    few = study(max_loss="0.5%")
+    assert any("0.5 % needs 598" in text for text in few.warnings)
+    assert not any(one.within(0.005) for cut in few.table.cuts for one in cut.codecs if not one.lossless)
+    assert study(max_loss="10%").warnings == ()
+    assert any("10 at least" in text for text in study(inputs=INPUTS[:4], kind="tensors").warnings)
+
+
+def test_the_file_comes_back_and_is_bound_to_its_weights(tmp_path: Path) -> None:
+    found = study(max_loss="10%", out=tmp_path)
+    read = loss_table.read(tmp_path / "calibration.json")
+    assert read == found.table
+    assert "rate" in (tmp_path / "report.html").read_text()
+    read.check(found.table.model.weights_hash, found.table.model.structure_digest)
+    with pytest.raises(SpecError, match=r"calibration.json is of other weights.*edge-client calibrate"):
+        read.check("0" * 64, found.table.model.structure_digest)
+    assert read.allows("stem", "lz4", None) and read.allows("nowhere", "raw", None)
+    assert not read.allows("stem", "test-fine", None)
+    assert not read.allows("nowhere", "test-fine", 0.9)
+    assert read.allows("stem", "test-fine", 0.9)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.update(format="x"), "no calibration of codecs"),
+        (lambda data: data.update(version=2), "this Isthmus reads 1"),
+        (lambda data: data["cuts"][1]["codecs"][2].update(loss=-1), "number of at least 0"),
+        (lambda data: data["cuts"][1]["codecs"][0].update(loss=0.1), "a lossless codec that loses"),
+        (lambda data: data["cuts"][1]["codecs"][2].update(low=0.9, high=0.1), "more than the upper bound"),
+        (lambda data: data.pop("model"), "missing"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_with_the_place(change: Any, message: str, tmp_path: Path) -> None:
+    study(out=tmp_path)
+    file = tmp_path / "calibration.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+    with pytest.raises(SpecError, match=message):
+        loss_table.read(file)
+
+
+@pytest.mark.parametrize("value", ["-1%", "100%", 1.0, -0.1, "nan", "much", True])
+def test_a_loss_out_of_range_is_refused(value: Any) -> None:
+    with pytest.raises(SpecError, match="max_loss"):
+        loss_of(value)
+    assert loss_of("0.5%") == pytest.approx(0.005) and loss_of(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"inputs": []}, "no input"),
+        ({"codecs": "zip"}, "must be of raw"),
+        ({"cuts": "steem"}, "stem"),
+        ({"kind": "words"}, "must be one of classes"),
+        ({"max_loss": "100%"}, "max_loss"),
+    ],
+)
+def test_bad_words_are_refused_by_name(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(IsthmusError, match=message):
+        study(**words)
+
+
+def test_a_cut_that_an_input_refuses_is_told_and_the_others_are_measured() -> None:
+    torch.manual_seed(1)
+    forks = Branching().eval()
+    inputs = sorted((torch.randn(1, 4) for _ in range(12)), key=lambda one: -float(forks.first(one).sum().detach()))
+    found = calibrate(forks, inputs, codecs="test-fine", cuts="first,plus", kind="tensors", progress=False)
+    refused = {cut.name: cut.refused for cut in found.table.cuts}
+    assert refused["first"] == "" and "UnknownLayer" in refused["plus"]
+    assert "refused: plus" in found.text()
+
+
+def test_labels_of_a_csv_file_reach_their_inputs_and_others_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = sorted((load_spec("digits").folder).rglob("*_label*.png"))[:3]
+    for number, image in enumerate(images):
+        (tmp_path / f"{number}.png").write_bytes(image.read_bytes())
+    truths = [image.stem[-1] for image in images]
+    labels = tmp_path / "labels.csv"
+    labels.write_text("file,label\n" + "".join(f"{number}.png,{truth}\n" for number, truth in enumerate(truths)))
+    words = ["calibrate", "--inputs", str(tmp_path), "--labels", str(labels), "--cuts", "stem.0", "--no-progress"]
+    assert main([*words, "--codecs", "test-fine", "--json", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["labelled"] == 3 and found["whole_accuracy"] == 1.0
+    assert "598" not in capsys.readouterr().err
+    labels.write_text("9.png,1\n")
+    assert main(words) == 2
+    assert "1 of 1 labels are of no input" in capsys.readouterr().err
+    labels.write_text("one,two,three\n")
+    assert main(words) == 2
+    assert "found 3 columns" in capsys.readouterr().err
