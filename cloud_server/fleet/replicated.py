@@ -39,8 +39,8 @@ class Replicated:
 
     @contextmanager
     def _least(self, same: bool = False) -> Iterator[Engine]:
-        """The replica with the fewest requests, for the block; of equals the next in turn. ``same``: for each client always
-        the same one.
+        """The replica with the fewest requests, for the block; of equals the next in turn. ``same``: for each client
+        always the same.
         """
         count = len(self._replicas)
         with self._lock:
