@@ -31,6 +31,8 @@ class Outgoing:
     decoding: split_pb2.Decoding | None = None
     session: int = 0
     step: int = 0
+    codecs: tuple[str, ...] = ()
+    """By name, what each tensor of a frontier travels with."""
 
 
 class Exchange:

@@ -91,7 +91,9 @@ def request_frame(exchange: Exchange, outgoing: Outgoing, inline: bool = False) 
 def outgoing(early: EarlyOutput, codec: str | Sequence[Codec]) -> Outgoing:
     """A frontier (`shared_hooks.EarlyOutput`) as bytes; the buffers are views, nothing is joined."""
     parcel = early.pack(codec=codec)
-    return Outgoing(early.crossing.digest, early.crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes)
+    crossing = early.crossing
+    sent = crossing.digest, crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes
+    return Outgoing(*sent, codecs=parcel.codecs[: len(early.pieces)])
 
 
 def outgoing_file(data: torch.Tensor, suffix: str, preprocess_digest: str) -> Outgoing:
