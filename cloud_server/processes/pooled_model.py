@@ -32,6 +32,7 @@ class PooledModel:
         self.identity = identity
         self.company = None
         """A worker takes one request at a time."""
+        self.residence = None
         self._pool = pool
         self._lifecycle = lifecycle
         self._thread = threading.local()

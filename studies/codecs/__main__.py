@@ -1,5 +1,6 @@
 """What codecs save and what they lose, on trained models.
 
+    python -m studies.codecs rates                      digits at its middle cuts, by every codec that needs no book
     python -m studies.codecs basis                      digits at its middle cuts, by steps of the codec "basis"
     python -m studies.codecs frames                     differences of frames against each frame alone
     python -m studies.codecs sentences --model FOLDER   MiniLM's sentence embeddings: FOLDER holds config.json,
@@ -22,7 +23,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-STUDIES = ("basis", "frames", "sentences")
+STUDIES = ("rates", "basis", "frames", "sentences")
 
 
 def main(words: list[str] | None = None) -> int:
