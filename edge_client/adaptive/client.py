@@ -362,8 +362,8 @@ class AutoClient:
             self.controller.observe_edge(now, key, times.edge_compute)
             tail = times.server - times.server_queue
             self.controller.observe_server(now, key, tail, times.server_queue)
-            chosen = flight.choice.candidate.name
-            if answer.split == ("input" if chosen == CLOUD_ONLY else chosen):
+            chosen = flight.choice.candidate
+            if chosen.codec and answer.split == ("input" if chosen.name == CLOUD_ONLY else chosen.name):
                 self.controller.observe_bytes(key, answer.bytes_up)
             if answer.sends == 1 and not times.retry:
                 network = times.send_wait + times.network
