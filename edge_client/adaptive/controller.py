@@ -131,6 +131,7 @@ class SplitController:
         self._fresh = False  # a sudden change was seen since the last choice
         self._promised: dict[str, float] = {}
         self._probed = self._goodput_seen = -LONG_AGO
+        self._probe_over = -LONG_AGO
         self._replaced = self._lured = -LONG_AGO  # when a probe changed the belief, and when a move followed from that
         self._probe_floor = FLOOR
         self._doubt_waits = PROBE_SOON
@@ -272,12 +273,18 @@ class SplitController:
         """
         if self._estimate is None:
             return
+        if network_ns > self._estimate.ns(bytes_up, bytes_down) and self._behind_a_probe(now - network_ns):
+            return
         bytes_up += bytes_ahead
         if self._estimate.speaks_of_goodput(bytes_up, bytes_down):
             self._goodput_seen = now
         overhead = self._calibration.overhead_ns if self._calibration else 0.0
         if self._estimate.observe(bytes_up, bytes_down, max(1.0, network_ns - overhead)):
             self._changed()
+
+    def _behind_a_probe(self, began: int) -> bool:
+        """Whether a request that was handed over then had a probe's bytes before it: its slowness says nothing."""
+        return began < self._probe_over
 
     def observe_bytes(self, key: str, bytes_up: int) -> None:
         """A request of this candidate took so many: how small a codec makes a frontier depends on what is in it."""
@@ -322,6 +329,8 @@ class SplitController:
         """
         if self._estimate is None or not (given_up or self._is_late(key, elapsed_ns)):
             return
+        if self._behind_a_probe(now - elapsed_ns):
+            return
         tail = self._tails.get(key, 0.0) * self._server_factor.value
         self._estimate.bound(bytes_up, elapsed_ns - tail - self._queue.value)
         self._changed()
@@ -342,6 +351,7 @@ class SplitController:
         if self._estimate is None:
             return
         self._take_load(load)
+        self._probe_over = now
         if self._estimate.replace(link):
             self._replaced = now
             if self._held == EDGE_ONLY:  # else real transfers have the word

@@ -85,7 +85,7 @@ class Served:
 
 @contextmanager
 def served(folder: Path, frames_bytes: int = 1 << 20, text: str = SPEC) -> Iterator[Served]:
-    """Serves the model of a spec (`Small`) in ``folder``; the gate is open. ``frames_bytes``: what is kept of frames."""
+    """Serves the model of a spec (`Small`) in ``folder``; the gate is open. ``frames_bytes``: kept of frames."""
     path = folder / "small.toml"
     path.write_text(text)
     spec, lifecycle, gate = load_spec(path), Lifecycle("cloud"), Gate()

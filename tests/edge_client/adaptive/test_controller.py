@@ -232,7 +232,7 @@ def test_what_is_dominated_never_wins(mbit: float, rtt: float, edge: float, serv
     assert min(one.latency_ns for one in now if one.name in kept) == pytest.approx(best)
 
 
-@pytest.mark.parametrize("shape", ["funnel", "flat", "wide", "small"])
+@pytest.mark.parametrize("shape", ["funnel", "wide", "slow edge", "fast edge"])
 def test_over_cuts_and_codecs_it_is_near_the_oracle_and_beats_what_loses_nothing(shape: str) -> None:
     """int8 and int4 as the table allows them; bytes, encoding and decoding as both profiles have them."""
     chosen, layers = Codecs.of("auto", losses(len(SHAPES[shape])), 0.01), SHAPES[shape]
