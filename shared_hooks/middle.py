@@ -130,13 +130,16 @@ class MiddleSession(Banking, TailSession):
         read = dict(zip(span.first.banked, self.values, strict=True))
         self.stop_at(span.plan, span.last, span.target, None, span.first.position, read)
         slots = dict(zip(span.first.storages, self.placing.slots, strict=True))
+        numbers = {storage: number for number, storage in enumerate(span.first.storages)}
+        self.placing.filled = {}
+        self.handed: dict[int, int] = {}
+        """Slots of the second cut that are slots of the first."""
         if span.has_decisions:
             self.follower = Follower.of_storages(slots)
         captures = []
         for number, (storage, capture) in enumerate(zip(span.last.storages, span.last.captures, strict=True)):
-            slot = slots.get(storage)
-            if slot is not None and capture.kind != "nothing":
-                self.found[number] = slot
+            if storage in numbers and capture.kind != "nothing":
+                self.handed[number] = numbers[storage]
                 # this side's memory is the request's own, unless the frontier was handed on as it came
                 capture = Capture("slot", None, 0, View((storage.elements,), (1,), 0), copy=True)
             elif capture.kind != "nothing" and storage.created <= span.first.position:
@@ -187,6 +190,12 @@ class MiddleSession(Banking, TailSession):
             return early
         except Diverged:
             raise CutRefused(f"{_between(self.span)} the model took another path than the plan of this side") from None
+
+    def early(self) -> EarlyOutput:
+        filled = self.placing.filled or {}
+        for number, slot in self.handed.items():  # what began as a constant lies where the model's own code made it
+            self.found[number] = filled.get(slot, self.placing.slots[slot])
+        return super().early()
 
     def failed(self, error: BaseException) -> None:
         if not self.stopped:

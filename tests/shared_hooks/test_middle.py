@@ -18,8 +18,23 @@ from tests.shared_hooks.cutting import ALL, case_of, through_bytes
 from tests.zoo import CASES, Case
 from tests.zoo.compare import same
 
-PAIRS = 12 if ALL else 2
-SOME = [case for number, case in enumerate(CASES) if ALL or number % 5 == 0]
+PAIRS = 12 if ALL else 3
+AWKWARD = (
+    *("preallocated_output", "monte_carlo_dropout", "monte_carlo_dropout_twice", "ambient_autocast", "branch_on_item"),
+    *(
+        "try_finally",
+        "odd_numbers_read",
+        "layer_made_at_first_call",
+        "writes_into_its_input",
+        "reads_inside_submodules",
+    ),
+)
+REFUSED = (
+    "preallocated_output",  # memory made before both cuts, which crosses the second only
+    *("writes_into_overlapping_input", "overlapping_inputs"),  # that inputs share memory a relay does not know
+    "transformer_encoder_pre_norm_causal",  # a mask is looked at: is it causal?
+)
+SOME = [case for number, case in enumerate(CASES) if ALL or number % 8 == 0 or case.name in AWKWARD]
 
 
 def parts_of(case: Case) -> tuple[WrappedModel, WrappedModel, WrappedModel]:
@@ -57,9 +72,11 @@ def test_three_parts_are_the_model(case: Case) -> None:
                 found = relay.forward(early, start=first, end=last)
                 output = cloud.forward(through_bytes(found), start=last)
             except (CutRefused, Disagreement, UnknownLayer):
-                assert case.branches or case.loud or edge.plan(*seeded(case)[0], **seeded(case)[1]).trace.dynamic
+                data_decides = edge.plan(*seeded(case)[0], **seeded(case)[1]).trace.dynamic
+                assert case.branches or case.loud or case.name in REFUSED or data_decides
                 continue
-        assert same(list(found.pieces), list(direct.pieces)), (first, last)
+        if case.name != "preallocated_uninitialised":  # what nobody wrote is another in each run
+            assert same(list(found.pieces), list(direct.pieces)), (first, last)
         assert found.values == direct.values and same(list(found.generators), list(direct.generators))
         assert same(output, expected), (first, last)
 
