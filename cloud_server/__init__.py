@@ -7,6 +7,7 @@ streams     one client's stream; the link probed
 requests    requests on their way, and how each ends
 decoding    sessions that keep a model's state from step to step
 models      the tail of a model; its profile
+fleet       models that come and go, on several devices
 work        threads that compute
 processes   worker processes, in which tails are computed
 wire        frames that answer no request
@@ -19,6 +20,7 @@ limits      every bound in one place
 scale       how many replicas of it
 addresses   where it listens, and who reaches that
 arguments   the command lines
+entries     one model to serve, and how
 config, options, cli   what is served and how: TOML file and command line
 """
 

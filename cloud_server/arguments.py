@@ -33,7 +33,7 @@ def parser() -> Parser:
     made.add_argument("--depth", type=int, metavar="N", help="how many levels of modules to descend in each --model")
     made.add_argument("--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one")
     made.add_argument("--reuse-port", action="store_true", help="another server may listen there: for rolling updates")
-    made.add_argument("--device", metavar="auto|cpu|cuda[:N]", help="default auto")
+    made.add_argument("--device", metavar="auto|cpu|cuda[:N][,...]", help="default auto; of several, each")
     made.add_argument("--threads", type=int, metavar="N", help="threads within one operation on the CPU")
     made.add_argument("--workers", type=int, metavar="N", help="tails computed at the same time; default 1")
     where = made.add_mutually_exclusive_group()

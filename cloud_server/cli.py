@@ -7,22 +7,22 @@ was up.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import queue
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 
 from cloud_server.cluster.command import serve_on_ray
 from cloud_server.config import ServerConfig
 from cloud_server.core import Core
-from cloud_server.models import Engine, ServedModel
+from cloud_server.entries import ModelEntry
+from cloud_server.fleet import Fleet, Processes, ThisProcess, devices_of, freeze
 from cloud_server.options import configure, parser
-from cloud_server.processes import Pool, PooledModel
 from cloud_server.telemetry import MetricsPage, measured, traced
 from cloud_server.transport import CloudServer, check_free
 from cloud_server.work import few_heaps
@@ -31,7 +31,7 @@ from shared_hooks.lifecycle import Stage
 from shared_hooks.lifecycle.listing import is_default, lines
 from shared_hooks.lifecycle.log import show
 from shared_hooks.lifecycle.log_bounds import LogBounds
-from shared_hooks.models import pick_device, set_threads
+from shared_hooks.models import set_threads
 
 log = logging.getLogger("cloud_server")
 
@@ -81,19 +81,15 @@ def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
 def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: MetricsPage | None) -> int:
     for address in filter(None, (config.listen, config.rest)):
         check_free(address, config.reuse_port)
-    device = pick_device(config.device)
+    devices = devices_of(config.device)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:
-        pool = None
-        engines: list[Engine] = []
-        if config.in_processes:
-            pool = stack.enter_context(Pool(words, config.workers, config.limits))
-            engines += [PooledModel(pool, identity, lifecycle) for identity in pool.start()]
-        for entry in () if pool else config.models:
-            engines.append(ServedModel(entry, device, lifecycle, config.limits.rehearsals(), config.limits.files()))
-        core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
+        pools = stack.enter_context(Processes(config, words)) if config.in_processes else None
+        fleet = Fleet(pools or ThisProcess(config), config.models, _reader(words), freeze)
+        workers = config.workers * len(devices)
+        core = stack.enter_context(Core(fleet, config.limits, workers, config.observers, lifecycle))
         totals = {
-            "worker_restarts": lambda: pool.crew.deaths if pool else 0,
+            "worker_restarts": lambda: pools.deaths if pools else 0,
             "log_lines_left_out": lambda: bounds.left_out,
         }
         stack.enter_context(measured(core, page, totals))
@@ -106,22 +102,21 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
             reuse_port=config.reuse_port,
             rest=config.rest,
         )
-        if pool:
-            pool.crew.on_warm = server.serving
+        if pools:
+            pools.on_warm = server.serving
         # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda received, _: signals.put(received))
-        gc.collect()
-        gc.freeze()  # what is loaded stays: a client's lists would else have every collection look at all of it
+        freeze()
         lifecycle.emit(Stage.BEFORE_RUN, address=config.listen)
         server.start()
-        if pool and not pool.crew.warm:  # they have all ended meanwhile
+        if pools and not pools.warm:  # all of a pool's have ended meanwhile
             server.serving(False)
-        log.info("%d threads, %d worker%s", threads, config.workers, " process(es)" if pool else "(s)")
+        log.info("%d threads, %d worker%s", threads, workers, " process(es)" if pools else "(s)")
         host = config.listen.rpartition(":")[0]
         print(f"listening on {host}:{server.port}", flush=True)
-        log.info("%s", signal.Signals(signals.get()).name)
+        log.info("%s", signal.Signals(_end_of(signals, fleet)).name)
         server.drain()
         drained = _wait(core, signals, config.limits.drain_seconds)
         core.drained(drained)
@@ -138,6 +133,28 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
         sys.stdout.flush()
         os._exit(status)
     return status
+
+
+def _end_of(signals: queue.SimpleQueue[int], fleet: Fleet) -> int:
+    """Waits for a signal that ends the server. SIGHUP does so only where it means that the terminal is gone: else the
+    models are what the files say now.
+    """
+    attended = os.isatty(0)
+    while (number := signals.get()) == signal.SIGHUP and not (attended and not os.isatty(0)):
+        threading.Thread(target=_reload, args=(fleet,), name="isthmus-reload", daemon=True).start()
+    return number
+
+
+def _reader(words: Sequence[str]) -> Callable[[], Sequence[ModelEntry]]:
+    """Reads which models there are to be from the command line and its files, as they are then."""
+    return lambda: configure(parser().parse_args(words)).models
+
+
+def _reload(fleet: Fleet) -> None:
+    try:
+        log.info("SIGHUP: %s", fleet.reload())
+    except Exception as error:  # a model's own code may raise anything
+        log.error("SIGHUP: nothing was changed: %s: %s", type(error).__name__, error)
 
 
 def _wait(core: Core, signals: queue.SimpleQueue[int], seconds: float) -> bool:

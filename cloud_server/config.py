@@ -2,9 +2,9 @@
 
 listen = "127.0.0.1:50051"           # HOST:PORT; port 0 = any free one
 reuse_port = true                    # another server may listen there, too (docs/operations.md); absent = false
-device = "auto"                      # auto, cpu, cuda, cuda:N
+device = "auto"                      # auto, cpu, cuda, cuda:N; "cuda:0,cuda:1": models are on each (docs/operations.md)
 threads = 4                          # inside one operation on the CPU; absent = torch's choice
-workers = 1                          # tails computed at a time
+workers = 1                          # tails computed at a time, on each device
 worker_processes = false             # each in a process of its own; absent = if there are several
 reflection = false                   # describe the services to who asks (grpcurl)
 insecure = false                     # true: other machines may connect in the clear
@@ -25,6 +25,8 @@ factory = "my_package.models:resnet"
 weights = "resnet.safetensors"
 depth = 3                            # how far hooks descend; absent = down to the leaves
 decoding = "my_package.tails:make"   # (WrappedModel, layer) -> what decodes behind it; absent = the engine's own
+device = "cuda:1"                    # absent = the server's
+warm_up = { cuts = ["layer3"], batch_sizes = [1, 8] }  # tails that are run before it serves; absent = the shortest one
 
 [limits]                             # see limits.py
 max_request_bytes = 268435456
@@ -54,47 +56,28 @@ from __future__ import annotations
 
 import socket
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from cloud_server.access import Register, Tls
 from cloud_server.addresses import DEFAULT_LISTEN, check_address, check_network, with_host
+from cloud_server.entries import DecodingFactory as DecodingFactory
+from cloud_server.entries import ModelEntry as ModelEntry
+from cloud_server.entries import WarmUp as WarmUp
+from cloud_server.entries import entries_of
 from cloud_server.limits import Limits
 from cloud_server.scale import Scale, scale_of
 from shared_hooks.config import Table, kind_of
-from shared_hooks.config.targets import resolve
-from shared_hooks.errors import IsthmusError, SpecError
+from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.lifecycle.loading import load
-from shared_hooks.models import ModelSpec, load_spec
-from shared_hooks.models.spec import spec_from_table
 from shared_hooks.observers import named
 from shared_hooks.showing import short
 from shared_hooks.tracing import endpoint_of
 
 _OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes", "rehearsal_seconds_per_host": "rehearsal_seconds_per_account"}
 """What versions up to 0.1 called them, when recipes were what clients sent, and addresses were all that was known."""
-
-
-DecodingFactory = Callable[..., Any]
-"""(`WrappedModel`, name of a layer) -> `models.decoding.DecodingTail`."""
-
-
-@short
-@dataclass(frozen=True)
-class ModelEntry:
-    """One model to serve: its spec, and how far hooks descend into it (None = down to the leaves)."""
-
-    spec: ModelSpec
-    depth: int | None = None
-    decoding: DecodingFactory | None = None
-    """What makes the tails of its decoding sessions, in place of our own."""
-
-    def __post_init__(self) -> None:
-        if self.depth is not None and self.depth < 0:
-            raise SpecError(f"depth: expected at least 0, found {self.depth}")
 
 
 @short
@@ -188,7 +171,7 @@ def read_config(path: Path) -> ServerConfig:
             values["identities"] = path.resolve().parent / access.need("identities", str)
             access.done()
         if models is not None:
-            values["models"] = _models(models, path.resolve().parent)
+            values["models"] = entries_of(models, path.resolve().parent)
         if limits is not None:
             values["limits"] = _limits(limits)
         if observers is not None:
@@ -214,33 +197,6 @@ def _tls(table: Table, folder: Path) -> Tls:
     certificate, key, client_ca = table.need("certificate", str), table.need("key", str), table.take("client_ca", str)
     table.done()
     return Tls(folder / certificate, folder / key, None if client_ca is None else folder / client_ca)
-
-
-def _models(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
-    entries = []
-    for name, value in table.rest().items():
-        # Several versions of one model: behind Ray Serve each has replicas of its own (docs/ray.md).
-        references = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
-        if references and (isinstance(value, str) or references == value):
-            for reference in references:
-                file = folder / reference
-                try:
-                    entries.append(ModelEntry(load_spec(f"{name}={file if file.is_file() else reference}")))
-                except IsthmusError as error:
-                    raise SpecError(f"{table.origin}: {table.name(name)}: {error}") from error
-        elif isinstance(value, dict):
-            inner = Table(value, table.origin, table.name(name))
-            depth = inner.take("depth", int)
-            if depth is not None and depth < 0:
-                inner.fail("depth", f"expected at least 0, found {depth}")
-            tails = inner.take("decoding", str)
-            decoding = None if tails is None else resolve(tails, folder, f"{table.origin}: {inner.name('decoding')}")
-            entries.append(ModelEntry(spec_from_table(inner, folder, model_id=name), depth, decoding))
-        else:
-            table.fail(
-                name, f"expected a built-in model, a spec file, module:callable or a table, found {kind_of(value)}"
-            )
-    return tuple(entries)
 
 
 def _observers(table: Table) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
 from cloud_server.access import Caller, Quotas, granted
 from cloud_server.decoding import Sessions
+from cloud_server.fleet import Fleet
 from cloud_server.limits import Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Request, RequestTable
@@ -44,7 +45,7 @@ class Core:
 
     def __init__(
         self,
-        engines: Iterable[Engine],
+        engines: Iterable[Engine] | Fleet,
         limits: Limits | None = None,
         workers: int = 1,
         observers: Iterable[str] = (),
@@ -54,11 +55,9 @@ class Core:
         self.lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
         self.limits = limits or Limits()
         self.observers = frozenset(observers)
-        self.engines: dict[str, Engine] = {}
-        for engine in engines:
-            if engine.identity.model_id in self.engines:
-                raise SpecError(f'models: two are called "{engine.identity.model_id}"')
-            self.engines[engine.identity.model_id] = engine
+        self.fleet = engines if isinstance(engines, Fleet) else None
+        """Models that come and go; None where they are always the same."""
+        self.engines: Mapping[str, Engine] = engines if isinstance(engines, Fleet) else _named(engines)
         self.crossings = CrossingCache(self.limits)
         self.decoding = Sessions(self.limits)
         self.pace = Pace(self.limits.max_frames_share)
@@ -98,7 +97,8 @@ class Core:
 
     def engines_for(self, caller: Caller) -> dict[str, Engine]:
         """The served models by id; to who may not use one, it does not exist."""
-        return {id: self.engines[id] for id in granted(caller.policy.models, self.engines)}
+        known = dict(self.engines.items())  # as they are now
+        return {id: known[id] for id in granted(caller.policy.models, known)}
 
     # Streams
 
@@ -242,7 +242,12 @@ class Core:
         self._check_time(request)
         payer = request.payer
         turn = Turn(request, self._turns.one, lambda: self._workers.forecast(payer).takes)
-        return self._workers.put(turn, payer, request.kin)
+        put = partial(self._put, turn, request)
+        residence = request.engine.residence
+        return put() if residence is None else residence.enter(request.caller.account, put)
+
+    def _put(self, turn: Turn, request: Request) -> Callable[[], None]:
+        return self._workers.put(turn, request.payer, request.kin)
 
     # What lasts too long
 
@@ -307,3 +312,13 @@ class Core:
         self._workers.stop()
         self.decoding.close()
         self._turns.close()
+
+
+def _named(engines: Iterable[Engine]) -> dict[str, Engine]:
+    """By id. Raises SpecError."""
+    found: dict[str, Engine] = {}
+    for engine in engines:
+        if engine.identity.model_id in found:
+            raise SpecError(f'models: two are called "{engine.identity.model_id}"')
+        found[engine.identity.model_id] = engine
+    return found

@@ -50,7 +50,7 @@ class Limits:
     """Size of the chunks in which answers are sent."""
     max_frames_share: float = 0.25
     """Of one processor's time, for taking the frames of one account while others send, too; beyond that they wait."""
-    max_cut_bytes: int = MIB
+    max_cut_bytes: int = 2 * MIB
     """Description of one cut."""
     max_cuts: int = 1024
     """Descriptions kept, of all clients together."""
@@ -98,6 +98,8 @@ class Limits:
     """Steps of decoding sessions that are computed together, of clients that allow it."""
     max_queue_delay_microseconds: int = 0
     """How long a worker that nobody else waits for keeps such a step, for others to come."""
+    max_frames_bytes: int = 256 * MIB
+    """Symbols that one model keeps of clients' last frames, for the differences to them (codec "frames")."""
     max_answers: int = 4096
     """Answers kept until they are acknowledged."""
     max_answer_bytes: int = 512 * MIB

@@ -23,6 +23,7 @@ from edge_client.inputs.swallowed import Swallowed
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import AUTO, CLOUD_FILE, EDGE_ONLY
 from edge_client.request import (
+    Books,
     Cut,
     EdgeModel,
     OldKeywords,
@@ -174,6 +175,14 @@ class EdgeClient(Standing):
     def chooser(self) -> AutoClient | None:
         """Who decides with ``split="auto"``; None where nobody does, and until it has measured."""
         return self._auto
+
+    @property
+    def books(self) -> dict[str, Books]:
+        """By the name of a cut, what "basis" and "frames" send its pieces by (`shared_hooks.crossing.books_of`).
+
+        Empty without a calibration; may be changed at any time. At a cut without books these codecs send raw bytes.
+        """
+        return self._edge_model.books
 
     def __repr__(self) -> str:
         split = f"split={self._split!r}"

@@ -156,6 +156,12 @@ class SessionLost(IsthmusError):
     status = "NOT_FOUND"
 
 
+class ReferenceLost(IsthmusError):
+    """A frame came as the difference to one that the server does not keep (any more): it is to be sent whole."""
+
+    status = "FAILED_PRECONDITION"
+
+
 class StepOutOfOrder(IsthmusError):
     """A step of a decoding session that is not its next one."""
 

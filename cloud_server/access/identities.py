@@ -18,6 +18,7 @@ max_bytes = 100000000
 requests_per_minute = 600
 bytes_per_minute = 1000000000
 weight = 1.0                         # its share where several wait
+manage = true                        # may load and unload models (docs/operations.md); absent: false
 
 An identity that has tokens proves itself by one of them; one without, by a certificate with its name.
 """

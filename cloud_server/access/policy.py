@@ -25,6 +25,8 @@ class Policy:
     """Payload bytes received."""
     weight: float = 1.0
     """Its share of the workers while others wait, too: 2 gets twice as much as 1."""
+    manage: bool = False
+    """Whether it may load and unload the models that it may use, and that the server's files name."""
 
 
 EVERYTHING = Policy()

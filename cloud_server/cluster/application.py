@@ -26,12 +26,12 @@ from cloud_server.cluster.front import Front
 from cloud_server.cluster.replica import Replica
 from cloud_server.cluster.scaling import PENDING
 from cloud_server.config import ServerConfig
-from cloud_server.models import ServedModel
+from cloud_server.fleet import ThisProcess
 from cloud_server.options import configure, parser
 from cloud_server.work import few_heaps
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle.log import show
-from shared_hooks.models import pick_device, set_threads
+from shared_hooks.models import set_threads
 
 ROUTER: Final = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 POLICY: Final = "cloud_server.cluster.scaling:by_pending"
@@ -98,14 +98,13 @@ class Tails:
         """``number``: of the model among those that are configured. ``stamp``: of its files, which are to be these."""
         ray_port.close()
         config = start.config()
-        entry, limits = config.models[number], config.limits
+        entry = config.models[number]
         if start.stamp(config, number) != stamp:
             raise SpecError(f"{entry.spec.model_id}: its files on this machine are not those that were deployed")
         set_threads(config.threads)
-        device, lifecycle = pick_device(config.device), config.lifecycle
-        served = ServedModel(entry, device, lifecycle, limits.rehearsals(), limits.files())
+        (served,) = ThisProcess(config).load([entry])
         name = serve.get_replica_context().replica_id.to_full_id_str()
-        self._replica = Replica(name, [served], config, ray.util.get_node_ip_address())
+        self._replica = Replica(name, [served.engine], config, ray.util.get_node_ip_address())
         gc.collect()
         gc.freeze()  # the process is this replica's, and what is loaded stays: no collection looks at it again
 

@@ -15,13 +15,15 @@ import torch
 from cloud_server.access.identities import read_identities
 from cloud_server.addresses import is_loopback
 from cloud_server.config import ModelEntry, ServerConfig
+from cloud_server.fleet import devices_of
+from cloud_server.fleet.placing import placed
 from cloud_server.models import ServedModel
 from cloud_server.options import composed
 from protos import PROTOCOL_VERSION
 from shared_hooks.doctor import Finding, certificates, contained, machine, ok, warning, wrong
 from shared_hooks.errors import IsthmusError
 from shared_hooks.lifecycle import Lifecycle
-from shared_hooks.models import pick_device, set_threads
+from shared_hooks.models import set_threads
 from shared_hooks.profiling.machine import describe
 
 SOON_SECONDS: Final = 14 * 86400.0
@@ -121,11 +123,12 @@ def _collector(endpoint: str) -> Iterator[Finding]:
 
 
 def _machine(config: ServerConfig) -> Iterator[Finding]:
-    device, limits = pick_device(config.device), config.limits
-    yield ok("device", f"{device}" + (f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""))
-    threads = set_threads(config.threads)
-    yield from machine.processor(describe(device), threads * config.workers)
-    needed = limits.max_pending_bytes + limits.max_answer_bytes + config.workers * limits.max_tail_bytes
+    devices, limits = devices_of(config.device), config.limits
+    for device in devices:
+        yield ok("device", f"{device}" + (f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""))
+    threads, workers = set_threads(config.threads), config.workers * len(devices)
+    yield from machine.processor(describe(devices[0]), threads * workers)
+    needed = limits.max_pending_bytes + limits.max_answer_bytes + workers * limits.max_tail_bytes
     what = "the limits' requests (max_pending_bytes), answers (max_answer_bytes) and tails (max_tail_bytes)"
     yield from machine.memory(needed, what)
 
@@ -134,7 +137,8 @@ def _model(entry: ModelEntry, config: ServerConfig) -> Iterator[Finding]:
     """Loaded as the server loads it."""
     spec = entry.spec
     try:
-        model = ServedModel(entry, pick_device(config.device), Lifecycle("cloud"), config.limits.rehearsals())
+        device = placed(entry, config.device)[0]
+        model = ServedModel(entry, device, Lifecycle("cloud"), config.limits.rehearsals())
     except Exception as error:  # a model's own code may raise anything
         yield wrong("model", f"{spec.model_id}: {type(error).__name__}: {error}", "mend its spec, code or weights")
         return

@@ -17,7 +17,7 @@ from cloud_server.inference.asking import Asking
 from cloud_server.inference.datatypes import NAMES, NUMPY, pack, unpack
 from cloud_server.inference.held import Held
 from cloud_server.inference.query import MAX_VALUES, VALUE_BYTES, Named, Query, Result, Value
-from cloud_server.inference.service import VERSION, Inference, ModelInfo, TensorInfo
+from cloud_server.inference.service import VERSION, Inference, ModelInfo, TensorInfo, check_parameters
 
 __all__ = [
     "MAX_VALUES",
@@ -34,6 +34,7 @@ __all__ = [
     "Result",
     "TensorInfo",
     "Value",
+    "check_parameters",
     "pack",
     "unpack",
 ]

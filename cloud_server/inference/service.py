@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from cloud_server.access import Caller
+from cloud_server.access import Caller, granted
 from cloud_server.core import Core
+from cloud_server.fleet import Fleet
 from cloud_server.inference.asking import MOST_MS, Asking
 from cloud_server.inference.datatypes import NAMES
 from cloud_server.inference.held import Held
@@ -18,7 +19,7 @@ from cloud_server.inference.sending import described, fits, sending
 from cloud_server.models import Engine, leaves
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel
-from shared_hooks.errors import InputMismatch, ModelFailed, UnknownModel, near
+from shared_hooks.errors import AccessRefused, InputMismatch, ModelFailed, UnknownModel, near
 from shared_hooks.tensors import dtype_named
 from shared_hooks.version import __version__
 
@@ -63,9 +64,35 @@ class Inference:
         return {"name": NAME, "version": __version__, "extensions": list(EXTENSIONS)}
 
     def index(self, caller: Caller) -> list[dict[str, str]]:
-        """The models that ``caller`` may use."""
-        state = "READY" if self.ready else "UNAVAILABLE"
-        return [{"name": name, "version": VERSION, "state": state} for name in self.core.engines_for(caller)]
+        """The models that ``caller`` may use, those too that are not served now."""
+        fleet = self.core.fleet
+        states = dict.fromkeys(self.core.engines, ("READY", "")) if fleet is None else fleet.states()
+        found = []
+        for name in granted(caller.policy.models, states):
+            state, reason = states[name] if self.ready else ("UNAVAILABLE", "")
+            found.append({"name": name, "version": VERSION, "state": state, **({"reason": reason} if reason else {})})
+        return found
+
+    def load(self, caller: Caller, name: str) -> None:
+        """As the server's files say now, anew if it is served already; returns when it is warm. Raises AccessRefused,
+        UnknownModel, ServerUnavailable while other models change, and what the model fails by.
+        """
+        self._managed(caller, name).load(name)
+
+    def unload(self, caller: Caller, name: str) -> None:
+        """Raises AccessRefused, UnknownModel, and ServerUnavailable while other models change."""
+        self._managed(caller, name).unload(name)
+
+    def _managed(self, caller: Caller, name: str) -> Fleet:
+        """Raises AccessRefused for who may not, UnknownModel for a model that does not exist to who asks."""
+        if not caller.policy.manage:
+            raise AccessRefused(f'identity "{caller.identity}" may not load or unload models here (manage)')
+        self.core.check_open()
+        if not granted(caller.policy.models, [name]):
+            raise UnknownModel(f'no model "{name[:128]}" is served here')
+        if self.core.fleet is None:
+            raise AccessRefused("the models of this server are always the same")
+        return self.core.fleet
 
     def engine(self, caller: Caller, name: str, version: str = "") -> Engine:
         """Raises UnknownModel."""
@@ -102,6 +129,13 @@ class Inference:
                 raise
             raise InputMismatch(f"the model does not take these shapes: {error}") from error
         return asking.read(lambda: _result(query, reply, payload))
+
+
+def check_parameters(parameters: Mapping[str, object]) -> None:
+    """Of loading and unloading. Raises InputMismatch for those that would change what is loaded."""
+    for name, value in parameters.items():
+        if name != "unload_dependents" or value:
+            raise InputMismatch(f"the parameter {name[:80]!r} is not served: what is loaded is what the files say")
 
 
 def _infos(entries: list[list[Any]]) -> tuple[TensorInfo, ...]:

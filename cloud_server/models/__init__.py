@@ -5,14 +5,27 @@ served_model   ... in this process
 form           what goes in and comes out, by name
 admission      what a request announces, checked without the model
 decoding       decoding sessions, in this process
+warming        tails that are run before the model serves
+frames         what frames that are sent as differences refer to
 custody        checks after every request that the model did not change
 profiles       the tail of every cut, measured on request
 layer_metrics  what was measured, into a reply
 
-May import config, limits.
+May import entries, limits.
 """
 
-from cloud_server.models.engine import FILE, Begun, Computed, Engine, EngineSession, Identity, Progress
+from cloud_server.models.engine import (
+    FILE,
+    Begun,
+    Computed,
+    Engine,
+    EngineSession,
+    Identity,
+    Leave,
+    Progress,
+    Residence,
+    room_for,
+)
 from cloud_server.models.form import leaves
 from cloud_server.models.profiles import Profiles
 from cloud_server.models.served_model import ServedModel
@@ -24,8 +37,11 @@ __all__ = [
     "Engine",
     "EngineSession",
     "Identity",
+    "Leave",
     "Profiles",
     "Progress",
+    "Residence",
     "ServedModel",
     "leaves",
+    "room_for",
 ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from cloud_server.models.engine import Identity
 from shared_hooks import Crossing
-from shared_hooks.codecs import Codec
+from shared_hooks.codecs import Bound
 from shared_hooks.crossing import read_header, total_bytes
 from shared_hooks.crossing.parcel import Section
 from shared_hooks.errors import BadFrame, Disagreement, TooLarge
@@ -35,7 +33,7 @@ def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_by
     lists = header.count(b"[") + header.count(b"{")
     if lists > MAX_LISTS + tensors * SECTION_LISTS:
         raise TooLarge(f"a header with {lists} lists; at most {MAX_LISTS} and {SECTION_LISTS} a tensor are taken")
-    sections = _sections(header, payload_bytes, max_bytes, crossing.bases)
+    sections = _sections(header, payload_bytes, max_bytes, crossing.bound)
     states = sum(section.raw_bytes for section in sections[pieces:])
     if states > len(crossing.generators) * MAX_STATE_BYTES:
         raise TooLarge(f"{states} bytes of generators' states; at most {MAX_STATE_BYTES} each are taken")
@@ -75,7 +73,7 @@ def check_file(
         raise BadFrame("a file comes as one tensor of bytes")
 
 
-def _sections(header: bytes, payload_bytes: int, max_bytes: int, bound: Sequence[Codec] = ()) -> list[Section]:
+def _sections(header: bytes, payload_bytes: int, max_bytes: int, bound: Bound = ()) -> list[Section]:
     """What a header says of its tensors; it is read once. ``bound``: as in `Parcel.tensors`."""
     _, sections = read_header(header, bound)
     announced = total_bytes(sections, max_bytes)

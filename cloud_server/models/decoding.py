@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cloud_server.config import DecodingFactory
+from cloud_server.entries import DecodingFactory
 from cloud_server.models.custody import Custody
 from cloud_server.models.engine import Computed, EngineSession, owned
 from shared_hooks import Parcel, WrappedModel
@@ -76,6 +76,14 @@ class DecodingTails:
         self._tails: dict[str, DecodingTail] = {}
         self._together: Together | None = None
         self._lock = threading.Lock()
+        self.closed = ""
+        """Why none of its sessions goes on; empty while they do."""
+
+    def close(self, why: str) -> None:
+        """All of its sessions are lost; what they hold goes with them."""
+        self.closed = why
+        with self._lock:
+            self._tails.clear()
 
     def _own(self, wrapped: WrappedModel, cut: str) -> DecodingTail:
         return OwnTail(wrapped.model, cut, step_bytes=self._step_bytes, modules=wrapped.modules)
@@ -120,11 +128,16 @@ class ModelSession:
     """An `engine.EngineSession` of a model in this process."""
 
     def __init__(self, tails: DecodingTails, cut: str, session: TailSession) -> None:
-        self.lost = ""
+        self._lost = ""
         self._tails = tails
         self.cut = cut
         self._session: TailSession | None = session
         self._mended = tails.custody.mended
+
+    @property
+    def lost(self) -> str:
+        """Why it is no longer there; empty while it is."""
+        return self._lost or self._tails.closed
 
     def step(self, header: bytes, payload: memoryview) -> Computed:
         """Raises ModelFailed with the model's error as cause, and SessionLost."""
@@ -162,11 +175,13 @@ class ModelSession:
         """What was computed with weights that had changed is not to be continued: raises SessionLost."""
         if self._tails.custody.mended != self._mended:
             self.lose("the model had changed in memory and was loaded again")
-            raise SessionLost(self.lost)
+            raise SessionLost(self._lost)
+        if self._tails.closed:
+            raise SessionLost(self._tails.closed)
 
     def lose(self, why: str) -> None:
         """It is not used any more."""
-        self.lost, self._session = why, None
+        self._lost, self._session = why, None
 
 
 class BegunStep:

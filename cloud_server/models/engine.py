@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+import torch
 
 from cloud_server.models import layer_metrics
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, ForwardMetrics, LayerMetrics, Parcel
+from shared_hooks.errors import ServerUnavailable
 from shared_hooks.generation.together import Ended, Outcome
 from shared_hooks.modules.manifest import Manifest
 
@@ -36,6 +39,11 @@ class Identity:
     """How input files are read; empty when they cannot be."""
     form: Mapping[str, Any] = field(default_factory=dict)
     """What goes in and comes out, by name (`models.form`); empty when the model has no example."""
+
+    def is_like(self, other: Identity) -> bool:
+        """Whether clients of the one are clients of the other, on whatever machine and device."""
+        mine, theirs = (replace(one, about={}, machine={}, form={}) for one in (self, other))
+        return mine == theirs
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,14 @@ def owned(parcel: Parcel) -> tuple[memoryview, ...]:
     return tuple(memoryview(bytes(buffer)) for buffer in parcel.buffers)
 
 
+def room_for(nbytes: int) -> memoryview:
+    """Memory for one payload in this process, not initialised. Raises ServerUnavailable."""
+    try:
+        return memoryview(torch.empty(nbytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+    except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
+        raise ServerUnavailable(f"no memory for {nbytes} bytes: {error}") from error
+
+
 FILE = "cloud-only-file"
 """In place of a cut's name, where an input file is sent and the whole model runs here."""
 
@@ -155,11 +171,31 @@ class Company(Protocol):
         ...
 
 
+Leave = Callable[[], None]
+"""Takes what was put in a line out of it; nothing where it is not there any more."""
+
+
+class Residence(Protocol):
+    """Whether a model's weights are in memory, and who waits for them."""
+
+    def enter(self, account: str, put: Callable[[], Leave]) -> Leave:
+        """Calls ``put`` once the weights are there, now or later; from then on they stay, until what is given back is
+        called: when that which was put is over. Never blocks. Raises what the model went by, where it is not to come
+        back.
+        """
+        ...
+
+
 class Engine(Protocol):
     """The tail of one model. Methods are called by several threads."""
 
     @property
     def identity(self) -> Identity: ...
+
+    @property
+    def residence(self) -> Residence | None:
+        """None where the weights are always in memory."""
+        ...
 
     @property
     def company(self) -> Company | None:
@@ -205,7 +241,10 @@ class Engine(Protocol):
         """Whether this thread may compute other requests inside ``on_progress`` of `profile`."""
         ...
 
-    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
-        """This side's profile (`shared_hooks.profiling.profile_file`), measured now. What ``on_progress`` raises ends
-        it. Raises CutRefused for a model without an example.
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """This side's profile (`shared_hooks.profiling.profile_file`), measured now, with the decoding of ``codecs``.
+
+        What ``on_progress`` raises ends it. Raises CutRefused for a model without an example.
         """

@@ -88,7 +88,7 @@ def _tried(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) 
     """The inputs' shapes, and the outputs' names, dtypes and shapes, with -1 where a size was seen to be free."""
     began, state = time.monotonic(), PythonState(model)
     try:
-        with _buffers_kept(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with buffers_kept(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs, results = _run(model, structure, tensors)
             shapes, given = [list(one.shape) for one in tensors], [list(one.shape) for one in results]
             for dim, size in sorted({(dim, size) for one in tensors for dim, size in enumerate(one.shape) if size}):
@@ -117,8 +117,8 @@ def _tried(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) 
 
 
 @contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """What the model writes to its own memory is put back: the other side did not run it so often."""
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """What the model writes to its own memory in the block is put back: the other side did not run it so often."""
     before = [(one, one._version, one.detach().clone()) for one in model.buffers()]
     try:
         yield

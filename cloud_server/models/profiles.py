@@ -16,12 +16,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from cloud_server.access import Caller, Quotas, granted
 from cloud_server.limits import Limits
-from cloud_server.models.engine import Engine
+from cloud_server.models.engine import Engine, Leave
 from cloud_server.work import Payer, Workers
 from protos.isthmus.v1 import split_pb2
+from shared_hooks.codecs import CODECS
 from shared_hooks.errors import (
     AccessRefused,
     Cancelled,
@@ -49,9 +51,11 @@ class _Wanted:
     """Which profile: model and settings. Equal ones are measured once."""
 
     model_id: str
+    weights_hash: str
     warmup: int
     repetitions: int
     seconds: float
+    codecs: tuple[str, ...] = ()
 
 
 class Profiles:
@@ -135,11 +139,12 @@ class Profiles:
                 f'identity "{caller.identity}" may not ask for profiles here; '
                 "plan, and --split auto, take one from a file, too (--cloud-profile)"
             )
-        served = granted(caller.policy.models, self._engines)
+        known = dict(self._engines.items())
+        served = granted(caller.policy.models, known)
         if request.model_id not in served:
             there = ", ".join(served)
             raise UnknownModel(f"no model {request.model_id[:256]!r} is served here; there is: {there}")
-        engine = self._engines[request.model_id]
+        engine = known[request.model_id]
         limits = self._limits
         if not 0 <= request.seconds <= limits.max_profile_seconds:  # rejects NaN, too
             most = limits.max_profile_seconds
@@ -152,9 +157,11 @@ class Profiles:
                 )
         return engine, _Wanted(
             request.model_id,
+            engine.identity.weights_hash,
             request.warmup or DEFAULT_WARMUP,
             request.repetitions or min(DEFAULT_REPETITIONS, limits.max_profile_repetitions),
             request.seconds or min(20.0, limits.max_profile_seconds),
+            tuple(name for name in CODECS if name in set(request.codecs)),  # a newer client may know others
         )
 
     def _measure(
@@ -162,7 +169,7 @@ class Profiles:
     ) -> Generator[split_pb2.ProfileReply, None, bytes]:
         """Progress while a worker measures; returns the profile's bytes."""
         news: queue.SimpleQueue[split_pb2.ProfileReply | bytes | IsthmusError] = queue.SimpleQueue()
-        left = threading.Event()
+        left, held = threading.Event(), queue.SimpleQueue[Leave]()
         while not self._over.wait(WAIT_SECONDS):
             if not wanted():
                 raise Cancelled("nobody waits for this profile any more")
@@ -190,7 +197,9 @@ class Profiles:
             began = time.monotonic()
             try:
                 on_progress(0, 0, "starting")
-                made = engine.profile(settings.warmup, settings.repetitions, settings.seconds, on_progress)
+                made = engine.profile(
+                    settings.warmup, settings.repetitions, settings.seconds, on_progress, settings.codecs
+                )
                 news.put(json.dumps(made, allow_nan=False).encode())
             except IsthmusError as error:
                 news.put(error)
@@ -201,10 +210,16 @@ class Profiles:
             finally:
                 self._rests_until = 2 * time.monotonic() - began
                 self._over.set()
+                held.get()()  # the weights may go
             return False
 
+        put, residence = partial(self._workers.put, measure, payer), engine.residence
         self._over.clear()
-        self._workers.put(measure, payer)
+        try:
+            held.put(put() if residence is None else residence.enter(caller.account, put))
+        except BaseException:
+            self._over.set()
+            raise
         try:
             while True:
                 try:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 
-from cloud_server.config import ModelEntry
-from cloud_server.limits import FileLimits
+from cloud_server.entries import ModelEntry, WarmUp
+from cloud_server.limits import FileLimits, Limits
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.custody import Custody
 from cloud_server.models.decoding import DecodingTails
-from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, owned
+from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, owned, room_for
 from cloud_server.models.form import Form, form_of
+from cloud_server.models.frames import KeptFrames
+from cloud_server.models.warming import warm_up
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.errors import (
     CutRefused,
@@ -25,7 +28,7 @@ from shared_hooks.errors import (
     IsthmusError,
     ModelFailed,
     PlanMismatch,
-    ServerUnavailable,
+    SpecError,
     TooLarge,
     UnknownLayer,
 )
@@ -38,6 +41,7 @@ from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
+from shared_hooks.tail import payer
 from shared_hooks.tensors import tensors_in
 
 
@@ -51,23 +55,26 @@ class ServedModel:
         lifecycle: Lifecycle | None = None,
         rehearsals: RehearsalLimits | None = None,
         files: FileLimits | None = None,
+        frames_bytes: int = Limits.max_frames_bytes,
     ) -> None:
         """Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example.
 
-        ``rehearsals`` bounds what working out the tails of clients' cuts may take, ``files`` what comes as a file.
+        ``rehearsals`` bounds what working out the tails of clients' cuts may take, ``files`` what comes as a file,
+        ``frames_bytes`` what is kept of clients' last frames.
         """
         self._files = files or FileLimits()
+        self._frames = KeptFrames(frames_bytes)
         self._example_elements = 0
         self._lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
         self._lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=entry.spec.model_id)
-        self._device = device
+        self.device = self._device = device
         self._spec = entry.spec
         model = entry.spec.load_model(device)
         self._wrapped = WrappedModel(model, depth=entry.depth, lifecycle=self._lifecycle, rehearsals=rehearsals)
+        self.nbytes = bytes_of(model)
+        """Of its parameters and buffers."""
         self._form: Form = {}
         self._plan = self._plan_example(entry)
-        if self._plan is not None:
-            self._warm(self._plan)
         # Only a model that reads values from its data can take more than one path.
         self._branches = self._plan is not None and any(op.kind is Kind.VALUE for op in self._plan.trace.ops)
         self.identity = Identity(
@@ -100,12 +107,15 @@ class ServedModel:
     def _plan_example(self, entry: ModelEntry) -> Plan | None:
         example = entry.spec.example(self._device)
         if example is None:
+            if entry.warm_up != WarmUp():
+                raise SpecError(f"{entry.spec.origin}: {entry.spec.model_id}: warm_up: its spec has no example to run")
             return None
         args, kwargs = example
         self._example_elements = sum(tensor.numel() for tensor in tensors_in(example))
         try:
             plan = self._wrapped.plan(*args, **kwargs)
             self._form = form_of(plan, self._wrapped.model, args, kwargs)
+            warm_up(self._wrapped, plan, example, entry.warm_up, f"{entry.spec.origin}: {entry.spec.model_id}")
             return plan
         except IsthmusError:
             raise
@@ -114,13 +124,13 @@ class ServedModel:
                 f"{entry.spec.origin}: the model fails on its example: {type(error).__name__}: {error}"
             ) from error
 
-    def _warm(self, plan: Plan) -> None:
-        """The first request finds a process that has rehearsed."""
-        layer = next((one for one in reversed(plan.layers) if one.can_split), None)
-        if layer is not None:
-            crossing = plan.cutting(layer.layer_id)[1]
-            if not crossing.reads:
-                self._wrapped.recipes.warm(EarlyOutput(crossing, (), ()), self._device)
+    residence = None
+    """Its weights are in memory for as long as it lives."""
+
+    def close(self, why: str) -> None:
+        """Nobody asks it any more: its decoding sessions are lost, saying ``why``, and what it hooked is as before."""
+        self._decoding.close(why)
+        self._wrapped.detach()
 
     @property
     def company(self) -> Company:
@@ -129,10 +139,7 @@ class ServedModel:
 
     def allocate(self, nbytes: int) -> memoryview:
         """One buffer, whose pages cost nothing until bytes arrive."""
-        try:
-            return memoryview(torch.empty(nbytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
-        except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
-            raise ServerUnavailable(f"no memory for {nbytes} bytes: {error}") from error
+        return room_for(nbytes)
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks that header, cut and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""
@@ -174,9 +181,12 @@ class ServedModel:
 
     def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
         """The tail on one payload, in whose memory it may work. Raises ModelFailed with the model's error as cause."""
+        self.check_cut(crossing)  # it may have been admitted while no model was there to ask
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
-        early = EarlyOutput.unpack(crossing, header, payload, payload.nbytes + crossing.payload_bytes, disposable=True)
+        bound = crossing.bound_to(self._frames.of(payer.get(), crossing.digest)) if crossing.books else None
+        most = payload.nbytes + crossing.payload_bytes
+        early = EarlyOutput.unpack(crossing, header, payload, most, disposable=True, bound=bound)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=early)
         decoded = time.perf_counter_ns()
         return self._run(decoded - started, want_metrics, early, start=crossing.layer_id)
@@ -277,14 +287,24 @@ class ServedModel:
     profile_gives_way = True
     """Between two repetitions, nothing is under way in this thread."""
 
-    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """The tails of the spec's example, measured now (`shared_hooks.profiling`)."""
         example = self._spec.example(self._device)
         if example is None:
             raise CutRefused(f'model "{self.identity.model_id}" has no example input to profile: its spec names none')
-        options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds)
+        options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds, codecs=tuple(codecs))
         made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
         return to_json(made)
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Memory of its parameters and buffers; what two share counts once."""
+    storages = {
+        one.untyped_storage().data_ptr(): one.untyped_storage() for one in (*model.parameters(), *model.buffers())
+    }
+    return sum(one.nbytes() for one in storages.values())
 
 
 def about(device: torch.device) -> dict[str, str]:

@@ -13,10 +13,13 @@ memory          payloads, where both see them
 May import models, wire, work, options, config, limits.
 """
 
-from cloud_server.processes.pool import Pool
+from cloud_server.processes.pool import Pool, payload_memory
 from cloud_server.processes.pooled_model import PooledModel
+from cloud_server.processes.worker_process import Share
 
 __all__ = [
     "Pool",
     "PooledModel",
+    "Share",
+    "payload_memory",
 ]

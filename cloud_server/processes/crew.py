@@ -8,13 +8,12 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from cloud_server.limits import Limits
 from cloud_server.models import Identity
 from cloud_server.processes.channel import Lost
 from cloud_server.processes.memory import SharedMemory
-from cloud_server.processes.worker_process import END_SECONDS, State, WorkerProcess
+from cloud_server.processes.worker_process import ALL, END_SECONDS, Share, State, WorkerProcess
 from shared_hooks.errors import Disagreement, IsthmusError, ServerUnavailable, WorkerLost
 
 log = logging.getLogger("cloud_server")
@@ -34,7 +33,9 @@ BACK_OFF = 0.25, 30.0
 class Crew:
     """``count`` workers. One thread starts them and sees them end; any thread may call."""
 
-    def __init__(self, words: Sequence[str], count: int, limits: Limits, memory: SharedMemory) -> None:
+    def __init__(
+        self, words: Sequence[str], count: int, limits: Limits, memory: SharedMemory, share: Share = ALL
+    ) -> None:
         self.identities: list[Identity] = []
         """What each of them serves."""
         self.deaths = 0
@@ -42,6 +43,7 @@ class Crew:
         self.on_warm: Callable[[bool], None] = lambda warm: None
         """Called with whether any worker is warm, when that changes."""
         self._words = tuple(words)
+        self._share = share
         self._count = count
         self._limits = limits
         self._memory = memory
@@ -217,8 +219,9 @@ class Crew:
         """A worker says that it is warm, or why it cannot start."""
         try:
             identities = worker.identities()
-            if self.identities and [_same(one) for one in identities] != [_same(one) for one in self.identities]:
-                raise Disagreement("it serves other models than those announced: files have changed, start the server")
+            if self.identities and not _alike(identities, self.identities):
+                text = "it serves other models than those announced: files have changed, tell the server (SIGHUP)"
+                raise Disagreement(text)
         except (Lost, TimeoutError):
             if not worker.buried(1.0):  # else it has ended by itself, and its status says how
                 worker.kill("said nothing that makes sense, and was ended")
@@ -266,7 +269,7 @@ class Crew:
                 return min(wait, LOOK_SECONDS)
             self._number += 1
             try:
-                worker = WorkerProcess(self._number, self._words, self._memory)
+                worker = WorkerProcess(self._number, self._words, self._memory, self._share)
             except (OSError, ServerUnavailable) as error:  # no process, or no place in shared memory
                 log.error("no worker can be started: %s", error)
                 self._start_at = time.monotonic() + BACK_OFF[1]
@@ -308,6 +311,6 @@ class Crew:
         os.close(self._wake)
 
 
-def _same(identity: Identity) -> Identity:
+def _alike(mine: Sequence[Identity], theirs: Sequence[Identity]) -> bool:
     """What all workers must have alike."""
-    return replace(identity, about={}, machine={}, form={})
+    return len(mine) == len(theirs) and all(one.is_like(other) for one, other in zip(mine, theirs, strict=True))

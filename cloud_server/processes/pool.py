@@ -19,7 +19,7 @@ from cloud_server.processes.crashes import Crashes
 from cloud_server.processes.crew import Crew
 from cloud_server.processes.memory import SharedMemory
 from cloud_server.processes.task import ManifestTask, ProfileTask, SessionTask, StepTask, Task
-from cloud_server.processes.worker_process import WorkerProcess
+from cloud_server.processes.worker_process import ALL, Share, WorkerProcess
 from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable, SessionLost, TooLarge, WorkerLost
 
 DEATHS = 2
@@ -30,13 +30,28 @@ REMEMBERED = 4096
 """Requests that a worker has ended under, and that may come again."""
 
 
+def payload_memory(limits: Limits) -> SharedMemory:
+    """For all payloads and answers there may be. Sparse, so it may be generous: room that is free is in pieces, too."""
+    return SharedMemory(2 * (limits.max_pending_bytes + limits.max_answer_bytes))
+
+
 class Pool:
     """``count`` workers for the command line ``words``. Use as a context manager. Any thread may call."""
 
-    def __init__(self, words: Sequence[str], count: int, limits: Limits, hang_seconds: float = HANG_SECONDS) -> None:
-        # Sparse, so it may be generous: room that is free is in pieces, too.
-        self.memory = SharedMemory(2 * (limits.max_pending_bytes + limits.max_answer_bytes))
-        self.crew = Crew(words, count, limits, self.memory)
+    def __init__(
+        self,
+        words: Sequence[str],
+        count: int,
+        limits: Limits,
+        hang_seconds: float = HANG_SECONDS,
+        *,
+        share: Share = ALL,
+        memory: SharedMemory | None = None,
+    ) -> None:
+        """``share``: what of the configuration is these workers'. ``memory``: of payloads, and the caller's."""
+        self._owns_memory = memory is None
+        self.memory = payload_memory(limits) if memory is None else memory
+        self.crew = Crew(words, count, limits, self.memory, share)
         self._patience = limits.max_compute_seconds + hang_seconds
         self._crashes = Crashes(limits.worker_crashes_per_minute)
         self._lock = threading.Lock()
@@ -46,8 +61,13 @@ class Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the workers; what they still compute is lost."""
         self.crew.close()
-        self.memory.close()
+        if self._owns_memory:
+            self.memory.close()
 
     def start(self) -> list[Identity]:
         """Waits until all workers are warm; what they serve. Raises what a worker's start failed by."""

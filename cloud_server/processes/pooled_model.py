@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -32,6 +32,7 @@ class PooledModel:
         self.identity = identity
         self.company = None
         """A worker takes one request at a time."""
+        self.residence = None
         self._pool = pool
         self._lifecycle = lifecycle
         self._thread = threading.local()
@@ -117,9 +118,11 @@ class PooledModel:
     profile_gives_way = False
     """Its worker waits meanwhile; others compute."""
 
-    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """In a worker, whose turn it takes."""
-        task = ProfileTask(self.identity.model_id, warmup, repetitions, seconds)
+        task = ProfileTask(self.identity.model_id, warmup, repetitions, seconds, tuple(codecs))
         found: dict[str, Any] = json.loads(self._pool.ask(task, on_progress))
         return found
 

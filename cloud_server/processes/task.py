@@ -54,10 +54,11 @@ class ProfileTask:
     warmup: int
     repetitions: int
     seconds: float
+    codecs: tuple[str, ...] = ()
 
     def head(self) -> dict[str, Any]:
         found = {"do": "profile", "model": self.model_id, "warmup": self.warmup, "repetitions": self.repetitions}
-        return {**found, "seconds": self.seconds}
+        return {**found, "seconds": self.seconds, "codecs": self.codecs}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import torch
 
 from cloud_server import wire
 from cloud_server.config import ServerConfig
+from cloud_server.entries import ModelEntry
 from cloud_server.models import Computed, EngineSession, ServedModel
 from cloud_server.options import configure, parser
 from cloud_server.processes.channel import Channel, Lost, Message
@@ -31,7 +32,15 @@ from cloud_server.processes.memory import Mapping
 from cloud_server.work import Overtime, Watchdog
 from shared_hooks import Crossing
 from shared_hooks.crossing import decode, decoded_bytes
-from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, ServerUnavailable, SessionLost, TooLarge
+from shared_hooks.errors import (
+    Cancelled,
+    IsthmusError,
+    ModelFailed,
+    ServerUnavailable,
+    SessionLost,
+    SpecError,
+    TooLarge,
+)
 from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.lifecycle.log import show
 from shared_hooks.models import pick_device, set_threads
@@ -52,13 +61,21 @@ _CUDA_ERROR = "CUDA error"
 _PDEATHSIG = 1  # linux/prctl.h
 
 
-def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, memory_bytes: int, begun: int) -> int:
-    """Serves until the process ``server`` hangs up; returns the exit status. Where ``begun`` is in the shared memory it
-    says which question it is at.
+def main(
+    words: Sequence[str],
+    share: tuple[str, Sequence[str] | None],
+    server: int,
+    channel_fd: int,
+    memory_fd: int,
+    memory_bytes: int,
+    begun: int,
+) -> int:
+    """Serves until the process ``server`` hangs up; returns the exit status. ``share``: as `Share`. Where ``begun`` is
+    in the shared memory it says which question it is at.
     """
     _die_with(server)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Both reach every process of a terminal or a unit; it is the server that drains, and then hangs up.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Both reach every process of a terminal or a unit; it is the server that drains, or reloads, and hangs up.
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     channel = Channel(socket.socket(fileno=channel_fd))
@@ -69,10 +86,11 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
     try:
         config = configure(options)
         bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
-        device = pick_device(config.device)
+        where, names = share
+        device = pick_device(where or config.device)
         set_threads(config.threads)
-        limits = config.limits.rehearsals(), config.limits.files()
-        models = [ServedModel(entry, device, config.lifecycle, *limits) for entry in config.models]
+        limits = config.limits.rehearsals(), config.limits.files(), config.limits.max_frames_bytes
+        models = [ServedModel(entry, device, config.lifecycle, *limits) for entry in _wanted(config, names)]
     except IsthmusError as error:
         channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})
         return 1
@@ -84,6 +102,16 @@ def main(words: Sequence[str], server: int, channel_fd: int, memory_fd: int, mem
     except Lost:
         return 0  # the server has ended, or wants no more of this worker
     return 0
+
+
+def _wanted(config: ServerConfig, names: Sequence[str] | None) -> list[ModelEntry]:
+    """Raises SpecError for a model that is in the files no more."""
+    if names is None:
+        return list(config.models)
+    known = {entry.spec.model_id: entry for entry in config.models}
+    if missing := [name for name in names if name not in known]:
+        raise SpecError(f'models: "{missing[0]}" is in the server\'s file no more')
+    return [known[name] for name in names]
 
 
 def _die_with(server: int) -> None:
@@ -168,9 +196,7 @@ class Worker:
                     most = self._limits.max_request_bytes
                     computed = model.compute_file(head["suffix"], header, payload, head["metrics"], most)
                 else:
-                    crossing = self._crossing(head["cut"])
-                    model.check_cut(crossing)
-                    computed = model.compute(crossing, header, payload, head["metrics"])
+                    computed = model.compute(self._crossing(head["cut"]), header, payload, head["metrics"])
                 computed.reply.observations = found()
                 return computed
         except (IsthmusError, Lost):
@@ -260,7 +286,7 @@ class Worker:
             if answer["do"] != "go on":
                 raise Cancelled("nobody waits for this profile any more")
 
-        made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress)
+        made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress, head["codecs"])
         return json.dumps(made, allow_nan=False).encode()
 
     def _begin(self, model: ServedModel, head: dict[str, Any]) -> bytes:

@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from google.protobuf.message import DecodeError
@@ -40,6 +40,15 @@ from cloud_server.processes.task import ManifestTask, ProfileTask, SessionTask, 
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ServerUnavailable, by_name
 
+
+class Share(NamedTuple):
+    """What of the server's configuration is a worker's: its device (empty: as that says), and models (None: all)."""
+
+    device: str = ""
+    models: tuple[str, ...] | None = None
+
+
+ALL = Share()
 END_SECONDS = 2.0
 """For a worker to end by itself when the server hangs up."""
 
@@ -62,7 +71,7 @@ class RemoteCause(Exception):
 class WorkerProcess:
     """Its state belongs to the pool, under the pool's lock. Only who has made it BUSY asks it."""
 
-    def __init__(self, number: int, words: Sequence[str], memory: SharedMemory) -> None:
+    def __init__(self, number: int, words: Sequence[str], memory: SharedMemory, share: Share = ALL) -> None:
         """Starts the process. On Linux it ends with the *thread* that calls this."""
         self.number = number
         self.state = State.STARTING
@@ -89,7 +98,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _boot(words, theirs.fileno(), memory, self._begun)],
+                [sys.executable, "-c", _boot(words, share, theirs.fileno(), memory, self._begun)],
                 pass_fds=(theirs.fileno(), memory.fd),
                 stdin=subprocess.DEVNULL,
             )
@@ -313,13 +322,13 @@ class WorkerProcess:
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
-def _boot(words: Sequence[str], channel: int, memory: SharedMemory, begun: memoryview) -> str:
+def _boot(words: Sequence[str], share: Share, channel: int, memory: SharedMemory, begun: memoryview) -> str:
     """The program of a worker. Modules are found as they are here, whatever the current folder holds."""
     return (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from cloud_server.processes.worker import main\n"
-        f"sys.exit(main({list(words)!r}, {os.getpid()}, {channel}, {memory.fd}, {memory.nbytes}, "
-        f"{memory.mapping.offset(begun)}))"
+        f"sys.exit(main({list(words)!r}, {tuple(share)!r}, {os.getpid()}, {channel}, {memory.fd}, "
+        f"{memory.nbytes}, {memory.mapping.offset(begun)}))"
     )
 
 

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -74,8 +74,10 @@ class RequestCounts(Collector):
     built_in = True
     priority = "LOWEST"
 
-    def __init__(self, models: Iterable[str]) -> None:
+    def __init__(self, models: Collection[str]) -> None:
+        """``models``: those that are served, as they are at any time."""
         self._lock = threading.Lock()
+        self._models = models
         self._times = {model: [Histogram() for _ in DURATIONS] for model in (*models, UNKNOWN)}
         self._accounts: dict[tuple[str, str], _Account] = {}
         self._identities: set[str] = set()
@@ -135,6 +137,8 @@ class RequestCounts(Collector):
                 self._identities.add(identity)
             else:
                 identity = OTHERS
+        if model not in self._times and model in self._models:  # loaded since
+            self._times[model] = [Histogram() for _ in DURATIONS]
         key = (model if model in self._times else UNKNOWN, identity)
         return self._accounts.setdefault(key, _Account(*key))
 

@@ -25,6 +25,7 @@ from cloud_server.inference import (
     Result,
     TensorInfo,
     Value,
+    check_parameters,
     pack,
     unpack,
 )
@@ -121,14 +122,24 @@ class InferenceServicer:
         return pb.ModelConfigResponse(config=config)
 
     def index(self, asked: pb.RepositoryIndexRequest, caller: Caller) -> pb.RepositoryIndexResponse:
-        if asked.repository_name:
-            raise InputMismatch("there is one repository, which has no name")
+        _check_repository(asked)
         return pb.RepositoryIndexResponse(
             models=[
-                pb.RepositoryIndexResponse.ModelIndex(name=one["name"], version=one["version"], state=one["state"])
+                pb.RepositoryIndexResponse.ModelIndex(**one)
                 for one in self._inference.index(caller)
+                if one["state"] == "READY" or not asked.ready
             ]
         )
+
+    def load(self, asked: pb.RepositoryModelLoadRequest, caller: Caller) -> pb.RepositoryModelLoadResponse:
+        _check_repository(asked)
+        self._inference.load(caller, asked.model_name)
+        return pb.RepositoryModelLoadResponse()
+
+    def unload(self, asked: pb.RepositoryModelUnloadRequest, caller: Caller) -> pb.RepositoryModelUnloadResponse:
+        _check_repository(asked)
+        self._inference.unload(caller, asked.model_name)
+        return pb.RepositoryModelUnloadResponse()
 
     def add_to(self, server: grpc.Server) -> None:
         """Methods that a server of Triton has beyond these are UNIMPLEMENTED."""
@@ -143,6 +154,8 @@ class InferenceServicer:
             ("ModelMetadata", self.model, pb.ModelMetadataRequest),
             ("ModelConfig", self.config, pb.ModelConfigRequest),
             ("RepositoryIndex", self.index, pb.RepositoryIndexRequest),
+            ("RepositoryModelLoad", self.load, pb.RepositoryModelLoadRequest),
+            ("RepositoryModelUnload", self.unload, pb.RepositoryModelUnloadRequest),
         ):
             handlers[name] = grpc.unary_unary_rpc_method_handler(
                 self._answering(name, method),
@@ -161,6 +174,16 @@ class InferenceServicer:
                 self._door.refuse(full, context, error)
 
         return answering
+
+
+def _check_repository(
+    asked: pb.RepositoryIndexRequest | pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
+) -> None:
+    """Raises InputMismatch: what is loaded is what the server's own files name, and as they say."""
+    if asked.repository_name:
+        raise InputMismatch("there is one repository, which has no name")
+    if not isinstance(asked, pb.RepositoryIndexRequest):
+        check_parameters({name: one.bool_param for name, one in asked.parameters.items()})
 
 
 def read(data: bytes) -> tuple[Query, bool]:

@@ -14,7 +14,7 @@ from edge_client.adaptive.tracker import Tracker
 from edge_client.load import Load
 from edge_client.modes import EDGE_ONLY
 from edge_client.planning.calibration import Calibration
-from edge_client.planning.candidate import Candidate
+from edge_client.planning.candidate import Candidate, undominated
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Constraints, Objective, decide
 from edge_client.planning.partitioners import Partitioner, Situation
@@ -399,18 +399,3 @@ class SplitController:
         if load is not None:
             self._load = load
             self._queue.observe(load.queue_ns)
-
-
-def undominated(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Without those that another beats in everything at once, whatever the link and the speed of either side become."""
-
-    def costs(one: Candidate) -> tuple[float, ...]:
-        own = sum(one.stages_ns.get(stage, 0.0) for stage in ("prepare", "edge", "encode"))
-        memory, energy = one.edge_memory.value, one.edge_energy.value
-        return own, one.bytes_up, one.bytes_down, one.server_ns, memory or 0.0, energy or 0.0, -(one.accuracy or 0.0)
-
-    kept: list[tuple[tuple[float, ...], Candidate]] = []
-    for mine, one in sorted(((costs(one), one) for one in candidates), key=lambda pair: pair[0]):
-        if not any(all(a <= b for a, b in zip(other, mine, strict=True)) for other, _ in kept):
-            kept.append((mine, one))
-    return [one for _, one in kept]

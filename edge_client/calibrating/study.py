@@ -51,7 +51,7 @@ class _Cut:
         return [one for one in self.tallies if not one.stopped and not (one.lossless and one.inputs >= LOSSLESS_INPUTS)]
 
     def losses(self) -> CutLosses:
-        found = tuple(one.result() for one in self.tallies if one.inputs)
+        found = tuple(one.result() for one in self.tallies if one.used)
         return CutLosses(self.name, self.layer_id, self.frontier_bytes, found if not self.refused else (), self.refused)
 
 
@@ -129,7 +129,7 @@ class Study:
             return
         for tally in measured:
             parcel = early.pack(tally.codec)
-            tally.sent(len(parcel.header) + parcel.nbytes)
+            tally.sent(len(parcel.header) + parcel.nbytes, tally.codec in parcel.codecs)
             if tally.lossless:
                 continue
             if all(CODECS[name].lossless for name in parcel.codecs):

@@ -25,16 +25,18 @@ class Tally:
     nbytes: int = 0
     rows: int = 0
     stopped: bool = False
+    used: bool = False
     _loss: float = 0.0
     _squares: float = 0.0
     _measures: dict[str, tuple[float, int]] = field(default_factory=dict)
     _labelled: int = 0
     _right: int = 0
 
-    def sent(self, nbytes: int) -> None:
-        """One input's header and payload."""
+    def sent(self, nbytes: int, used: bool) -> None:
+        """One input's header and payload; whether any tensor went with this codec."""
         self.inputs += 1
         self.nbytes += nbytes
+        self.used |= used
 
     def take(self, rows: Sequence[Row]) -> None:
         """What became of one input."""

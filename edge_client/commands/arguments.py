@@ -29,9 +29,10 @@ PORT = "8050"
 """Of the dashboard, where none is given."""
 
 LOSSLESS = ("raw", "lz4", "zstd", "shuffle-lz4", "shuffle-zstd", "sparse")
-LOSSY = ("bf16", "fp16", "int8", "int6", "int5", "int4", "int3", "int2", "int1", "basis")
+LOSSY = ("bf16", "fp16", "int8", "int6", "int5", "int4", "int3", "int2", "int1", "basis", "frames")
 CODECS = (*LOSSLESS, *LOSSY)
 """As `shared_hooks.codecs` has them, which loads torch."""
+CHOOSES = "chooses by speed, size and link"
 
 
 def make_parser() -> Parser:
@@ -148,7 +149,8 @@ def _add_run(commands: Commands, model: Parser) -> None:
         metavar="DIR",
         help="keep outputs: JSON, large tensors as safetensors, drawn where the spec says how",
     )
-    _add_codec(run)
+    _add_codec(run, auto=CHOOSES)
+    _add_losses(run)
     run.add_argument(
         "--witness",
         type=_share,
@@ -198,7 +200,8 @@ def _add_dashboard(commands: Commands, model: Parser) -> None:
     page.add_argument("--repeat", type=_count, metavar="N", help="all inputs N times (default: until Ctrl-C)")
     page.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     page.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
-    _add_codec(page)
+    _add_codec(page, auto=CHOOSES)
+    _add_losses(page)
     _add_observe(page)
     _add_sink(page)
     _add_config(page)
@@ -225,16 +228,26 @@ def _add_profile(commands: Commands, parents: list[Parser]) -> None:
     profile.add_argument("--warmup", type=_count, default=3, metavar="N", help="forwards before it (default: 3)")
     profile.add_argument("--repetitions", type=_count, default=20, metavar="N", help="at most N (default: 20)")
     profile.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each side (default: 20)")
-    _add_codec(profile)
+    _add_codec(profile, auto="measures each")
 
 
-def _add_codec(command: argparse.ArgumentParser) -> None:
+def _add_codec(command: argparse.ArgumentParser, *, auto: str = "") -> None:
+    """``auto``: what the word does, where it may stand."""
+    chosen = f"; auto {auto}" if auto else ""
     command.add_argument(
         "--codec",
-        choices=CODECS,
+        choices=(*CODECS, "auto") if auto else CODECS,
         metavar="CODEC",
         default="raw",
-        help=f"for the frontier: without loss {', '.join(LOSSLESS)}; with a loss {', '.join(LOSSY)} (default: raw)",
+        help=f"for the frontier: without loss {', '.join(LOSSLESS)}; with a loss {', '.join(LOSSY)}{chosen} "
+        "(default: raw)",
+    )
+
+
+def _add_losses(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--calibration", metavar="FILE", help="of edge-client calibrate, for --codec auto")
+    command.add_argument(
+        "--max-loss", metavar="SHARE", help="that --codec auto may lose, such as 0.5%% (default: nothing)"
     )
 
 
@@ -305,7 +318,8 @@ def _add_plan(commands: Commands, model: Parser) -> None:
     plan.add_argument("--calibrate", action="store_true", help="correct the plan by a few real requests")
     plan.add_argument("--repetitions", type=_count, default=10, metavar="N", help="for each profile (default: 10)")
     plan.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each profile (default: 20)")
-    _add_codec(plan)
+    _add_codec(plan, auto=CHOOSES)
+    _add_losses(plan)
     _add_generation(plan)
     plan.add_argument("--explain", action="store_true", help="why the best wins, and what would change that")
     plan.add_argument("--top", type=_count, metavar="N", help="show only the N best, the best first")

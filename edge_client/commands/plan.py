@@ -54,6 +54,8 @@ def main(options: argparse.Namespace) -> int:
         repetitions=options.repetitions,
         seconds=options.seconds,
         codec=options.codec,
+        calibration=options.calibration,
+        max_loss=options.max_loss,
         credentials=credentials_of(options),
         progress=not options.no_progress,
         say=say,

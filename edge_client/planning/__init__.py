@@ -7,6 +7,7 @@ explain      a decision as text
 link         what a link carries
 speed        how fast a link is, with its spread
 calibration  predictions corrected by measurements
+codecs       which codecs may be used where, for the loss that is allowed
 loss_table   what codecs cost in answers at every cut, as it was calibrated
 partitioners other ways to choose
 generation   the same for models that are called step by step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -39,8 +39,16 @@ class Candidate:
     probe's rounds; None where too few were measured.
     """
 
+    codec: str = ""
+    """What the frontier travels with, where codecs are chosen with the cut; empty: the one that all requests use."""
+
     last: bool = False
     """Whether no layer runs after it: there is nothing left for the server."""
+
+    @property
+    def key(self) -> str:
+        """What makes it one of its kind: its name, with the codec where that is chosen, too."""
+        return f"{self.name} + {self.codec}" if self.codec else self.name
 
     @property
     def is_cut(self) -> bool:
@@ -70,6 +78,7 @@ class Candidate:
     def as_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
+            "codec": self.codec or None,
             "layer_id": self.layer_id,
             "latency_ns": self.latency_ns,
             **self.quartiles(),
@@ -83,3 +92,18 @@ class Candidate:
             "throughput": self.throughput,
             "notes": list(self.notes),
         }
+
+
+def undominated(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Without those that another beats in everything at once, whatever the link and the speed of either side become."""
+
+    def costs(one: Candidate) -> tuple[float, ...]:
+        own = sum(one.stages_ns.get(stage, 0.0) for stage in ("prepare", "edge", "encode"))
+        memory, energy = one.edge_memory.value, one.edge_energy.value
+        return own, one.bytes_up, one.bytes_down, one.server_ns, memory or 0.0, energy or 0.0, -(one.accuracy or 0.0)
+
+    kept: list[tuple[tuple[float, ...], Candidate]] = []
+    for mine, one in sorted(((costs(one), one) for one in candidates), key=lambda pair: pair[0]):
+        if not any(all(a <= b for a, b in zip(other, mine, strict=True)) for other, _ in kept):
+            kept.append((mine, one))
+    return [one for _, one in kept]

@@ -55,16 +55,16 @@ def break_evens(decision: Decision, objective: Objective, link: Link, repredict:
         return []
 
     def scores(changed: Link, edge: float, server: float) -> dict[str, float]:
-        found = {one.name: one for one in repredict(changed, edge, server)}
+        found = {one.key: one for one in repredict(changed, edge, server)}
         return dict(zip(decision.scores, objective.scores([found[name] for name in decision.scores]), strict=True))
 
     def lead(changed: Link, edge: float, server: float) -> float:
         """Below 0 while another is better."""
         found = scores(changed, edge, server)
-        own = found.pop(runner_up.name)
+        own = found.pop(runner_up.key)
         return min(found.values()) - own
 
-    if scores(link, 1, 1) != dict(decision.scores) or decision.winner.name != min(
+    if scores(link, 1, 1) != dict(decision.scores) or decision.winner.key != min(
         decision.scores, key=lambda name: decision.scores[name]
     ):
         return []
@@ -121,18 +121,18 @@ def explain(
     decision: Decision, candidates: Sequence[Candidate], breaks: Sequence[BreakEven]
 ) -> tuple[str, dict[str, Any]]:
     """As text of at most 80 columns (names aside), and JSON-able."""
-    winner, by_name = decision.winner, {one.name: one for one in candidates}
-    compared_with = [one.name for one in (decision.runner_up, decision.best_cut) if one is not None]
-    others = dict.fromkeys(
-        name for name in (*compared_with, EDGE_ONLY, CLOUD_ONLY) if name in by_name and name != winner.name
-    )
-    lines = [f"{winner.name} wins in {decision.objective}: {_figure(decision, winner)}"]
+    winner, by_key = decision.winner, {one.key: one for one in candidates}
+    by_name = {one.name: one.key for one in sorted(candidates, key=lambda one: -one.latency_ns)}
+    compared_with = [one.key for one in (decision.runner_up, decision.best_cut) if one is not None]
+    alone = [by_name[name] for name in (EDGE_ONLY, CLOUD_ONLY) if name in by_name]
+    others = dict.fromkeys(key for key in (*compared_with, *alone) if key != winner.key)
+    lines = [f"{winner.key} wins in {decision.objective}: {_figure(decision, winner)}"]
     compared = []
     for name in others:
-        other = by_name[name]
+        other = by_key[name]
         deltas = {stage: other.stages_ns.get(stage, 0.0) - winner.stages_ns.get(stage, 0.0) for stage in STAGES}
         compared.append({"name": name, "latency_ns": other.latency_ns, "more_ns": deltas})
-        rejected = decision.rejected.get(other.name)
+        rejected = decision.rejected.get(other.key)
         apart = other.latency_ns - winner.latency_ns
         takes = f"{name} takes {_ms(other.latency_ns)} ms, {_ms(abs(apart))} ms {'more' if apart >= 0 else 'less'}"
         lines.append(f"{takes}; not allowed: {rejected}" if rejected else takes)
@@ -142,19 +142,19 @@ def explain(
     if decision.runner_up is None:
         lines.append("no other candidate is allowed")
     elif not breaks:
-        lines.append(f"what {decision.runner_up.name} would need to win is not known: not the objective alone decided")
+        lines.append(f"what {decision.runner_up.key} would need to win is not known: not the objective alone decided")
     elif all(one.at is None for one in breaks):
-        alone = ", ".join(one.what for one in breaks)
-        lines += textwrap.wrap(f"{decision.runner_up.name} would not win by a change of one alone: {alone}", WIDTH)
+        each = ", ".join(one.what for one in breaks)
+        lines += textwrap.wrap(f"{decision.runner_up.key} would not win by a change of one alone: {each}", WIDTH)
     else:
-        lines.append(f"for {decision.runner_up.name} to win, one of these alone:")
+        lines.append(f"for {decision.runner_up.key} to win, one of these alone:")
         lines += [f"  {one}" for one in breaks]
     return "\n".join(lines), {"against": compared, "break_even": [one.as_dict() for one in breaks]}
 
 
 def _figure(decision: Decision, one: Candidate) -> str:
     """What the objective compared, and the latency beside it."""
-    latency, score = f"{_ms(one.latency_ns)} ms", decision.scores.get(one.name)
+    latency, score = f"{_ms(one.latency_ns)} ms", decision.scores.get(one.key)
     if decision.objective == "latency" or score is None:
         return latency
     if decision.objective in ("server-time", "throughput"):

@@ -132,8 +132,8 @@ class _Violation:
 @short
 @dataclass(frozen=True)
 class Decision:
-    """``ranking``: the allowed candidates, best first; ``scores``: name -> what was compared (ns, joules or bytes; for
-    weights a sum without a unit); ``rejected``: name -> reason.
+    """``ranking``: the allowed candidates, best first; ``scores``: `Candidate.key` -> what was compared (ns, joules or
+    bytes; for weights a sum without a unit); ``rejected``: key -> reason.
     """
 
     objective: str
@@ -153,9 +153,10 @@ class Decision:
         return {
             "objective": self.objective,
             "winner": self.winner.name,
-            "runner_up": self.runner_up.name if self.runner_up else None,
+            "codec": self.winner.codec or None,
+            "runner_up": self.runner_up.key if self.runner_up else None,
             "best_cut": self.best_cut.name if self.best_cut else None,
-            "ranking": [one.name for one in self.ranking],
+            "ranking": [one.key for one in self.ranking],
             "scores": dict(self.scores),
             "rejected": dict(self.rejected),
         }
@@ -170,8 +171,8 @@ def decide(
     objective's numbers are unavailable (why).
     """
     objective, constraints = objective or Objective(), constraints or Constraints()
-    broken = {one.name: broke for one in candidates if (broke := constraints.violated(one)) is not None}
-    allowed = [one for one in candidates if one.name not in broken]
+    broken = {one.key: broke for one in candidates if (broke := constraints.violated(one)) is not None}
+    allowed = [one for one in candidates if one.key not in broken]
     if not allowed:
         raise SpecError(_nobody(candidates, broken))
     scores = objective.scores(allowed)
@@ -182,7 +183,7 @@ def decide(
         ranking[0],
         ranking[1] if len(ranking) > 1 else None,
         ranking,
-        {one.name: score for score, one in ranked},
+        {one.key: score for score, one in ranked},
         {name: broke.reason for name, broke in broken.items()},
     )
 

@@ -14,15 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edge_client.load import Load
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.calibration import Calibration
 from edge_client.planning.candidate import Candidate
+from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
-from shared_hooks.profiling.profile import INPUT_CUT, CutProfile, FileInput, Profile
+from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, FileInput, Profile
 from shared_hooks.profiling.quartiles import Quartiles
 
 LEAST_MEASURED = 3
@@ -54,12 +56,20 @@ def predict(
     edge_factor: float = 1.0,
     server_factor: float = 1.0,
     only: Collection[str] | None = None,
+    codecs: Codecs | None = None,
+    keys: Collection[str] | None = None,
+    bytes_up: Mapping[str, float] | None = None,
 ) -> list[Candidate]:
     """edge-only, cloud-only, cloud-only-file, and every cut that both profiles know, in the order of the layers.
 
+    With ``codecs`` each cut is a candidate for each codec that may be used there and that both profiles measured.
+    ``bytes_up``: what requests of a candidate (by its key) were seen to take, in place of the profile's.
+
     ``file`` is the input file whose preparation here counts; it also crosses as it is unless ``file_crosses`` is False
     (a server that cannot read files). Without ``cloud`` or ``link`` there is edge-only alone. The factors multiply the
-    times of either side; ``only`` restricts the names. Raises SpecError for profiles of different models.
+    times of either side; ``only`` restricts the names, ``keys`` the keys.
+
+    Raises SpecError for profiles of different models.
     """
     if edge.side != "edge" or (cloud is not None and cloud.side != "cloud"):
         raise SpecError("a plan takes an edge's profile and a cloud's, in that order")
@@ -74,9 +84,40 @@ def predict(
         found.append(_file(here, there, file, tails.get(INPUT_CUT)))
     for cut in sorted(edge.cuts, key=lambda cut: cut.layer_id):
         name = CLOUD_ONLY if cut.layer_id == INPUT_CUT else cut.name
-        if cut.layer_id in tails and (only is None or name in only):
-            found.append(_cut(here, there, name, cut, tails[cut.layer_id]))
+        if cut.layer_id not in tails or (only is not None and name not in only):
+            continue
+        for codec, agreement in [("", None)] if codecs is None else codecs.at(cut.name):
+            if keys is not None and (f"{name} + {codec}" if codec else name) not in keys:
+                continue
+            coded = _coded(here.profile, there.profile, cut, tails[cut.layer_id], codec)
+            if coded is not None:
+                found.append(_cut(here, there, name, cut, tails[cut.layer_id], coded, agreement))
+    if bytes_up:
+        return [one if one.key not in bytes_up else there.resized(one, bytes_up[one.key]) for one in found]
     return found
+
+
+class _Coded(NamedTuple):
+    """A cut's frontier with one codec, as both sides measured it."""
+
+    codec: str
+    encode: Quartiles
+    decode: Quartiles
+    wire_bytes: int
+
+
+def _coded(edge: Profile, cloud: Profile, head: CutProfile, tail: CutProfile, codec: str) -> _Coded | None:
+    """``codec`` empty: the one of the edge's profile. None where a side did not measure it."""
+    mine, theirs = edge.settings.get("codec", "raw"), cloud.settings.get("codec", "raw")
+    name = codec or mine
+    known, away = head.codecs.get(name), tail.codecs.get(name)
+    if name == mine:
+        known = CodecProfile(head.wire_bytes, head.stages["encode"])
+    if name == theirs or (away is None and not codec):  # of a server that measured no other
+        away = CodecProfile(tail.wire_bytes, tail.stages.get("decode", Quartiles(0.0, 0.0, 0.0, 0)))
+    if known is None or away is None:
+        return None
+    return _Coded(codec, known.ns, away.ns, known.wire_bytes)
 
 
 def check_same_model(edge: Profile, cloud: Profile) -> None:
@@ -177,6 +218,13 @@ class _Cloud:
         overhead = self.calibration.overhead_ns if self.calibration else 0.0
         return max(0.0, self.link.network_ns(bytes_up, self.profile.answer_bytes) + overhead)
 
+    def resized(self, one: Candidate, bytes_up: float) -> Candidate:
+        """With other bytes on the way up."""
+        stages = {**one.stages_ns, "network": self.network_ns(bytes_up)}
+        off = stages["network"] - one.stages_ns["network"]
+        quartiles = one.quartiles_ns and (one.quartiles_ns[0] + off, one.quartiles_ns[1] + off)
+        return replace(one, stages_ns=stages, bytes_up=round(bytes_up), quartiles_ns=quartiles)
+
     def network_spread(self, bytes_up: float) -> _Spread:
         """A link that was given has none."""
         if self.link.quarters is None:
@@ -198,11 +246,20 @@ class _Cloud:
         )
 
 
-def _cut(here: _Edge, there: _Cloud, name: str, head: CutProfile, tail: CutProfile) -> Candidate:
+def _cut(
+    here: _Edge,
+    there: _Cloud,
+    name: str,
+    head: CutProfile,
+    tail: CutProfile,
+    coded: _Coded,
+    agreement: float | None,
+) -> Candidate:
     edge_ns = head.stages["head"].middle * here.factor
-    encode_ns = head.stages["encode"].middle * here.factor
-    tail_ns = sum(stage.middle for stage in tail.stages.values()) * there.factor
-    network_ns = there.network_ns(head.wire_bytes)
+    encode_ns = coded.encode.middle * here.factor
+    ends = {**tail.stages, **({"decode": coded.decode} if "decode" in tail.stages else {})}
+    tail_ns = sum(stage.middle for stage in ends.values()) * there.factor
+    network_ns = there.network_ns(coded.wire_bytes)
     work = here.prepare_ns + edge_ns + encode_ns
     notes = [f"{side}: {cut.estimated}" for side, cut in (("edge", head), ("cloud", tail)) if cut.estimated]
     stages = {
@@ -215,20 +272,21 @@ def _cut(here: _Edge, there: _Cloud, name: str, head: CutProfile, tail: CutProfi
         "finish": here.finish_ns,
     }
     spreads = (
-        here.spread([head.stages["head"], head.stages["encode"]]),
-        there.network_spread(head.wire_bytes),
-        _spread(there.profile, list(tail.stages.values()), there.factor),
+        here.spread([head.stages["head"], coded.encode]),
+        there.network_spread(coded.wire_bytes),
+        _spread(there.profile, list(ends.values()), there.factor),
     )
     return Candidate(
         name,
         head.layer_id,
         stages,
-        bytes_up=head.wire_bytes,
+        codec=coded.codec,
+        bytes_up=coded.wire_bytes,
         bytes_down=there.profile.answer_bytes,
         edge_energy=here.energy(head.energy, work, network_ns + there.load.queue_ns + tail_ns),
         edge_memory=here.memory(head.memory_peak),
-        throughput=there.rate(work, head.wire_bytes, tail_ns),
-        accuracy=_agreement(here.profile, there.profile),
+        throughput=there.rate(work, coded.wire_bytes, tail_ns),
+        accuracy=_agreement(here.profile, there.profile) if agreement in (None, 1.0) else agreement,
         notes=tuple(notes),
         quartiles_ns=_quartiles(stages, *spreads),
         last=head.layer_id == here.profile.layers[-1].layer_id,

@@ -3,6 +3,7 @@
 requests   begun, finished, cancelled
 edge_model the model on this side: its heads, or all of it
 only_head  ... with the weights of heads alone in memory
+frames     ... of frames that follow each other, what was sent
 pending    one under way, for who does not wait at once
 many       many inputs, several under way, answers in order
 old_keywords  of `EdgeClient`, until 0.3
@@ -10,7 +11,7 @@ old_keywords  of `EdgeClient`, until 0.3
 May import answer, witness, transport, call, modes.
 """
 
-from edge_client.request.edge_model import Cut, EdgeModel
+from edge_client.request.edge_model import Books, Cut, EdgeModel
 from edge_client.request.many import Position, in_order
 from edge_client.request.old_keywords import OldKeywords, taken_over
 from edge_client.request.pending import Pending
@@ -18,6 +19,7 @@ from edge_client.request.requests import NOT_SERVED, Done, Requests, Running, wo
 
 __all__ = [
     "NOT_SERVED",
+    "Books",
     "Cut",
     "Done",
     "EdgeModel",

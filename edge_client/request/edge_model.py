@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,10 +17,12 @@ from edge_client.call import Call
 from edge_client.inputs.unfit import another_size, unfit
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY, WORDS
+from edge_client.request.frames import Frame, SentFrames
 from edge_client.request.only_head import OnlyHead
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
+from shared_hooks import Crossing, EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
+from shared_hooks.codecs.basis import Book, Frames
 from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
@@ -35,6 +37,10 @@ from shared_hooks.observers.texts import Texts
 from shared_hooks.tensors import classes_of, flatten, unflatten
 
 Cut = int | str
+Books = tuple[Book | None, ...]
+"""Of the pieces that cross one cut (`shared_hooks.crossing.books_of`)."""
+CUTS: Final = 64
+"""Descriptions with their books that are remembered; each form of inputs has its own."""
 NEAR: Final = 0.7
 """How near to "auto" and the like a split is that means it: nearer than to any layer."""
 Records = tuple[list[LayerMetrics], ForwardMetrics | None]
@@ -50,6 +56,7 @@ class Head:
     records: Callable[[], Records] = lambda: ([], None)
     observations: Observations = field(default_factory=dict)
     transforms: tuple[str, ...] = ()
+    frame: Frame | None = None  # where others may refer to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,9 @@ class EdgeModel:
         lifecycle: Lifecycle | None = None,
     ) -> None:
         self.codec = codecs.check(codec)
+        self.books: dict[str, Books] = {}
+        self.frames = SentFrames()
+        self._with_books: dict[str, Crossing] = {}
         self.device = device = choice.set_up()
         self.observers = named.check(observers)
         self._texts: Texts | None = None
@@ -191,10 +201,23 @@ class EdgeModel:
         records = self.wrapped.last_records()
         stamps.computed = now_ns()
         self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
-        outgoing = wire.outgoing(early, self.codec)
+        if (books := self.books.get(early.layer_name)) is not None:
+            early = replace(early, crossing=self._by_books(early.crossing, books))
+        codec, frame = self.frames.codecs(early) if self.codec == Frames.name else (self.codec, None)
+        outgoing = wire.outgoing(early, codec)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
-        return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed)
+        return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed, frame)
+
+    def _by_books(self, crossing: Crossing, books: Books) -> Crossing:
+        """The cut with its books, made once; as it is where other pieces cross than when these were learnt."""
+        known = self._with_books.get(crossing.digest)
+        if known is None or known.books is not books:
+            known = crossing.with_books(books) if len(books) == len(crossing.grains) else crossing
+            if len(self._with_books) >= CUTS:
+                self._with_books.clear()
+            self._with_books[crossing.digest] = known
+        return known
 
     def whole(self, call: Call, stamps: Stamps) -> LocalRun:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""

@@ -37,6 +37,7 @@ from shared_hooks.errors import (
     IsthmusError,
     PlanMismatch,
     QuotaExceeded,
+    ReferenceLost,
     RemoteError,
     ServerUnavailable,
     SpecError,
@@ -261,7 +262,9 @@ class Requests:
         return kept
 
     def finish(self, running: Running | Done) -> Answer:
-        """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more."""
+        """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more; so is a
+        frame that refers to one that is gone.
+        """
         if isinstance(running, Done):
             return running.answer
         running.over = True
@@ -284,10 +287,14 @@ class Requests:
     def _finish(self, running: Running) -> Answer:
         try:
             return self._collect(running)
-        except PlanMismatch as error:
+        except (PlanMismatch, ReferenceLost) as error:
             if running.exchange.error is not error or isinstance(running.work, Path):
                 raise
-        self._edge_model.plan(running.work)
+            lost = isinstance(error, ReferenceLost)
+        if not lost:
+            self._edge_model.plan(running.work)
+        elif running.head.frame is not None:
+            self._edge_model.frames.lost(running.head.frame)
         stamps = _anew(running.exchange.stamps)
         until = running.exchange.until
         running.again = self._begin(running.work, running.cut, stamps, until, running.about, before=running)
@@ -373,6 +380,8 @@ class Requests:
         if exchange.error is not None:
             raise exchange.error
         assert exchange.reply is not None
+        if running.head.frame is not None:
+            self._edge_model.frames.answered(running.head.frame)
         output = self._edge_model.output(exchange)
         stamps.unpacked = finished = now_ns()
         self.witnesses.check_cut(INPUT if isinstance(running.work, Path) else running.head.split, running.head.layer_id)

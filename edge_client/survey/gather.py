@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from edge_client.load import Load
 from edge_client.modes import EDGE_ONLY
 from edge_client.planning.calibration import Calibration, Sample
 from edge_client.planning.candidate import Candidate
+from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.predict import Power, predict
 from edge_client.process.local_server import local_server
@@ -65,8 +66,15 @@ class Wanted:
     """Budget of each profile."""
     probe_seconds: float = 2.0
     codec: str = "raw"
+    codecs: Codecs | None = None
+    """Those to choose from with the cut; None: ``codec`` for all."""
     calibrate: bool = False
     observers: Sequence[str] = ()
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The codecs that both profiles are to have."""
+        return (self.codec,) if self.codecs is None else self.codecs.names
 
 
 @short
@@ -85,6 +93,7 @@ class Gathered:
     server: str | None = None
     server_is_ours: bool = False
     warnings: tuple[str, ...] = field(default=())
+    codecs: Codecs | None = None
 
     def candidates(
         self,
@@ -93,6 +102,7 @@ class Gathered:
         server_factor: float = 1.0,
         *,
         power: Power | None = None,
+        keys: Collection[str] | None = None,
     ) -> list[Candidate]:
         """What `predict` makes of it; on another ``link``, or with either side's times multiplied, to ask what if."""
         return predict(
@@ -106,6 +116,8 @@ class Gathered:
             power=power,
             edge_factor=edge_factor,
             server_factor=server_factor,
+            codecs=self.codecs,
+            keys=keys,
         )
 
 
@@ -126,8 +138,10 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
     who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
     with ExitStack() as stack:
         # Files first: what cannot be used is said before anything is measured.
-        edge = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), wanted.codec, warn)
-        cloud = _read(wanted.cloud_profile, "cloud", who, None, wanted.codec, warn)
+        if wanted.codecs is not None:
+            wanted.codecs.check(who.weights_hash, who.structure_digest)
+        edge = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), wanted, warn)
+        cloud = _read(wanted.cloud_profile, "cloud", who, None, wanted, warn)
         server, ours = wanted.server, False
         if server is None and (cloud is None or wanted.link is None or wanted.calibrate):
             say("starting a server on this machine: they share it, and the link is no network")
@@ -147,6 +161,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
                     wanted.repetitions,
                     wanted.seconds,
                     lambda *at: advance(at[2]),
+                    codecs=wanted.measured,
                     credentials=credentials,
                 )
             cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
@@ -177,7 +192,10 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         crosses = reads and file is not None
         if file is not None and server is not None and not crosses:
             warn("the server reads input files otherwise than this side: they cannot be sent as they are")
-        gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found))
+        for side, profile in (("edge", edge), ("cloud", cloud)):
+            for text in _not_measured(side, profile, wanted):
+                warn(text)
+        gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found), wanted.codecs)
         if wanted.calibrate:
             gathered = replace(gathered, calibration=_calibrate(loaded, wanted, gathered, credentials))
         yield gathered
@@ -187,9 +205,9 @@ def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = Fals
     """This side's profile alone, read or measured: where there is no server yet."""
 
     who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
-    read = _read(
-        wanted.edge_profile, "edge", who, _machine_of(loaded), wanted.codec, lambda text: say(f"warning: {text}")
-    )
+    if wanted.codecs is not None:
+        wanted.codecs.check(who.weights_hash, who.structure_digest)
+    read = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), wanted, lambda text: say(f"warning: {text}"))
     found = read or _measure_edge(loaded, wanted, None, progress)
     for text in found.warnings:
         say(f"warning: edge: {text}")
@@ -205,7 +223,16 @@ def probe_sizes(edge: Profile, file: FileInput | None) -> list[int]:
     return sorted({0, *sizes, max([*sizes[-1:], LEAST_PROBED])})
 
 
-def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, codec: str, warn: Say) -> Profile | None:
+def _not_measured(side: str, profile: Profile, wanted: Wanted) -> list[str]:
+    """Codecs that can be no candidates, because this side's profile does not have them."""
+    known = {profile.settings.get("codec"), *(name for cut in profile.cuts for name in cut.codecs)}
+    missing = [name for name in wanted.measured if name not in known] if wanted.codecs is not None else []
+    if not missing:
+        return []
+    return [f"the {side}'s profile did not measure {', '.join(missing)}: not chosen; a new profile does"]
+
+
+def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, wanted: Wanted, warn: Say) -> Profile | None:
 
     if path is None:
         return None
@@ -218,8 +245,8 @@ def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, codec: 
         raise SpecError(f"{path}: {error}") from error
     for text in found:
         warn(f"{path}: {text}")
-    made = profile.settings.get("codec")
-    if made != codec:
+    made, codec = profile.settings.get("codec"), wanted.codec
+    if made != codec and wanted.codecs is None and not any(codec in cut.codecs for cut in profile.cuts):
         warn(f"{path}: the {side}'s profile was made with the codec {made}, requests use {codec}")
     return profile
 
@@ -239,7 +266,7 @@ def _device(loaded: Loaded) -> Any:
 def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress: bool) -> Profile:
 
     files = [Path(wanted.file)] if wanted.file else []
-    how = ProfileOptions(wanted.warmup, wanted.repetitions, wanted.seconds, wanted.codec)
+    how = ProfileOptions(wanted.warmup, wanted.repetitions, wanted.seconds, wanted.codec, codecs=wanted.measured)
     with _bar("profiling", progress) as advance:
         return profile_edge(
             loaded.wrapped,
@@ -312,9 +339,7 @@ def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: 
 
     assert gathered.server is not None
     networked = [
-        one
-        for one in predict(gathered.edge, gathered.cloud, gathered.link, gathered.load)
-        if one.name != EDGE_ONLY and one.layer_id is not None
+        one for one in replace(gathered, codecs=None).candidates() if one.name != EDGE_ONLY and one.layer_id is not None
     ]
     samples = []
     with EdgeClient(

@@ -176,13 +176,15 @@ def fetch_profile(
     seconds: float = 0.0,
     on_progress: Progress | None = None,
     *,
+    codecs: Sequence[str] = (),
     fresh: bool = False,
     patience: float = 15.0,
     credentials: Credentials | None = None,
 ) -> dict[str, Any]:
     """The cloud's side of a model's profile, as `shared_hooks.profiling.profile_file.from_json` takes it.
 
-    A server keeps what it measured with equal settings until ``fresh``; a setting of 0 is the server's own. It may have
+    ``codecs``: whose decoding it also measures, those of them that it knows. A server keeps what it measured with equal
+    settings until ``fresh``; a setting of 0 is the server's own. It may have
     to wait for others' profiles, but not for ever: `PROFILE_SECONDS` in all. Raises
     ServerUnavailable, UnknownModel, Disagreement for a server too old, CutRefused for a model without an example,
     SpecError for settings beyond the server's limits.
@@ -198,7 +200,12 @@ def fetch_profile(
         )
         call = method(
             split_pb2.ProfileRequest(
-                model_id=model_id, warmup=warmup, repetitions=repetitions, seconds=seconds, fresh=fresh
+                model_id=model_id,
+                warmup=warmup,
+                repetitions=repetitions,
+                seconds=seconds,
+                fresh=fresh,
+                codecs=codecs,
             ),
             timeout=PROFILE_SECONDS,
         )

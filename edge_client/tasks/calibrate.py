@@ -9,6 +9,7 @@ from edge_client.calibrating import page
 from edge_client.calibrating.inputs import Data, inputs_of
 from edge_client.calibrating.outputs import KINDS
 from edge_client.calibrating.study import Study
+from edge_client.planning.codecs import chosen_from
 from edge_client.planning.loss_table import loss_of, write
 from edge_client.screen.progress import progress as bar
 from edge_client.spoken import option
@@ -76,7 +77,7 @@ def calibrate(
 
 def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
     if wanted is None:
-        return list(CODECS)
+        return list(chosen_from())
     names = [name.strip() for name in (wanted.split(",") if isinstance(wanted, str) else wanted)]
     wrong = next((name for name in names if name not in CODECS), None)
     if wrong is not None or not names:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge_client import units
 from edge_client.credentials import Credentials
-from edge_client.planning.explain import break_evens
+from edge_client.planning.candidate import Candidate, undominated
+from edge_client.planning.codecs import Codecs
+from edge_client.planning.explain import BreakEven, break_evens
 from edge_client.planning.link import Curve, Link
+from edge_client.planning.loss_table import LossTable
 from edge_client.planning.objective import Constraints, Decision, Objective
 from edge_client.planning.partitioners import Partitioner, Situation, find_partitioner
 from edge_client.planning.predict import Power
@@ -45,6 +50,8 @@ def plan(
     repetitions: int = 10,
     seconds: float = 20.0,
     codec: str = "raw",
+    calibration: str | Path | LossTable | None = None,
+    max_loss: str | float | None = None,
     credentials: Credentials | None = None,
     progress: bool = True,
     say: Say = lambda text: None,
@@ -66,7 +73,9 @@ def plan(
     the best may not exceed: ``max_edge_memory`` ("64MiB", or bytes), ``max_bytes_per_second`` at ``rate`` requests per
     second, ``min_accuracy``. ``uplink``, ``downlink`` ("5mbit") and ``rtt`` ("30ms"): not to probe the link; the
     profiles' files: not to measure. ``power``: watts of this machine, (active, idle). ``repetitions`` and ``seconds``
-    bound each profile. ``say`` gets lines for people as they come up; warnings are in the result, too.
+    bound each profile. ``codec="auto"``: every codec at every cut is a candidate, of those with a loss the ones that
+    ``calibration`` (`edge_client.calibrate`) shows to lose no more than ``max_loss``. ``say`` gets lines for people as
+    they come up; warnings are in the result, too.
 
     Raises SpecError (a wrong word, a profile of another model, no candidate that is allowed), ServerUnavailable,
     Disagreement, UnknownModel, CutRefused (the server's model has no example), InputMismatch.
@@ -81,6 +90,7 @@ def plan(
     chooser = find_partitioner(partitioner) if isinstance(partitioner, str) else partitioner
     watts = watts_of(power)
     link = given_link(uplink, downlink, rtt)
+    chosen = Codecs.of(codec, calibration, max_loss)
     address = address_of(server)
     subject = subject_of(model, inputs, address, credentials)
     wanted = Wanted(
@@ -92,7 +102,8 @@ def plan(
         file=subject.file,
         repetitions=repetitions,
         seconds=seconds,
-        codec=codec,
+        codec="raw" if chosen else codec,
+        codecs=chosen,
         calibrate=calibrate,
     )
     loaded = subject.load()
@@ -114,11 +125,11 @@ def _decided(
     repredict = partial(gathered.candidates, power=power)
     candidates = repredict()
     decision = chooser.decide(Situation(candidates, goal, limits, gathered.edge, gathered.cloud, option))
-    decided = {one.name: one for one in decision.ranking}  # a partitioner may predict otherwise
+    decided = {one.key: one for one in decision.ranking}  # a partitioner may predict otherwise
     return Planned(
         model=loaded.spec.model_id,
         decision=decision,
-        candidates=[decided.get(one.name, one) for one in candidates],
+        candidates=[decided.get(one.key, one) for one in candidates],
         constraints=limits,
         edge=gathered.edge,
         cloud=gathered.cloud,
@@ -126,10 +137,22 @@ def _decided(
         load=gathered.load,
         calibration=gathered.calibration,
         power=power,
-        breaks=break_evens(decision, _judged_by(decision, goal), gathered.link, repredict),
+        breaks=_breaks(decision, _judged_by(decision, goal), gathered.link, repredict),
+        codecs=gathered.codecs,
         server_is_ours=gathered.server_is_ours,
         warnings=gathered.warnings,
     )
+
+
+def _breaks(
+    decision: Decision, objective: Objective, link: Link, repredict: Callable[..., list[Candidate]]
+) -> Sequence[BreakEven]:
+    """Among many codecs, without those that can win on no link: each question asks for all others."""
+    if len(objective.weights) == 1 and any(one.codec for one in decision.ranking):
+        kept = {one.key for one in (*undominated(decision.ranking), *decision.ranking[:2])}
+        scores = {key: score for key, score in decision.scores.items() if key in kept}
+        decision, repredict = replace(decision, scores=scores), partial(repredict, keys=kept)
+    return break_evens(decision, objective, link, repredict)
 
 
 def _check_form(subject: Subject, loaded: Loaded) -> None:

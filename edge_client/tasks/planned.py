@@ -9,6 +9,7 @@ from typing import Any
 from edge_client.load import Load
 from edge_client.planning.calibration import Calibration
 from edge_client.planning.candidate import STAGES, Candidate
+from edge_client.planning.codecs import Codecs
 from edge_client.planning.explain import BreakEven, explain
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Constraints, Decision
@@ -26,7 +27,8 @@ class Planned(Tabular):
     ``candidates``: what every way to run a request would take; ``decision``: which is best (`best` is its name,
     `best_cut` the best cut's), and the ranking; ``edge`` and ``cloud``: both sides' profiles; ``link`` and ``load``: as
     they were probed; ``breaks``: what would have to change for the runner-up to win; ``warnings``: what makes all this
-    less sure. ``latency_q1_ns`` and ``latency_q3_ns`` are by the spread of what was measured (docs/planning.md).
+    less sure; ``codecs``: those that were chosen from, None for one codec. ``latency_q1_ns`` and ``latency_q3_ns`` are
+    by the spread of what was measured (docs/planning.md).
     """
 
     model: str
@@ -42,10 +44,12 @@ class Planned(Tabular):
     breaks: Sequence[BreakEven]
     server_is_ours: bool
     warnings: Sequence[str]
+    codecs: Codecs | None = None
 
     shown = {  # noqa: RUF012
         "best": "best",
         "name": "cut after",
+        "codec": "codec",
         "latency_ns": "ms",
         "latency_q1_ns": "1st quartile",
         "latency_q3_ns": "3rd quartile",
@@ -73,18 +77,19 @@ class Planned(Tabular):
         winner = self.decision.winner
         few = " (one sample)" if min(self.edge.alone_ns.n, self.cloud.alone_ns.n) == 1 else ""
         return (
-            f"{self.model}: {winner.name} is best in {self.decision.objective} of {len(self.candidates)} candidates, "
+            f"{self.model}: {winner.key} is best in {self.decision.objective} of {len(self.candidates)} candidates, "
             f"{winner.latency_ns / 1e6:.3f} ms{_spread(winner)} predicted{few}"
         )
 
     def rows(self) -> list[Row]:
-        rank = {one.name: number for number, one in enumerate(self.decision.ranking, 1)}
+        rank = {one.key: number for number, one in enumerate(self.decision.ranking, 1)}
         return [
             {
                 "name": one.name,
+                "codec": one.codec or None,
                 "layer_id": one.layer_id,
-                "rank": rank.get(one.name),
-                "best": one.name == self.best,
+                "rank": rank.get(one.key),
+                "best": one.key == self.decision.winner.key,
                 "latency_ns": one.latency_ns,
                 **one.quartiles(),
                 **{f"{stage}_ns": one.stages_ns.get(stage, 0.0) for stage in STAGES},
@@ -95,8 +100,8 @@ class Planned(Tabular):
                 "edge_energy_status": one.edge_energy.status,
                 "requests_per_second": one.throughput,
                 "accuracy": one.accuracy,
-                "allowed": one.name not in self.decision.rejected,
-                "reason": self.decision.rejected.get(one.name),
+                "allowed": one.key not in self.decision.rejected,
+                "reason": self.decision.rejected.get(one.key),
             }
             for one in self.candidates
         ]
@@ -117,8 +122,8 @@ class Planned(Tabular):
             "candidates": [
                 {
                     **one.as_dict(),
-                    "allowed": one.name not in self.decision.rejected,
-                    "reason": self.decision.rejected.get(one.name, ""),
+                    "allowed": one.key not in self.decision.rejected,
+                    "reason": self.decision.rejected.get(one.key, ""),
                 }
                 for one in self.candidates
             ],
@@ -128,6 +133,7 @@ class Planned(Tabular):
                 "rate": constraints.rate,
                 "min_accuracy": constraints.min_accuracy,
             },
+            "codecs": self.codecs and {"names": list(self.codecs.names), "max_loss": self.codecs.max_loss},
             "link": self.link.as_dict(),
             "load": {"pending": load.pending, "workers": load.workers, "queue_ns": load.queue_ns},
             "calibration": self.calibration.as_dict() if self.calibration else None,
@@ -143,10 +149,17 @@ class Planned(Tabular):
         """As the command prints it, in the order of the layers; of all candidates the best ``top``, the best first. No
         wider than ``width``, where that can be done by leaving columns out: names are whole.
         """
-        shown = list(self.candidates if top is None else self.decision.ranking[:top])
+        shown = self._best_of_each() if top is None else list(self.decision.ranking[:top])
         energy = any(one.edge_energy.value is not None for one in self.candidates)
         found = fitted(self._columns(shown, energy), ("memory", "mJ", "up", "server", "net", "edge"), width)
-        return "\n".join([found, "", *self._below(len(shown), energy)])
+        return "\n".join([found, "", *self._below(len(shown), energy, top is not None)])
+
+    def _best_of_each(self) -> list[Candidate]:
+        """Every candidate; where codecs are chosen, too, the best codec of every cut."""
+        best: dict[str, str] = {}
+        for one in (*self.decision.ranking, *self.candidates):
+            best.setdefault(one.name, one.key)
+        return [one for one in self.candidates if best[one.name] == one.key]
 
     def _columns(self, shown: Sequence[Candidate], energy: bool) -> list[Column]:
         def stages(*names: str) -> list[str]:
@@ -156,6 +169,7 @@ class Planned(Tabular):
         return [
             Column("", [self._mark(one) for one in shown], right=False),
             Column("cut after", [printable(one.name) for one in shown], right=False),
+            *([Column("codec", [one.codec for one in shown], right=False)] if self.codecs else []),
             Column("ms", [f"{one.latency_ns / 1e6:.2f}{_spread(one)}" for one in shown]),
             Column("edge", stages("prepare", "edge", "encode", "finish")),
             Column("net", stages("network")),
@@ -166,20 +180,25 @@ class Planned(Tabular):
         ]
 
     def _mark(self, one: Candidate) -> str:
-        return "*" if one is self.decision.winner else "x" if one.name in self.decision.rejected else ""
+        return "*" if one is self.decision.winner else "x" if one.key in self.decision.rejected else ""
 
-    def _below(self, shown: int, energy: bool) -> list[str]:
+    def _below(self, shown: int, energy: bool, top: bool) -> list[str]:
         decision, winner, lines = self.decision, self.decision.winner, []
-        if shown < len(self.candidates):
+        if top and shown < len(self.candidates):
             lines.append(f"the best {shown} of {len(self.candidates)} candidates, the best first")
-        lines.append(f"{self.model}: {winner.name} is best in {decision.objective} (*)")
+        elif shown < len(self.candidates):
+            lines.append(f"of each cut the best codec; {len(self.candidates)} candidates in all")
+        if self.codecs is not None:
+            loss = "no loss" if not self.codecs.max_loss else f"a loss of {100 * self.codecs.max_loss:.3g} % at most"
+            lines.append(f"codecs: {', '.join(self.codecs.names)}; {loss} allowed")
+        lines.append(f"{self.model}: {winner.key} is best in {decision.objective} (*)")
         if decision.runner_up:
             near = ": their spreads overlap" if decision.runner_up.as_near_as(winner) else ""
-            lines.append(f"runner-up: {decision.runner_up.name}{near}")
+            lines.append(f"runner-up: {decision.runner_up.key}{near}")
         if decision.best_cut is None:
             lines.append(f"best cut: none{' is allowed' if any(one.is_cut for one in self.candidates) else ''}")
         elif decision.best_cut is not winner:
-            lines.append(f"best cut: {decision.best_cut.name}, {decision.best_cut.latency_ns / 1e6:.2f} ms")
+            lines.append(f"best cut: {decision.best_cut.key}, {decision.best_cut.latency_ns / 1e6:.2f} ms")
         if decision.rejected:
             lines.append(f"not allowed (x): {len(decision.rejected)} of {len(self.candidates)} candidates")
         if winner.quartiles_ns is None:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from edge_client.client import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
+from edge_client.planning.codecs import AUTO, chosen_from
 from edge_client.process.local_server import local_server
 from edge_client.screen.progress import progress as bar
 from edge_client.settings import OWN, how_named
@@ -111,8 +112,9 @@ def profile(
     ``server``: HOST:PORT; "own": one that is started on this machine; "none": this side alone; None: the default
     (ISTHMUS_SERVER, settings), else none. ``model`` and ``inputs``: as for `plan`; of files, the first three of each
     suffix are read and timed, too. ``side``: both with a server, else the edge's. ``warmup``, ``repetitions`` and
-    ``seconds`` bound the work of each side. ``failures="return"``: a server that cannot be asked leaves
-    `Profiled.cloud` empty, and the edge's profile is returned.
+    ``seconds`` bound the work of each side. ``codec="auto"``: with every codec, for `plan` to choose from.
+    ``failures="return"``: a server that cannot be asked leaves `Profiled.cloud` empty, and the edge's profile is
+    returned.
 
     Raises as `plan` does.
     """
@@ -122,7 +124,8 @@ def profile(
     which = side or ("both" if address else "edge")
     if which != "edge" and not address:
         raise SpecError(f"{option('side', which)}: the cloud's side is measured by a server: {how_named()}")
-    how = ProfileOptions(warmup, repetitions, seconds, codec)
+    every = chosen_from() if codec == AUTO else ()
+    how = ProfileOptions(warmup, repetitions, seconds, "raw" if every else codec, codecs=every or (codec,))
     subject = subject_of(model, inputs, address, credentials)
     warnings: list[str] = []
 
@@ -178,6 +181,7 @@ def _cloud(server: str, subject: Subject, how: ProfileOptions, credentials: Cred
             how.repetitions,
             how.seconds,
             lambda done, total, what: advance(what),
+            codecs=how.codecs,
             credentials=credentials,
         )
     return from_json(data, "cloud", server)

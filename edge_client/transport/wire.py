@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -14,6 +14,7 @@ from protos import PROTOCOL_VERSION
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, Parcel
+from shared_hooks.codecs import Codec
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.tensors import ClassFinder
 
@@ -87,7 +88,7 @@ def request_frame(exchange: Exchange, outgoing: Outgoing, inline: bool = False) 
     )
 
 
-def outgoing(early: EarlyOutput, codec: str) -> Outgoing:
+def outgoing(early: EarlyOutput, codec: str | Sequence[Codec]) -> Outgoing:
     """A frontier (`shared_hooks.EarlyOutput`) as bytes; the buffers are views, nothing is joined."""
     parcel = early.pack(codec=codec)
     return Outgoing(early.crossing.digest, early.crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes)

@@ -17,8 +17,8 @@ that send hostile bytes take codecs from here. Both sides must have it: a side w
 
 import torch
 
-from shared_hooks.codecs.basis import Basis
-from shared_hooks.codecs.codec import Codec, Coded, Param
+from shared_hooks.codecs.basis import Basis, Frames
+from shared_hooks.codecs.codec import Bound, Codec, Coded, Param
 from shared_hooks.codecs.grain import Grain
 from shared_hooks.codecs.half import Half
 from shared_hooks.codecs.lz4 import Lz4
@@ -29,7 +29,7 @@ from shared_hooks.codecs.sparse import Sparse
 from shared_hooks.codecs.zstd import Zstd
 from shared_hooks.errors import SpecError
 
-__all__ = ["CODECS", "RAW", "Codec", "Coded", "Grain", "Param", "check"]
+__all__ = ["CODECS", "RAW", "Bound", "Codec", "Coded", "Grain", "Param", "check"]
 
 RAW = Raw()
 CODECS: dict[str, Codec] = {
@@ -45,6 +45,7 @@ CODECS: dict[str, Codec] = {
         Half("fp16", torch.float16),
         *(Quantised(bits) for bits in (8, 6, 5, 4, 3, 2, 1)),
         Basis(),
+        Frames(),
     )
 }
 

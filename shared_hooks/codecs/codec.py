@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
 import torch
@@ -55,3 +56,7 @@ class Codec(ABC):
         ``params``, ``dtype``, ``elements`` and the size of ``data`` have passed `check`. Raises ValueError for anything
         but an encoding of such a tensor.
         """
+
+
+Bound = Sequence[Mapping[str, Codec]]
+"""Of each tensor, by name, codecs with what they need beside the bytes; others are those of the list."""

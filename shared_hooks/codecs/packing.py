@@ -50,8 +50,7 @@ def unpacked(data: npt.NDArray[np.uint8], count: int, bits: int, top: int) -> to
     if places == 1:
         if data.max(initial=0) > top:
             raise ValueError("a symbol beyond its range")
-        # torch asks for writable memory, but this is only read
-        return torch.from_numpy(np.array(data)).to(torch.float32)
+        return torch.from_numpy(data.astype(np.float32))
     symbols = _symbols(places)
     if not np.all(symbols <= top, axis=1).take(data).all():
         raise ValueError("a symbol beyond its range")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shared_hooks.codecs.zstd import GROWS, compressed, decompressed
+from shared_hooks.codecs.zstd import GROWS, compressed_symbols, decompressed
 
 Bytes = npt.NDArray[np.uint8]
 _LEAST = 32
@@ -24,7 +24,7 @@ def joined(runs: Iterable[Bytes]) -> memoryview:
     found: list[bytes | memoryview] = []
     for run in runs:
         plain = run.data.cast("B")
-        packed = compressed(plain) if len(plain) >= _LEAST else plain
+        packed = compressed_symbols(plain) if len(plain) >= _LEAST else plain
         smaller = len(packed) < len(plain)
         found.append(_number(2 * len(packed if smaller else plain) + smaller))
         found.append(packed if smaller else plain)

@@ -3,6 +3,7 @@
 description   what describes a cut: inputs, slots, marks
 format        ... read from untrusted bytes
 early         the values that cross, with their description
+books         what a calibration learns of the values that cross
 parcel        tensors <-> header and payload
 generators    states of random generators that cross
 path_digest   a digest of the path to a cut
@@ -10,6 +11,7 @@ path_digest   a digest of the path to a cut
 May import tensors, errors.
 """
 
+from shared_hooks.crossing.books import books_of
 from shared_hooks.crossing.description import (
     INPUTS,
     Crossing,
@@ -47,6 +49,7 @@ __all__ = [
     "Read",
     "Slot",
     "TensorForm",
+    "books_of",
     "decode",
     "decoded_bytes",
     "digest_of",

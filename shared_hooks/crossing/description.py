@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
-from shared_hooks.codecs import Grain
-from shared_hooks.codecs.basis import Basis, Book
+from shared_hooks.codecs import Bound, Grain
+from shared_hooks.codecs.basis import Basis, Book, Frames, References
 from shared_hooks.forward.context import signature_digest
 from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, View, dtype_name
@@ -183,9 +184,16 @@ class Crossing:
         return sum(slot.storage_bytes for slot in self.slots)
 
     @cached_property
-    def bases(self) -> tuple[Basis, ...]:
-        """The codec "basis" of each piece, by its book."""
-        return tuple(Basis(book) for book in self.books)
+    def bound(self) -> Bound:
+        """Of each piece the codecs that need its book, as far as they need nothing else."""
+        return self.bound_to(lambda number: None)
+
+    def bound_to(self, references: Callable[[int], References | None]) -> Bound:
+        """... and what this side keeps of earlier frames of the piece of that number."""
+        return tuple(
+            {Basis.name: Basis(book), Frames.name: Frames(book, references(number))}
+            for number, book in enumerate(self.books)
+        )
 
     def with_books(self, books: tuple[Book | None, ...]) -> Crossing:
         """The same cut, of which pieces may travel by these books; another digest names it. Raises ValueError."""

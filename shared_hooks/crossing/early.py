@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import xxhash
 
-from shared_hooks.codecs import Codec
+from shared_hooks.codecs import Bound, Codec
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.crossing.description import Crossing
 from shared_hooks.crossing.format import MAX_CROSSING_BYTES, decode
@@ -73,7 +73,7 @@ class EarlyOutput:
         if self.values or self.starts:
             meta = [self.crossing.digest, self.values, self.starts]
         if codec == Basis.name:
-            codec = self.crossing.bases
+            codec = [codecs[codec] for codecs in self.crossing.bound]
         return Parcel.of_tensors(meta, [*self.pieces, *self.generators], codec, self.crossing.grains)
 
     @classmethod
@@ -85,9 +85,13 @@ class EarlyOutput:
         max_bytes: int = DEFAULT_MAX_BYTES,
         *,
         disposable: bool = False,
+        bound: Bound | None = None,
     ) -> EarlyOutput:
-        """The reverse of `pack`. A writable ``payload`` is used in place. Raises `BadFrame`, `TooLarge`."""
-        meta, tensors = Parcel.tensors(header, payload, max_bytes, crossing.bases)
+        """The reverse of `pack`. A writable ``payload`` is used in place. Raises `BadFrame`, `TooLarge`.
+
+        ``bound``: codecs with what is kept here of earlier frames (`Crossing.bound_to`); then also `ReferenceLost`.
+        """
+        meta, tensors = Parcel.tensors(header, payload, max_bytes, crossing.bound if bound is None else bound)
         digest, values, starts = meta if isinstance(meta, list) and len(meta) == 3 else (meta, [], [])
         if digest != crossing.digest:
             raise BadFrame("the payload belongs to another cut")

@@ -2,16 +2,17 @@
 
 Format of the header: 8 bytes (xxh3-64 of the rest, little endian), then UTF-8 JSON ``{"v": 1, "meta": ..., "sections":
 [[codec, dtype, shape, stride, nbytes, checksum], ...]}``; a codec's parameters, if it has any, are a list and the
-seventh entry. The payload is the sections in order, each padded with zeros to 64 bytes, so that a tensor can be used
-where it lies. A section holds the elements in storage order where the tensor is dense (``stride`` says which), else in
-row-major order. ``checksum`` is xxh3-64 of the encoded bytes. No pickle.
+seventh entry. The payload is the sections in order, those of `ALIGNED` codecs from and up to a multiple of 64 bytes,
+with zeros between, so that a tensor can be used where it lies. A section holds the elements in storage order where the
+tensor is dense (``stride`` says which), else in row-major order. ``checksum`` is xxh3-64 of the encoded bytes. No
+pickle.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,15 @@ import numpy as np
 import torch
 import xxhash
 
-from shared_hooks.codecs import CODECS, RAW, Codec, Coded, Grain, Param
+from shared_hooks.codecs import CODECS, RAW, Bound, Codec, Coded, Grain, Param
 from shared_hooks.codecs.codec import MAX_PARAMS, MAX_TEXT
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.showing import short
 from shared_hooks.tensors import PLAIN, ClassFinder, View, dtype_name, dtype_named, flatten, no_class, unflatten
 
 ALIGN = 64
+ALIGNED = ("raw", "lz4")
+"""Codecs whose sections begin at multiples of `ALIGN`: raw tensors are used where they lie, lz4 is as old as these."""
 MAX_HEADER_BYTES = 16 << 20
 MAX_SECTIONS = 65_536
 MAX_RANK = 32
@@ -52,9 +55,12 @@ class Section:
     def raw_bytes(self) -> int:
         return self.elements * self.dtype.itemsize
 
-    @property
-    def padded(self) -> int:
-        return -(-self.nbytes // ALIGN) * ALIGN
+    def place(self, start: int) -> tuple[int, int]:
+        """Where it begins, and where the next may, after ``start`` bytes of others."""
+        if self.codec.name not in ALIGNED:
+            return start, start + self.nbytes
+        start += -start % ALIGN
+        return start, start + self.nbytes + -self.nbytes % ALIGN
 
 
 @short
@@ -103,9 +109,10 @@ class Parcel:
             checksum = xxhash.xxh3_64_intdigest(data)
             section = [name, dtype_name(tensor.dtype), list(tensor.shape), stride, len(data), checksum]
             sections.append([*section, params] if params else section)
-            padding = -len(data) % ALIGN
-            buffers += [data, memoryview(bytes(padding))] if padding else [data]
-            total += len(data) + padding
+            before, after = (-total % ALIGN, -len(data) % ALIGN) if name in ALIGNED else (0, 0)
+            buffers += [memoryview(bytes(before))] if before else []
+            buffers += [data, memoryview(bytes(after))] if after else [data]
+            total += before + len(data) + after
         body = json.dumps({"v": 1, "meta": meta, "sections": sections}, separators=(",", ":")).encode()
         header = xxhash.xxh3_64_intdigest(body).to_bytes(_DIGEST, "little") + body
         return cls(header, tuple(buffers), total, tuple(tensors), tuple(used))
@@ -133,12 +140,12 @@ class Parcel:
 
     @staticmethod
     def tensors(
-        header: bytes, payload: Any, max_bytes: int = 1 << 40, bound: Sequence[Codec] = ()
+        header: bytes, payload: Any, max_bytes: int = 1 << 40, bound: Bound = ()
     ) -> tuple[Any, list[torch.Tensor]]:
         """The meta data and the tensors. Raw sections are used where they lie.
 
-        ``bound``: codecs with what they need beside the bytes, of the first tensors, in place of those of `CODECS`.
-        Over a payload that must not be written (``bytes``) the tensors must not be written either.
+        ``bound``: of the first tensors, codecs in place of those of `CODECS`. Over a payload that must not be written
+        (``bytes``) the tensors must not be written either.
         """
         meta, sections = read_header(header, bound)
         if total_bytes(sections, max_bytes) != len(payload):
@@ -148,15 +155,18 @@ class Parcel:
         tensors = []
         start = 0
         for section in sections:
+            start, end = section.place(start)
             stop = start + section.nbytes
             tensors.append(_decode(section, whole[start:stop], view[start:stop]))
-            start += section.padded
+            start = end
         return meta, tensors
 
 
 def total_bytes(sections: list[Section], max_bytes: int) -> int:
     """The payload size that sections announce. Raises TooLarge."""
-    total = sum(section.padded for section in sections)
+    total = 0
+    for section in sections:
+        _, total = section.place(total)
     most = max(total, sum(section.raw_bytes for section in sections))
     if most > max_bytes:
         raise TooLarge(f"a payload of {most} bytes is announced; at most {max_bytes} are taken")
@@ -176,7 +186,7 @@ def borrowed(view: memoryview) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def read_header(header: bytes, bound: Sequence[Codec] = ()) -> tuple[Any, list[Section]]:
+def read_header(header: bytes, bound: Bound = ()) -> tuple[Any, list[Section]]:
     """Check and parse a header. ``bound``: as in `Parcel.tensors`."""
     if len(header) > MAX_HEADER_BYTES:
         raise TooLarge(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are taken")
@@ -198,9 +208,9 @@ def read_header(header: bytes, bound: Sequence[Codec] = ()) -> tuple[Any, list[S
         raise BadFrame(f"malformed header: {error!s:.100}") from error
 
 
-def _section(entry: Any, bound: Codec = RAW) -> Section:
+def _section(entry: Any, bound: Mapping[str, Codec] | None = None) -> Section:
     name, dtype, shape, stride, nbytes, checksum, *more = entry
-    codec = bound if name == bound.name else CODECS.get(name)
+    codec = (bound or CODECS).get(name) or CODECS.get(name)
     if codec is None:
         raise BadFrame(f"unknown codec {name!r:.20}; this side has {', '.join(CODECS)}")
     if len(shape) > MAX_RANK or len(shape) != len(stride):

@@ -11,17 +11,19 @@ from shared_hooks.errors import CutRefused, IsthmusError
 from shared_hooks.metrics import Reading
 from shared_hooks.planning import Plan
 from shared_hooks.profiling.around import Around
-from shared_hooks.profiling.estimation import Known, estimate, pick
+from shared_hooks.profiling.estimation import Known, estimate, estimated_codec, pick
 from shared_hooks.profiling.inspection import NOTE, Inspection
 from shared_hooks.profiling.options import ProfileOptions
 from shared_hooks.profiling.power import Power
-from shared_hooks.profiling.profile import INPUT_CUT, CutProfile
+from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile
 from shared_hooks.profiling.quartiles import Quartiles, middle_half
 from shared_hooks.profiling.timers import HeadTimer, TailTimer, TimedRun
 from shared_hooks.profiling.whole import WholeForwards, WholeTimes
 
 LEAST_ROUNDS = 5
 """With time for fewer rounds over all cuts, fewer cuts are measured."""
+CODEC_ROUNDS = 3
+"""Rounds in which codecs beside the one of the stages are measured: none of them runs a head."""
 _CUDA = "torch's CUDA allocator, weights not included"
 
 
@@ -47,6 +49,7 @@ class Cuts:
         self._deadline = deadline
         self._around = around
         self._runs: dict[int, list[TimedRun]] = {}
+        self._codecs = tuple(name for name in dict.fromkeys(options.codecs) if name != options.codec)
 
     def measure(self, first: WholeTimes, forwards: WholeForwards, step: Callable[[int, str], None]) -> None:
         """As many rounds as asked for or as there is time for, one at least: a whole forward, and every cut once.
@@ -68,8 +71,9 @@ class Cuts:
                 if not self._is_edge:
                     step(self._options.warmup + number + 1, told)  # a server does others' work here
                 self._begin()
+                others = self._codecs if number < CODEC_ROUNDS and time.monotonic() < self._deadline else ()
                 try:
-                    run = self._timer.run(layer_id)
+                    run = self._timer.run(layer_id, others)
                 except IsthmusError as error:
                     self.refused[layer_id] = f"when measured: {error}"
                     continue
@@ -113,9 +117,28 @@ class Cuts:
                     memory_peak=self._peak(layer_id, inspected, measured=one is not None),
                     estimated=how,
                     cpu_ns=cpu,
+                    codecs=self._others(layer_id, nbytes),
                 )
             )
         return tuple(cuts)
+
+    def _others(self, layer_id: int, nbytes: int) -> dict[str, CodecProfile]:
+        """Measured at this cut; else drawn between those that were."""
+        found = {}
+        for name in self._codecs:
+            known = {
+                at: [run.codecs[name] for run in runs if name in run.codecs] for at, runs in sorted(self._runs.items())
+            }
+            known = {at: times for at, times in known.items() if times}
+            if layer_id in known:
+                times = known[layer_id]
+                found[name] = CodecProfile(times[-1].wire_bytes, Quartiles.of([one.ns for one in times]))
+            elif known:
+                sizes = dict(self.allowed)
+                found[name] = estimated_codec(
+                    layer_id, nbytes, [(at, sizes[at], one[-1].wire_bytes, one) for at, one in known.items()]
+                )
+        return found
 
     def _room(self, whole: WholeTimes) -> int:
         """How many cuts can be measured `LEAST_ROUNDS` times, and once to warm up, in the time that is left."""

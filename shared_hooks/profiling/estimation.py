@@ -5,8 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
+from shared_hooks.profiling.profile import CodecProfile
 from shared_hooks.profiling.quartiles import Quartiles
+from shared_hooks.profiling.timers import TimedCodec
 
 SMALLEST = 4
 """So many cuts with the smallest frontiers are measured in any case: those are the likely choices."""
@@ -77,6 +80,19 @@ def estimate(
     overhead = between(layer_id, [(one.layer_id, one.wire_bytes - one.frontier_bytes) for one in known])
     wire = max(0, round(frontier_bytes + overhead))
     return stages, wire, "from the times of its layers and the overhead of the measured cuts next to it"
+
+
+def estimated_codec(
+    layer_id: int, frontier_bytes: int, known: Sequence[tuple[int, int, int, Sequence[TimedCodec]]]
+) -> CodecProfile:
+    """``known``: (layer id, frontier bytes, wire bytes, times) of the measured cuts, in order.
+
+    How much smaller it gets depends on what the neighbours are; how long that takes, on its bytes.
+    """
+    shares = [(float(at), wire / max(1, nbytes)) for at, nbytes, wire, _ in known]
+    by_size = sorted({nbytes: fmean(one.ns for one in times) for _, nbytes, _, times in known}.items())
+    ns = between(frontier_bytes, [(float(nbytes), ns) for nbytes, ns in by_size])
+    return CodecProfile(round(between(layer_id, shares) * frontier_bytes), Quartiles(ns, ns, ns, 0))
 
 
 def _by_bytes(known: Sequence[Known]) -> list[Known]:

@@ -24,6 +24,8 @@ class ProfileOptions:
     codec: str = "raw"
     pause: float = 0.005
     metrics: bool = False
+    codecs: tuple[str, ...] = ()
+    """Measured beside ``codec``, on the frontiers that its rounds make."""
 
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("repetitions", 1)):
@@ -34,4 +36,5 @@ class ProfileOptions:
             raise SpecError(f"seconds={self.seconds}: must be more than 0")
         if not 0 <= self.pause < math.inf:
             raise SpecError(f"pause={self.pause}: must be 0 or more")
-        codecs.check(self.codec)
+        for name in (self.codec, *self.codecs):
+            codecs.check(name)

@@ -53,6 +53,16 @@ class LayerProfile:
     """What its time may depend on, for models fitted on profiles: input_elements, output_elements, parameters, macs."""
 
 
+@dataclass(frozen=True)
+class CodecProfile:
+    """A cut's frontier with another codec than the stages are of. ``ns``: on the edge to encode it, on the cloud to
+    decode it; ``wire_bytes``: header and payload.
+    """
+
+    wire_bytes: int
+    ns: Quartiles
+
+
 @short
 @dataclass(frozen=True)
 class CutProfile:
@@ -73,6 +83,8 @@ class CutProfile:
     """How the stages were estimated; empty when this cut itself was measured."""
     cpu_ns: Quartiles | None = None
     """Processor time of all threads over the stages: what a CPU quota is charged with. None when not measured."""
+    codecs: Mapping[str, CodecProfile] = field(default_factory=dict)
+    """By name, those that were measured beside the one of the stages."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,9 @@ class Profile:
     created: str
     """ISO 8601, UTC."""
     settings: Mapping[str, Any]
-    """device, threads, warmup, repetitions, seconds, codec, pause, metrics (whether cuts ran with layer metrics)."""
+    """device, threads, warmup, repetitions, seconds, codec, pause, metrics (whether cuts ran with layer metrics),
+    codecs (measured beside).
+    """
     whole_ns: Quartiles
     outside_ns: Quartiles
     """The part of the whole forward that no layer accounts for."""

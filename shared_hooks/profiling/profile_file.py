@@ -12,7 +12,15 @@ from typing import Any, Final, Literal
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.metrics import Reading, TensorShape
 from shared_hooks.profiling.fields import Fields
-from shared_hooks.profiling.profile import CutProfile, FileInput, LayerProfile, ModelIdentity, Profile, Side
+from shared_hooks.profiling.profile import (
+    CodecProfile,
+    CutProfile,
+    FileInput,
+    LayerProfile,
+    ModelIdentity,
+    Profile,
+    Side,
+)
 from shared_hooks.profiling.quartiles import Quartiles
 
 FORMAT: Final = "isthmus-profile"
@@ -209,7 +217,14 @@ def _cut(item: Fields, side: Side, layers: tuple[LayerProfile, ...]) -> CutProfi
         memory_peak=item.reading("memory_peak"),
         estimated=item.text("estimated"),
         cpu_ns=item.quartiles("cpu_ns") if item.has("cpu_ns") else None,
+        codecs=_codecs(item.inner("codecs")) if item.has("codecs") else {},
     )
+
+
+def _codecs(item: Fields) -> dict[str, CodecProfile]:
+    """Of codecs that this side does not know, too: they are left alone."""
+    found = {name: item.inner(name) for name in item.data}
+    return {name: CodecProfile(one.whole("wire_bytes"), one.quartiles("ns")) for name, one in found.items()}
 
 
 def _file(item: Fields) -> FileInput:
@@ -247,7 +262,7 @@ def _plain(value: Any) -> Any:
     """Dataclasses, and what they hold, as JSON has them. NaN is refused when written."""
     if isinstance(value, (Quartiles, Reading)):
         return value.as_dict()
-    if isinstance(value, (Profile, LayerProfile, CutProfile, FileInput, ModelIdentity, TensorShape)):
+    if isinstance(value, (Profile, LayerProfile, CutProfile, CodecProfile, FileInput, ModelIdentity, TensorShape)):
         return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}

@@ -150,6 +150,7 @@ class _Profiler:
                 "codec": options.codec,
                 "pause": options.pause,
                 "metrics": options.metrics,
+                **({"codecs": list(options.codecs)} if options.codecs else {}),
             },
             whole_ns=whole.total,
             outside_ns=whole.outside,

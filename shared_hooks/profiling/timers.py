@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +25,14 @@ class TimedRun:
 
     stages: Mapping[str, int]
     cpu_ns: int
+    wire_bytes: int
+    codecs: Mapping[str, TimedCodec] = field(default_factory=dict)
+
+
+class TimedCodec(NamedTuple):
+    """The same frontier with another codec, once: encoded on the edge, decoded on the cloud."""
+
+    ns: int
     wire_bytes: int
 
 
@@ -73,7 +81,8 @@ class HeadTimer:
         self.inputs = inputs
         self.codec = codec
 
-    def run(self, layer_id: int) -> TimedRun:
+    def run(self, layer_id: int, codecs: Sequence[str] = ()) -> TimedRun:
+        """``codecs``: the same frontier is also encoded with these."""
         args, kwargs = self.inputs.fresh()
         cpu, started = time.process_time_ns(), time.perf_counter_ns()
         args, kwargs = self.inputs.place(args, kwargs)
@@ -83,16 +92,23 @@ class HeadTimer:
         computed = time.perf_counter_ns()
         parcel = self.packed(early)
         packed = time.perf_counter_ns()
+        spent = time.process_time_ns() - cpu
         return TimedRun(
             {"head": computed - started, "encode": packed - computed},
-            time.process_time_ns() - cpu,
+            spent,
             len(parcel.header) + parcel.nbytes,
+            {name: self._encoded(early, name) for name in codecs},
         )
 
-    def packed(self, early: EarlyOutput) -> Parcel:
+    def packed(self, early: EarlyOutput, codec: str | None = None) -> Parcel:
         """As the client packs it: the description's bytes are asked for with every request."""
         early.crossing.to_bytes()
-        return early.pack(codec=self.codec)
+        return early.pack(codec=codec or self.codec)
+
+    def _encoded(self, early: EarlyOutput, codec: str) -> TimedCodec:
+        started = time.perf_counter_ns()
+        parcel = self.packed(early, codec)
+        return TimedCodec(time.perf_counter_ns() - started, len(parcel.header) + parcel.nbytes)
 
     def memory_peak(self, layer_id: int) -> int:
         """The most bytes of tensors alive at a time: inputs included, weights not."""
@@ -121,11 +137,13 @@ class TailTimer:
         self.inputs = inputs
         self.codec = codec
         self._kept: dict[int, tuple[Crossing, bytes, bytes]] = {}
+        self._coded: dict[tuple[int, str], tuple[bytes, bytes]] = {}
         self._bytes = 0
 
-    def run(self, layer_id: int) -> TimedRun:
+    def run(self, layer_id: int, codecs: Sequence[str] = ()) -> TimedRun:
+        """``codecs``: the same frontier is also decoded from these."""
         crossing, header, data = self._request(layer_id)
-        payload = memoryview(torch.frombuffer(bytearray(data), dtype=torch.uint8).numpy()) if data else memoryview(b"")  # type: ignore[arg-type]
+        payload = _writable(data)
         cpu, started = time.process_time_ns(), time.perf_counter_ns()
         early = EarlyOutput.unpack(crossing, header, payload, payload.nbytes + crossing.payload_bytes, disposable=True)
         decoded = time.perf_counter_ns()
@@ -144,7 +162,26 @@ class TailTimer:
             "compute": durations["compute"] + computed - returned,
             "encode": encoded - computed,
         }
-        return TimedRun(stages, time.process_time_ns() - cpu, len(header) + len(data))
+        spent = time.process_time_ns() - cpu
+        return TimedRun(
+            stages, spent, len(header) + len(data), {name: self._decoded(layer_id, name) for name in codecs}
+        )
+
+    def _decoded(self, layer_id: int, codec: str) -> TimedCodec:
+        crossing, header, data = self._request(layer_id)
+        coded = self._coded.get((layer_id, codec))
+        if coded is None:
+            early = EarlyOutput.unpack(crossing, header, _writable(data), len(data) + crossing.payload_bytes)
+            parcel = early.pack(codec)
+            coded = parcel.header, b"".join(parcel.buffers)
+            if self._bytes + parcel.nbytes <= KEEP_BYTES:
+                self._bytes += parcel.nbytes
+                self._coded[layer_id, codec] = coded
+        payload = _writable(coded[1])
+        most = payload.nbytes + crossing.payload_bytes
+        started = time.perf_counter_ns()
+        EarlyOutput.unpack(crossing, coded[0], payload, most, disposable=True)
+        return TimedCodec(time.perf_counter_ns() - started, len(coded[0]) + len(coded[1]))
 
     def _request(self, layer_id: int) -> tuple[Crossing, bytes, bytes]:
         """What a client would send: the cut's description read from bytes, as from a stranger."""
@@ -159,3 +196,8 @@ class TailTimer:
             self._bytes += parcel.nbytes
             self._kept[layer_id] = made
         return made
+
+
+def _writable(data: bytes) -> memoryview:
+    """As it lies when it was received."""
+    return memoryview(torch.frombuffer(bytearray(data), dtype=torch.uint8).numpy()) if data else memoryview(b"")  # type: ignore[arg-type]

@@ -14,6 +14,8 @@ ROWS = {
     "tail": ("tail_time", "CPU time of the tail"),
     "hooks": ("hook_cost", "hook cost per layer"),
     "bytes": ("bytes_cost", "to_bytes and from_bytes"),
+    "codecs-speed": ("codecs_speed", "codecs: time a byte"),
+    "codecs-lossless": ("codecs_lossless", "codecs without loss against lz4"),
     "loopback": ("loopback", "round trip over loopback"),
     "frontier": ("frontier", "3.2 MB frontier against a bare gRPC echo"),
     "memory": ("edge_memory", "memory of the edge"),

@@ -60,6 +60,7 @@ class FakeEngine:
         self.computed = 0
 
     company = None
+    residence = None
 
     def manifest(self) -> Manifest:
         return {("set", "norm", "eps"): "1e-05"}

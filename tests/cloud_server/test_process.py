@@ -150,7 +150,7 @@ def test_wrong_command_lines(arguments: list[str], says: str, capsys: pytest.Cap
 
 
 def test_a_port_in_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloud_server.cli.ServedModel", None)  # noticed before
+    monkeypatch.setattr("cloud_server.fleet.hosts.ServedModel", None)  # noticed before
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main([f"--listen=127.0.0.1:{port}"]) == 2
@@ -167,7 +167,7 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 def test_a_wrong_host_is_told_before_models_are_loaded(
     listen: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloud_server.cli.ServedModel", None)  # not loaded
+    monkeypatch.setattr("cloud_server.fleet.hosts.ServedModel", None)  # not loaded
     assert main(["--listen", listen, "--insecure"]) == 2
     assert says in capsys.readouterr().err
 

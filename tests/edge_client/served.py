@@ -84,14 +84,14 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Served]:
-    """Serves `Small` by its spec in ``folder``; the gate is open."""
+def served(folder: Path, frames_bytes: int = 1 << 20) -> Iterator[Served]:
+    """Serves `Small` by its spec in ``folder``; the gate is open. ``frames_bytes``: what is kept of frames."""
     path = folder / "small.toml"
     path.write_text(SPEC)
     spec, lifecycle, gate = load_spec(path), Lifecycle("cloud"), Gate()
     gate.opened.set()
     lifecycle.register(gate)
-    engine = ServedModel(ModelEntry(spec), torch.device("cpu"), lifecycle)
+    engine = ServedModel(ModelEntry(spec), torch.device("cpu"), lifecycle, frames_bytes=frames_bytes)
     with Core([engine], lifecycle=lifecycle) as core, counted(core, {}) as registry:
         server = CloudServer(core, "127.0.0.1:0")
         server.start()

@@ -6,6 +6,7 @@
     GET  /v2/models/NAME[/versions/V]/ready       200, or 404/503
     GET  /v2/models/NAME[/versions/V]/config      ... in Triton's words
     POST /v2/models/NAME[/versions/V]/infer       a request
+    POST /v2/repository/models/NAME/load, .../unload               (for who may)
 
 A request's work is done in a thread, which lasts until its answer is fetched.
 """
@@ -51,6 +52,9 @@ STATUS = {
     "DEADLINE_EXCEEDED": 504,
 }
 """Of HTTP, by gRPC's; a quota that is used up is 429."""
+CHANGE_SECONDS = 5.0
+MAX_CHANGE_BYTES = 64 << 10
+"""For the body that asks for a model to be loaded, and of it."""
 REQUEST_SECONDS = 0.001
 """What it counts as to take a request's header, besides what is done for it: Python reads it."""
 
@@ -135,6 +139,12 @@ class Application:
         if path == ["v2", "repository", "index"]:
             await send_whole(send, peer, 200, messages.text(inference.index(caller)))
             return
+        if path[:3] == ["v2", "repository", "models"] and len(path) == 5 and path[4] in ("load", "unload"):
+            if method != "POST":
+                raise BadFrame("a model is loaded or unloaded by POST")
+            await self._change(path[3], path[4], caller, headers, receive, peer)
+            await send_whole(send, peer, 200, messages.text({}))
+            return
         if path[:2] != ["v2", "models"] or len(path) < 3:
             raise NoSuchPath("there are /v2, /v2/health/live, /v2/health/ready, /v2/models/NAME and .../NAME/infer")
         name, rest, version = path[2], path[3:], ""
@@ -153,6 +163,21 @@ class Application:
             await send_whole(send, peer, 200, messages.text(_config(info) if rest else _metadata(info)))
         else:
             raise NoSuchPath(f"of a model there are its metadata, ready, config and infer, not {'/'.join(rest)[:80]!r}")
+
+    async def _change(
+        self, name: str, what: str, caller: Caller, headers: Mapping[bytes, bytes], receive: Receive, peer: Peer
+    ) -> None:
+        """Returns when it is done: loading takes as long as it takes, in a thread."""
+        with self._inference.held.hold(Party(caller.account, peer.name), peer.leave) as hold:
+            reading = read_body(headers, receive, hold, MAX_CHANGE_BYTES, peer.heard)
+            try:
+                body = await asyncio.wait_for(reading, CHANGE_SECONDS)
+            except asyncio.TimeoutError:
+                raise DeadlineExceeded(f"the body did not come within {CHANGE_SECONDS:g} s") from None
+        messages.read_change(body)
+        change = self._inference.load if what == "load" else self._inference.unload
+        peer.works()
+        await asyncio.get_running_loop().run_in_executor(self._threads, change, caller, name)
 
     async def _infer(
         self,

@@ -11,7 +11,18 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
-from cloud_server.inference import MAX_VALUES, NUMPY, VALUE_BYTES, Named, Query, Result, Value, pack, unpack
+from cloud_server.inference import (
+    MAX_VALUES,
+    NUMPY,
+    VALUE_BYTES,
+    Named,
+    Query,
+    Result,
+    Value,
+    check_parameters,
+    pack,
+    unpack,
+)
 from shared_hooks.errors import BadFrame, InputMismatch, TooLarge
 
 FREE_LISTS: Final = 32_768
@@ -73,6 +84,11 @@ def read(model: str, version: str, body: memoryview, json_bytes: int | None) -> 
     if not isinstance(id, str):
         raise BadFrame("id is a text")
     return Query(model, tuple(inputs), version, id, tuple(names), parameters), wanted
+
+
+def read_change(body: memoryview) -> None:
+    """Of a model that is loaded or unloaded. Raises BadFrame, and InputMismatch for what would change which."""
+    check_parameters(_parameters(_object(_parsed(bytes(body)), "the body"), "the body") if body.nbytes else {})
 
 
 def answer_bytes(result: Result, wanted: Wanted) -> int:

@@ -57,14 +57,14 @@ class Cycle:
 
     def decide(self, situation: Situation) -> Decision:
         decision = ByObjective().decide(situation)
-        allowed = [one for one in situation.candidates if one.name not in decision.rejected]
+        allowed = [one for one in situation.candidates if one.key not in decision.rejected]
         pick = allowed[self._turn % len(allowed)]
         self._turn += 1
         return chosen(decision, pick, "cycle")
 
 
 class Fixed:
-    """``option`` is a candidate's name, or its layer's id."""
+    """``option`` is a candidate's key or name, or its layer's id."""
 
     about = "the candidate that --partitioner-option names"
 
@@ -72,20 +72,24 @@ class Fixed:
         wanted = situation.option
         if wanted is None:
             raise SpecError(f"partitioner fixed: name the candidate with {option('partitioner_option')}")
-        names = {one.name: one for one in situation.candidates}
-        by_id = {str(one.layer_id): one for one in situation.candidates if one.layer_id is not None}
-        pick = names.get(wanted) or by_id.get(wanted)
-        if pick is None:
+        meant = [
+            [one for one in situation.candidates if wanted == word(one)]
+            for word in (lambda one: one.key, lambda one: one.name, lambda one: str(one.layer_id))
+        ]
+        found = next((ones for ones in meant if ones), None)
+        if found is None:
+            names = [one.key for one in situation.candidates]
             raise SpecError(f"partitioner fixed: no candidate {wanted!r}.{near_path(wanted, names)}")
         decision = ByObjective().decide(situation)
-        if pick.name in decision.rejected:
-            raise SpecError(f"partitioner fixed: {pick.name} is not allowed: {decision.rejected[pick.name]}")
+        pick = next((one for one in decision.ranking if one in found), None)  # of several codecs the best
+        if pick is None:
+            raise SpecError(f"partitioner fixed: {found[0].key} is not allowed: {decision.rejected[found[0].key]}")
         return chosen(decision, pick, "fixed")
 
 
 def chosen(decision: Decision, winner: Candidate, by: str) -> Decision:
     """A decision in which a partitioner, named ``by``, picked the winner; the best of the others is the runner-up."""
-    others = tuple(one for one in decision.ranking if one.name != winner.name)
+    others = tuple(one for one in decision.ranking if one.key != winner.key)
     return replace(
         decision,
         objective=f"{by} ({decision.objective})",

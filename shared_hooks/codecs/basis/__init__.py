@@ -4,6 +4,8 @@ symbols   small integers <-> bytes
 cosine    the spatial half: the discrete cosine transform of a feature map
 book      `Book`: what was learnt; it travels in the description of the cut
 codec     `Basis`: a tensor <-> symbols <-> bytes, by a book
+frames    `Frames`: as the difference to an earlier one
+ring      what is kept of them
 learning  tensors of a calibration -> a book
 
 May import codec, grain.
@@ -11,6 +13,8 @@ May import codec, grain.
 
 from shared_hooks.codecs.basis.book import MAX_BOOK_BYTES, Book
 from shared_hooks.codecs.basis.codec import Basis
+from shared_hooks.codecs.basis.frames import KEY, Frames, References
 from shared_hooks.codecs.basis.learning import learn
+from shared_hooks.codecs.basis.ring import Ring
 
-__all__ = ["MAX_BOOK_BYTES", "Basis", "Book", "learn"]
+__all__ = ["KEY", "MAX_BOOK_BYTES", "Basis", "Book", "Frames", "References", "Ring", "learn"]

@@ -36,10 +36,14 @@ class Basis(Codec):
     def encode(self, tensor: torch.Tensor, grain: Grain) -> Coded | None:
         """None for what the book does not suit: other sizes, NaN, infinities, what is unlike the calibration."""
         book = self.book
-        if book is None or tensor.dtype not in _FLOATS or not book.suits(grain):
+        if book is None or not self.takes(tensor, grain):
             return None
         found = symbols(book, tensor)
         return None if found is None else packed(book, found)
+
+    def takes(self, tensor: torch.Tensor, grain: Grain) -> bool:
+        """Whether the book is of such tensors."""
+        return self.book is not None and tensor.dtype in _FLOATS and self.book.suits(grain)
 
     def check(self, params: tuple[Param, ...], dtype: torch.dtype, elements: int, nbytes: int) -> None:
         book = self.book

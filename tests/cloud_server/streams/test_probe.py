@@ -6,7 +6,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -47,7 +47,9 @@ class ProfiledEngine(FakeEngine):
         self.entered = threading.Event()
         self.ended = threading.Event()
 
-    def profile(self, warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
         if not self.example:
             raise CutRefused(f'model "{self.identity.model_id}" has no example input')
         self.entered.set()
@@ -243,7 +245,7 @@ class TestProfile:
         entered, go = threading.Event(), threading.Event()
         measure = engine.profile
 
-        def deaf(warmup: int, repetitions: int, seconds: float, on_progress: Progress) -> dict[str, Any]:
+        def deaf(warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Any) -> dict[str, Any]:
             entered.set()
             assert go.wait(PATIENCE)
             return measure(warmup, repetitions, seconds, on_progress)

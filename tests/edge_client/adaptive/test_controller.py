@@ -6,10 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_client.adaptive.controller import SplitController, Steady, undominated
+from edge_client.adaptive.controller import SplitController, Steady
 from edge_client.adaptive.hedge import is_late
 from edge_client.load import Load
 from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
+from edge_client.planning.candidate import undominated
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.predict import predict

@@ -216,7 +216,7 @@ def test_a_strangers_book_is_refused_by_name(change: Callable[[dict[str, Any]], 
 @pytest.mark.parametrize("params", [[], [0], [2, 4], [0, -1], [0, 1, 2], [0, 10**9], [0, 1.0], ["0", "1"], [0] * 9])
 def test_a_strangers_parameters_are_refused(params: list[Any]) -> None:
     _, _, early = cut_of_digits()
-    codec = early.crossing.bases[0]
+    codec = early.crossing.bound[0]["basis"]
     piece = early.pieces[0]
     with pytest.raises(ValueError):
         codec.check(tuple(params), piece.dtype, piece.numel(), 4)

@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from shared_hooks.codecs import CODECS, RAW, Codec, Grain, Param, sections
+from shared_hooks.codecs import CODECS, Codec, Param, sections
 from shared_hooks.codecs.zstd import GROWS, compressed, decompressed
+from tests.shared_hooks.codecs.bound import ALL, GRAIN, MAP
 
 FLOAT = torch.float32
-MAP = torch.randn(1, 16, 16, 16, generator=torch.Generator().manual_seed(2)).relu()
-MAP[0, 3, 0, :2] = 90.0  # kept apart by some
-GRAIN = Grain.of(tuple(MAP.shape), tuple(MAP.stride()))
-ALL = [codec for codec in CODECS.values() if codec is not RAW and codec.name != "basis"]  # it needs a book
 QUANTISED = [codec for codec in ALL if codec.name.startswith("int")]
 N = MAP.numel()
 

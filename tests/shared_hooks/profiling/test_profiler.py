@@ -13,9 +13,10 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.models import load_spec
 from shared_hooks.profiling.cuts import _known
+from shared_hooks.profiling.estimation import estimated_codec
 from shared_hooks.profiling.profile import CutProfile, Profile
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud, profile_edge
-from shared_hooks.profiling.timers import HeadTimer, Inputs, TimedRun
+from shared_hooks.profiling.timers import HeadTimer, Inputs, TimedCodec, TimedRun
 from shared_hooks.profiling.whole import WholeForwards
 from tests.shipped import IMAGES
 from tests.zoo import CASES, Case
@@ -135,7 +136,7 @@ def test_the_setting_of_layer_metrics_is_put_back_and_named(metrics: bool) -> No
 def test_a_cut_that_fails_when_it_runs_is_left_out_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = HeadTimer.run
 
-    def run(self: HeadTimer, layer_id: int) -> Any:
+    def run(self: HeadTimer, layer_id: int, codecs: tuple[str, ...] = ()) -> Any:
         if layer_id == 7:
             raise CutRefused("another path")
         return plain(self, layer_id)
@@ -242,3 +243,21 @@ def test_large_frontiers_are_made_anew_instead_of_kept(monkeypatch: pytest.Monke
 def test_nonsense_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match=next(iter(wrong))):
         ProfileOptions(**wrong)
+
+
+@pytest.mark.parametrize("side", ["edge", "cloud"])
+def test_several_codecs_are_measured_on_the_frontiers_of_the_same_heads(side: str) -> None:
+    found = digits(side, dataclasses.replace(ONCE, codecs=("raw", "lz4", "int8")))
+    assert found.settings["codecs"] == ["raw", "lz4", "int8"]
+    for cut in found.cuts:
+        assert set(cut.codecs) == {"lz4", "int8"}, "raw is what the stages are of"
+        assert all(one.ns.middle > 0 and one.ns.n for one in cut.codecs.values())
+        assert cut.frontier_bytes < 1000 or cut.codecs["int8"].wire_bytes < cut.wire_bytes / 2
+
+
+def test_codecs_at_a_cut_without_time_are_drawn_between_those_that_were_measured() -> None:
+    times = [TimedCodec(100, 500)]
+    known = [(0, 1000, 500, times), (4, 3000, 600, [TimedCodec(300, 600)])]
+    drawn = estimated_codec(2, 2000, known)
+    assert drawn.wire_bytes == pytest.approx(2000 * (0.5 + 0.2) / 2)
+    assert drawn.ns.middle == pytest.approx(200) and drawn.ns.n == 0

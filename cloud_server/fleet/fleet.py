@@ -1,0 +1,225 @@
+"""The models of a server by name: loaded, loaded anew, unloaded, while it serves.
+
+What is new is there and warm before anybody hears of it. What it replaces finishes what is under way. Only what the
+operator's own files name can be loaded: nobody sends code or paths. One change at a time.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cloud_server.entries import ModelEntry
+from cloud_server.fleet.hosts import Host
+from cloud_server.fleet.version import Loaded, Version
+from cloud_server.models import Identity
+from shared_hooks.errors import Disagreement, IsthmusError, ServerUnavailable, SpecError, UnknownModel
+
+log = logging.getLogger("cloud_server")
+
+Stamp = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Names of models, as a reload found them."""
+
+    loaded: tuple[str, ...]
+    unloaded: tuple[str, ...]
+    kept: tuple[str, ...]
+
+    def __str__(self) -> str:
+        named = (("loaded", self.loaded), ("unloaded", self.unloaded), ("as they were", self.kept))
+        return "; ".join(f"{what}: {', '.join(names)}" for what, names in named if names) or "no models"
+
+
+class Fleet(Mapping[str, Version]):
+    """Models by name. Any thread may call."""
+
+    def __init__(
+        self,
+        host: Host,
+        entries: Sequence[ModelEntry],
+        read: Callable[[], Sequence[ModelEntry]] | None = None,
+        settle: Callable[[], object] = gc.collect,
+    ) -> None:
+        """Loads ``entries``. ``read`` gives what the operator's files say now. ``settle`` is called when models have
+        come or gone. Raises what a model fails by.
+        """
+        self._settle = settle
+        self._host = host
+        self._read = read
+        self._changing = threading.Lock()
+        self._named: dict[str, Version] = {}  # never changed, but replaced by another
+        self._versions: weakref.WeakSet[Version] = weakref.WeakSet()
+        self._stamps: dict[str, Stamp] = {}
+        self._states: dict[str, tuple[str, str]] = {}
+        self.loads: Counter[str] = Counter()
+        """How often each model was loaded."""
+        names = [entry.spec.model_id for entry in entries]
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise SpecError(f'models: two are called "{name}"')
+        with self._changes():
+            self._load(entries)
+
+    # As a mapping: what is served
+
+    def __getitem__(self, name: str) -> Version:
+        return self._named[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._named)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    @property
+    def identities(self) -> list[Identity]:
+        """Of what is served."""
+        return [version.identity for version in self._named.values()]
+
+    def states(self) -> dict[str, tuple[str, str]]:
+        """Of each model that was ever served: READY, LOADING or UNAVAILABLE, and why."""
+        named = self._named
+        return {**self._states, **{name: ("READY", "") for name in named if name not in self._states}}
+
+    # Changes
+
+    @contextmanager
+    def _changes(self, wait: bool = False) -> Iterator[None]:
+        if not self._changing.acquire(blocking=wait):
+            raise ServerUnavailable("another change of the models is under way; ask again when it is over")
+        try:
+            yield
+        finally:
+            self._changing.release()
+            self._settle()
+
+    def load(self, name: str) -> None:
+        """The model of this name as the operator's files say now; one that is served already is loaded anew. Raises
+        UnknownModel, ServerUnavailable while another change is under way, and what the model fails by.
+        """
+        with self._changes():
+            found = [entry for entry in self._wanted() if entry.spec.model_id == name]
+            if not found:
+                raise UnknownModel(f'no model "{name[:128]}" is in the server\'s files')
+            self._load(found)
+
+    def unload(self, name: str) -> None:
+        """New requests hear that there is no such model; those under way are answered. Raises UnknownModel, and
+        ServerUnavailable while another change is under way.
+        """
+        with self._changes():
+            if name not in self._named:
+                raise UnknownModel(f'no model "{name[:128]}" is served here')
+            self._unload(name)
+
+    def reload(self) -> Change:
+        """What is served is what the operator's files say now: what is new, or whose entry or files have changed, is
+        loaded, what is not in them any more is unloaded. What reading or a model fails by is raised; all is as before.
+        """
+        with self._changes():
+            entries = {entry.spec.model_id: entry for entry in self._wanted()}
+            changed = [entry for name, entry in entries.items() if self._has_changed(name, entry)]
+            if changed and self._host.all_at_once:
+                changed = list(entries.values())
+            self._load(changed)
+            gone = [name for name in self._named if name not in entries]
+            for name in gone:
+                self._unload(name)
+            loaded = tuple(entry.spec.model_id for entry in changed)
+            return Change(loaded, tuple(gone), tuple(name for name in entries if name not in loaded))
+
+    def _wanted(self) -> Sequence[ModelEntry]:
+        if self._read is None:
+            raise SpecError("models: this server has no files from which it could load others")
+        return self._read()
+
+    def _has_changed(self, name: str, entry: ModelEntry) -> bool:
+        version = self._named.get(name)
+        return version is None or version.entry != entry or self._stamps[name] != stamp(entry)
+
+    def _load(self, entries: Sequence[ModelEntry]) -> None:
+        if not entries:
+            return
+        names = [entry.spec.model_id for entry in entries]
+        stamps = {entry.spec.model_id: stamp(entry) for entry in entries}  # before: what changes meanwhile has changed
+        began, states = time.monotonic(), self._states
+        self._states = {**states, **{name: ("LOADING", "") for name in names if name not in self._named}}
+        try:
+            loaded = self._host.load(entries)
+        except BaseException as error:
+            self._states = {
+                **states,
+                **{name: ("UNAVAILABLE", str(error)) for name in names if name not in self._named},
+            }
+            raise
+        for one in loaded:
+            self._take(one)
+        self._stamps |= stamps
+        self._states = {name: state for name, state in states.items() if name not in names}
+        log.info("%s loaded and warm after %.1f s", ", ".join(names), time.monotonic() - began)
+
+    def _take(self, loaded: Loaded) -> None:
+        """From now on this is what is served by its name."""
+        identity = loaded.engine.identity
+        name = identity.model_id
+        self.loads[name] += 1
+        current = self._named.get(name)
+        known = next((one for one in self._versions if one.identity.is_like(identity)), None)
+        if known is None:
+            known = Version(loaded, gone=self._settle)
+            self._versions.add(known)
+        else:
+            known.arrive(loaded, f'model "{name}" was loaded again')
+        self._named = {**self._named, name: known}
+        if current is not None and current is not known:
+            current.end(lambda: _replaced(current.identity, identity), f'model "{name}" was replaced')
+
+    def _unload(self, name: str) -> None:
+        version = self._named[name]
+        self._named = {other: one for other, one in self._named.items() if other != name}
+        self._states = {**self._states, name: ("UNAVAILABLE", "unloaded")}
+        version.end(lambda: _unloaded(name), f'model "{name}" was unloaded')
+        log.info("%s unloaded", name)
+
+
+def stamp(entry: ModelEntry) -> Stamp:
+    """Of a model's files: another one where one was replaced or written to."""
+    found = []
+    for path in (*entry.spec.weights, *([entry.spec.selection] if entry.spec.selection else [])):
+        try:
+            seen = path.stat()
+        except OSError:
+            continue  # loading it says more
+        found.append((str(path), seen.st_ino, seen.st_size, seen.st_mtime_ns))
+    return tuple(found)
+
+
+def freeze() -> None:
+    """What is loaded stays: a client's lists would else have every collection look at all of it. What was loaded
+    before, and is not needed any more, goes.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+def _unloaded(name: str) -> IsthmusError:
+    return UnknownModel(f'model "{name}" was unloaded on this server; ask again when it is back')
+
+
+def _replaced(mine: Identity, theirs: Identity) -> IsthmusError:
+    what = "weights" if mine.weights_hash != theirs.weights_hash else "structure, plan or settings"
+    digests = f': client "{mine.weights_hash}", server "{theirs.weights_hash}"' if what == "weights" else ""
+    return Disagreement(
+        f'model "{mine.model_id}" was replaced on this server: client and server differ in {what}{digests}'
+    )

@@ -1,0 +1,323 @@
+"""One model with one set of weights, as clients agreed on it: an `Engine` whose weights may come and go.
+
+Requests wait here, outside of any worker, for weights that are being loaded; those under way keep them in memory. A
+version that was unloaded or replaced refuses what is new by name, and may come back: with the same weights it is the
+same version, so that standing streams go on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from cloud_server.entries import ModelEntry
+from cloud_server.models import Computed, Engine, EngineSession, Leave, Progress, room_for
+from cloud_server.models.admission import check_file, check_frontier, check_step
+from cloud_server.models.engine import Company
+from shared_hooks import Crossing
+from shared_hooks.errors import IsthmusError, ServerUnavailable
+from shared_hooks.modules.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory. ``nbytes``: of its weights, on each device that it is on. ``close`` gives them up, with the
+    reason that decoding sessions hear.
+    """
+
+    entry: ModelEntry
+    engine: Engine
+    close: Callable[[str], None] = lambda why: None
+    nbytes: Mapping[str, int] = field(default_factory=dict)
+
+
+class _Home:
+    """Weights in memory, and how much of what was put needs them."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+        self.pins = 0
+
+
+def _unpinned(home: _Home) -> bool:
+    return not home.pins
+
+
+class Version:
+    """An `Engine` and its `Residence`. Any thread may call."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        wanted: Callable[[Version, str], None] = lambda version, account: None,
+        gone: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``wanted`` is called, without waiting, with the account that asks for weights that are not in memory;
+        ``gone`` when some were given up.
+        """
+        self._gone = gone
+        self.identity = loaded.engine.identity
+        self.entry = loaded.entry
+        self.nbytes = loaded.nbytes
+        self.residence = self
+        self.used: dict[str, float] = {}
+        """When each account last asked for it (time.monotonic)."""
+        self.arrived = time.monotonic()
+        self._wanted = wanted
+        self._changed = threading.Condition()
+        self._home: _Home | None = _Home(loaded)
+        self._parked: dict[_Parked, None] = {}
+        self._leaving = False
+        self._ended: Callable[[], IsthmusError] | None = None
+        self._failed: IsthmusError | None = None
+        self._manifest: Manifest | None = None
+
+    # Whether it is there
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether its weights are in memory, and are to stay."""
+        return self._home is not None and not self._leaving
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for its weights."""
+        return len(self._parked)
+
+    def enter(self, account: str, put: Callable[[], Leave]) -> Leave:
+        """As `Residence.enter`."""
+        with self._changed:
+            home = self._home
+            if home is None and self._ended is not None:
+                raise self._ended()
+            self.used[account] = time.monotonic()
+            if home is None or (self._leaving and self._ended is None):
+                parked = _Parked(self, put)
+                self._parked[parked] = None
+            else:
+                parked = None
+                home.pins += 1
+        if parked is None:
+            return _Pinned(self, home, put).leave
+        self._wanted(self, account)
+        return parked.leave
+
+    def arrive(self, loaded: Loaded, why: str = "") -> None:
+        """The weights are there (again): who waited goes on. Where others were there, these go as soon as nothing needs
+        them; decoding sessions are lost then, saying ``why``.
+        """
+        with self._changed:
+            before, self._home = self._home, _Home(loaded)
+            self.entry, self.nbytes = loaded.entry, loaded.nbytes
+            self._ended = self._failed = None
+            self._leaving, self.arrived = False, time.monotonic()
+        self._admit()
+        if before is not None:
+            threading.Thread(target=self._close, args=(before, why), name="isthmus-closing", daemon=True).start()
+
+    def fail(self, error: IsthmusError) -> None:
+        """They did not come: who waits hears so, and for who asks next it is tried again."""
+        with self._changed:
+            self._failed = error
+        self._admit()
+
+    def _admit(self) -> None:
+        with self._changed:
+            home = self._home
+            parked, self._parked = list(self._parked), {}
+            if home is not None:
+                home.pins += len(parked)
+        for one in parked:
+            one.go(home)
+
+    def end(self, why: Callable[[], IsthmusError], told: str) -> None:
+        """Nothing new is taken from now on: it raises what ``why`` makes. What is under way goes on; then the weights
+        go, and decoding sessions are lost, saying ``told``.
+        """
+        with self._changed:
+            self._ended = why
+        self._admit()
+        threading.Thread(target=self.leave, args=(told,), name="isthmus-closing", daemon=True).start()
+
+    def leave(self, why: str, seconds: float | None = None) -> bool:
+        """The weights go, once nothing needs them, within so many seconds; whether they have. Meanwhile who comes
+        waits; decoding sessions are lost, saying ``why``.
+        """
+        with self._changed:
+            home, self._leaving = self._home, True
+            if home is None:
+                self._leaving = False
+                return True
+            gone = self._changed.wait_for(partial(self._is_free, home), seconds)
+            if not gone or self._home is not home:
+                self._leaving = False
+            else:
+                self._remember(home)
+                self._home, self._leaving = None, False
+        if not gone or self._home is not None:  # it came again meanwhile
+            self._admit()
+            return False
+        home.loaded.close(why)
+        del home
+        self._gone()
+        return True
+
+    def _is_free(self, home: _Home) -> bool:
+        """Whether nothing needs these weights, or others have come."""
+        return not home.pins or self._home is not home
+
+    def _remember(self, home: _Home) -> None:
+        """What strangers may ask for while the weights are away."""
+        if self._ended is None and self._manifest is None:
+            try:
+                self._manifest = home.loaded.engine.manifest()
+            except IsthmusError:
+                pass  # who asks hears that it is not there
+
+    def _close(self, home: _Home, why: str) -> None:
+        with self._changed:
+            self._changed.wait_for(partial(_unpinned, home))
+        home.loaded.close(why)
+        del home
+        self._gone()
+
+    def unpin(self, home: _Home) -> None:
+        """Something that was put is over."""
+        with self._changed:
+            home.pins -= 1
+            self._changed.notify_all()
+
+    def unpark(self, parked: _Parked) -> bool:
+        """Whether it still waited."""
+        with self._changed:
+            return self._parked.pop(parked, self) is None
+
+    def _absence(self) -> IsthmusError:
+        """Why it computes nothing now."""
+        if self._ended is not None:
+            return self._ended()
+        if self._failed is not None:
+            return type(self._failed)(f'model "{self.identity.model_id}" could not be loaded again: {self._failed}')
+        return ServerUnavailable(f'model "{self.identity.model_id}" is not in memory just now; ask again')
+
+    def _engine(self) -> Engine:
+        home = self._home
+        if home is None:
+            raise self._absence()
+        return home.loaded.engine
+
+    # The engine
+
+    @property
+    def company(self) -> Company | None:
+        home = self._home
+        return None if home is None else home.loaded.engine.company
+
+    def manifest(self) -> Manifest:
+        """What its digests are made of, also while its weights are away."""
+        return self._manifest if self._manifest is not None else self._engine().manifest()
+
+    def allocate(self, nbytes: int) -> memoryview:
+        home = self._home
+        return room_for(nbytes) if home is None else home.loaded.engine.allocate(nbytes)
+
+    def _admitting(self) -> Engine | None:
+        """What checks a request; None where only what needs no model can be checked. Raises why nothing is taken."""
+        if self._ended is not None:
+            raise self._ended()
+        home = self._home
+        return None if home is None else home.loaded.engine
+
+    def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        engine = self._admitting()
+        if engine is None:
+            check_frontier(crossing, header, payload_bytes, max_bytes)
+        else:
+            engine.admit(crossing, header, payload_bytes, max_bytes)
+
+    def admit_file(
+        self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
+    ) -> None:
+        self._admitting()
+        check_file(self.identity, suffix, preprocess_digest, header, payload_bytes, max_bytes)
+
+    def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        self._admitting()
+        check_step(header, payload_bytes, max_bytes)
+
+    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
+        return self._engine().compute(crossing, header, payload, want_metrics)
+
+    def compute_file(
+        self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
+    ) -> Computed:
+        return self._engine().compute_file(suffix, header, payload, want_metrics, max_bytes)
+
+    def open_session(self, cut: str) -> EngineSession:
+        return self._engine().open_session(cut)
+
+    def observing(self, observers: tuple[str, ...]) -> AbstractContextManager[Callable[[], bytes]]:
+        return self._engine().observing(observers)
+
+    @property
+    def profile_gives_way(self) -> bool:
+        return self._engine().profile_gives_way
+
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        return self._engine().profile(warmup, repetitions, seconds, on_progress, codecs)
+
+
+class _Pinned:
+    """Something that keeps weights in memory until it is left, once."""
+
+    def __init__(self, version: Version, home: _Home | None, put: Callable[[], Leave]) -> None:
+        self._version = version
+        self._home = home
+        try:
+            self._leave = put()
+        except BaseException:
+            if home is not None:
+                version.unpin(home)
+            raise
+
+    def leave(self) -> None:
+        self._leave()
+        home, self._home = self._home, None
+        if home is not None:
+            self._version.unpin(home)
+
+
+class _Parked:
+    """Something that waits for weights, then keeps them as `_Pinned` does."""
+
+    def __init__(self, version: Version, put: Callable[[], Leave]) -> None:
+        self._version = version
+        self._put = put
+        self._lock = threading.Lock()
+        self._left = False
+        self._pinned: _Pinned | None = None
+
+    def go(self, home: _Home | None) -> None:
+        """It is put, and its version has counted it; without weights it is put to hear why there are none."""
+        pinned = _Pinned(self._version, home, self._put)
+        with self._lock:
+            self._pinned = pinned
+            left = self._left
+        if left:
+            pinned.leave()
+
+    def leave(self) -> None:
+        if self._version.unpark(self):
+            return
+        with self._lock:
+            self._left = True
+            pinned = self._pinned
+        if pinned is not None:
+            pinned.leave()

@@ -1,0 +1,1 @@
+"""What codecs save and what they lose, on trained models: digits, frames of a moving scene, sentence embeddings."""
