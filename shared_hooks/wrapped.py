@@ -102,8 +102,8 @@ class WrappedModel:
                 attach.detach(module)
 
     def beside(self) -> WrappedModel:
-        """Another one of the same model, with plans, recipes and results of its own, and without hooks."""
-        made = WrappedModel(self.model, self.depth, metrics=self.metrics_enabled, rehearsals=self._rehearsals)
+        """Another one of the same model, with plans, recipes and results of its own, without hooks and metrics."""
+        made = WrappedModel(self.model, self.depth, metrics=False, rehearsals=self._rehearsals)
         made._turns = self._turns  # a model that keeps state runs once at a time, whoever runs it
         return made
 

@@ -10,9 +10,9 @@ growth   which dimension of a tensor the rows are in
 May import wrapped, tail, planning, crossing, forward, modules, tensors, sharing, errors.
 """
 
-from shared_hooks.batching.batches import Batches, Joinable
+from shared_hooks.batching.batches import Batches, Joinable, Made
 from shared_hooks.batching.growth import Growth
 from shared_hooks.batching.joining import Part, apart, joined
 from shared_hooks.batching.proof import Proof
 
-__all__ = ["Batches", "Growth", "Joinable", "Part", "Proof", "apart", "joined"]
+__all__ = ["Batches", "Growth", "Joinable", "Made", "Part", "Proof", "apart", "joined"]

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from shared_hooks.batching.family import Family, Rows
 from shared_hooks.batching.proof import Doubt, Proof
 from shared_hooks.crossing import Crossing, EarlyOutput
@@ -27,6 +25,8 @@ from shared_hooks.tail import payer
 from shared_hooks.tensors import classes_of, dtype_name, flatten, unflatten
 from shared_hooks.wrapped import WrappedModel
 
+_numbers = itertools.count()
+"""Of proofs, of all models."""
 AXES = (0, 1)
 """Dimensions of the inputs that are tried, the first that is proven counts: rows first, or a sequence's tokens."""
 MAX_FAMILIES = 16
@@ -66,20 +66,19 @@ class Batches:
     def __init__(
         self,
         wrapped: WrappedModel,
-        example: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+        example: Callable[[], tuple[tuple[Any, ...], dict[str, Any]] | None] = lambda: None,
         *,
         seconds_a_minute: float = 20.0,
     ) -> None:
-        """``example``: inputs of the model, whose values show what inputs may hold. ``seconds_a_minute``: what proofs may
-        take of any minute; those of one `payer` half of it.
+        """``example`` gives inputs of the model, whose values show what inputs may hold. ``seconds_a_minute``: what
+        proofs may take of any minute; those of one `payer` half of it.
         """
         self._served = wrapped
-        self._example = None if example is None else flatten(example)
+        self._example = example
         self._find = classes_of(holder_modules(wrapped.model))
         self._families: SharedCache[Hashable, Family | Doubt] = SharedCache(MAX_FAMILIES, math.inf)
         self._proofs: SharedCache[Hashable, tuple[int, Proof] | Doubt] = SharedCache(MAX_PROOFS, MAX_PROOF_BYTES)
         self._known: OrderedDict[str, _Kin | Doubt] = OrderedDict()
-        self._numbers = itertools.count()
         self._seconds = seconds_a_minute
         self._spent: deque[tuple[float, float, str]] = deque()
         self._lock = threading.Lock()
@@ -113,17 +112,19 @@ class Batches:
                 found = proof.doubt
             return None if found is None or found.is_over else found
 
-    def learn(self, crossing: Crossing) -> Joinable | None:
-        """Finds out about this cut, unless it is known: plans and runs the model in this thread, some forty times the
-        work of a row. None where its requests go alone, for now or for good.
+    def learn(self, crossing: Crossing) -> bool:
+        """Finds out about this cut, unless it is known, or there is no time for it now: plans and runs the model in
+        this thread, some forty times the work of a row. Whether it did.
         """
-        if self._look_up(crossing) is None and self._proving.acquire(blocking=False):
-            try:
-                if self._look_up(crossing) is None and self._has_time():
-                    self._look_at(crossing)
-            finally:
-                self._proving.release()
-        return self.of(crossing)
+        if self._look_up(crossing) is not None or not self._proving.acquire(blocking=False):
+            return False
+        try:
+            looks = self._look_up(crossing) is None and self._has_time()
+            if looks:
+                self._look_at(crossing)
+            return looks
+        finally:
+            self._proving.release()
 
     def doubt(self, joinable: Joinable, reason: str) -> None:
         """A batch of it failed though no part did alone: for a while its requests go alone."""
@@ -152,7 +153,8 @@ class Batches:
 
     def close(self) -> None:
         """The model is as before; nothing is run afterwards."""
-        self.wrapped.detach()
+        if "wrapped" in self.__dict__:
+            self.wrapped.detach()
 
     def _try(self, joinable: Joinable, rows: int) -> None:
         """A number of rows that is new is tried on random data. Raises CutRefused where it is not as alone."""
@@ -237,7 +239,7 @@ class Batches:
             if family is None:
                 family = self._make(self._families, form, lambda: self._family(crossing, rows), lambda made: 0)
             kept = self._make(
-                self._proofs, key, lambda: (next(self._numbers), Proof(family, layer_id)), lambda made: made[1].nbytes
+                self._proofs, key, lambda: (next(_numbers), Proof(family, layer_id)), lambda made: made[1].nbytes
             )
         proof: Proof = kept[1]
         return proof
@@ -268,13 +270,13 @@ class Batches:
         return made
 
     def _family(self, crossing: Crossing, rows: Rows) -> Family:
-        example: list[torch.Tensor] | None = None
-        if self._example is not None:
-            structure, tensors = self._example
+        example, like = self._example(), None
+        if example is not None:
+            structure, tensors = flatten(example)
             dtypes = [tensor.dtype for tensor in tensors]
             alike = structure == crossing.input_structure and dtypes == [form.dtype for form in crossing.inputs]
-            example = tensors if alike else None
-        return Family(self.wrapped, crossing, rows, example, self._find)
+            like = tensors if alike else None
+        return Family(self.wrapped, crossing, rows, like, self._find)
 
 
 def _key(crossing: Crossing, rows: Rows, layer_id: int | None = None) -> Hashable:

@@ -1,7 +1,7 @@
 """Whether the rows of a batch are independent of each other behind a cut: tried on random data, before it is used.
 
-Three plans have said which dimension of every tensor the rows are in. Here the tail itself runs: rows together give what
-they give alone, within rounding; in another order, the same in that order; and whatever is in one row (another
+Three plans have said which dimension of every tensor the rows are in. Here the tail itself runs: rows together give
+what they give alone, within rounding; in another order, the same in that order; and whatever is in one row (another
 sample, NaN everywhere), the others are the same to the last bit. A number of rows that is new is tried once more.
 """
 

@@ -1,4 +1,6 @@
-"""Random inputs of a given form, like the model's example in what they hold: token ids that exist, masks of its kind."""
+"""Random inputs of a given form, like the model's example in what they hold: token ids that exist, masks of its
+kind.
+"""
 
 from __future__ import annotations
 
