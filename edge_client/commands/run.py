@@ -83,6 +83,7 @@ def _run(
         observers=options.observers,
         witness=options.witness,
         fallback=options.fallback,
+        exact=options.exact,
         lifecycle=lifecycle,
         connection=ConnectionOptions(
             patience=options.patience,

@@ -68,6 +68,7 @@ class Running:
     kept: Kept | None = None  # for a witness
     over: bool = False  # hooks have heard how it ended, or will
     again: Running | None = None  # what was begun in its place
+    exact: bool = True
 
     @property
     def settled(self) -> bool:
@@ -96,9 +97,13 @@ class Requests:
         client_id: str = "",
         witness: float = 0.0,
         fallback: bool = False,
+        exact: bool = True,
         postprocess: Callable[[Any], Any] | None = None,
     ) -> None:
-        """``fallback``: what the server does not answer is answered here. ``postprocess``: output -> result."""
+        """``fallback``: what the server does not answer is answered here. ``exact``: of requests that do not say
+        whether a batch's last bits will do. ``postprocess``: output -> result.
+        """
+        self._exact = exact
         self._postprocess = postprocess
         self._edge_model = edge_model
         self._fallback = fallback
@@ -114,12 +119,19 @@ class Requests:
         self._places = threading.Semaphore(max_in_flight)
 
     def begin(
-        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, position: Position | None = None
+        self,
+        work: Call | Path,
+        cut: Cut,
+        stamps: Stamps,
+        until: float,
+        position: Position | None = None,
+        exact: bool | None = None,
     ) -> Running | Done:
         """Wait for a place, run the head, submit; or, without a cut, run everything. A path is sent as it is.
 
         ``position``: where in its run the input is; None for one by itself.
         """
+        exact = self._exact if exact is None else exact
         if cut == EDGE_ONLY:
             assert isinstance(work, Call)
             return Done(self.local(work, stamps, position))
@@ -133,13 +145,20 @@ class Requests:
                     self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
                     self._over(about, answer=answer)
                     return Done(answer)
-                return self._begin(work, cut, stamps, until, about)
+                return self._begin(work, cut, stamps, until, about, exact)
         except BaseException as error:
             self._over(about, error)
             raise
 
     def _begin(
-        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, about: About, before: Running | None = None
+        self,
+        work: Call | Path,
+        cut: Cut,
+        stamps: Stamps,
+        until: float,
+        about: About,
+        exact: bool,
+        before: Running | None = None,
     ) -> Running:
         """``before``: the attempt that this one repeats."""
         connection = self._connect()
@@ -152,14 +171,18 @@ class Requests:
             else:
                 head = self._edge_model.head(work, "input" if cut == CLOUD_ONLY else cut, stamps)
             id = about.id if before is None else next(self._ids)  # the server has answered the old one
-            exchange = self._exchange(id, head.outgoing, stamps, until, about)
+            # what is compared with the whole model here is to be that, bit for bit
+            together = not (exact or kept is not None)
+            exchange = self._exchange(id, head.outgoing, stamps, until, about, together)
         except BaseException:
             self._places.release()
             raise
         connection.submit(exchange)
-        return Running(connection, exchange, work, cut, head, about, kept)
+        return Running(connection, exchange, work, cut, head, about, kept, exact=exact)
 
-    def _exchange(self, id: int, outgoing: Outgoing, stamps: Stamps, until: float, about: About) -> Exchange:
+    def _exchange(
+        self, id: int, outgoing: Outgoing, stamps: Stamps, until: float, about: About, together: bool = False
+    ) -> Exchange:
         """Which gives its place back when it is settled."""
         return Exchange(
             id,
@@ -168,6 +191,7 @@ class Requests:
             stamps=stamps,
             check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
             want_metrics=self._metrics and self._edge_model.wrapped.metrics_enabled,
+            together=together,
             observers=self._edge_model.observers,
             about=about,
             lifecycle=self.lifecycle,
@@ -297,7 +321,7 @@ class Requests:
             self._edge_model.frames.lost(running.head.frame)
         stamps = _anew(running.exchange.stamps)
         until = running.exchange.until
-        running.again = self._begin(running.work, running.cut, stamps, until, running.about, before=running)
+        running.again = self._begin(running.work, running.cut, stamps, until, running.about, running.exact, running)
         return self._collect(running.again)
 
     def cancel(self, running: Running | Done, why: str) -> None:
@@ -407,6 +431,7 @@ class Requests:
                 exchange.observers, running.head.observations, exchange.reply.observations
             ),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
+            company=max(1, exchange.reply.company),
             witness=witness,
         )
 
