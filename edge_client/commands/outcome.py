@@ -94,4 +94,5 @@ class Outcome:
             "transforms": list(self.answer.transforms),
             "witness": self.answer.witness.as_dict() if self.answer.witness else None,
             "fallback": self.answer.fallback or None,
+            "company": self.answer.company,
         }

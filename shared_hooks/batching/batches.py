@@ -68,6 +68,7 @@ class Batches:
         wrapped: WrappedModel,
         example: Callable[[], tuple[tuple[Any, ...], dict[str, Any]] | None] = lambda: None,
         *,
+        max_bytes: int = 256 << 20,
         seconds_a_minute: float = 20.0,
     ) -> None:
         """``example`` gives inputs of the model, whose values show what inputs may hold. ``seconds_a_minute``: what
@@ -79,6 +80,7 @@ class Batches:
         self._families: SharedCache[Hashable, Family | Doubt] = SharedCache(MAX_FAMILIES, math.inf)
         self._proofs: SharedCache[Hashable, tuple[int, Proof] | Doubt] = SharedCache(MAX_PROOFS, MAX_PROOF_BYTES)
         self._known: OrderedDict[str, _Kin | Doubt] = OrderedDict()
+        self._max_bytes = max_bytes
         self._seconds = seconds_a_minute
         self._spent: deque[tuple[float, float, str]] = deque()
         self._lock = threading.Lock()
@@ -164,6 +166,8 @@ class Batches:
         if not self._proving.acquire(blocking=False):
             raise CutRefused("another batch is being proven")
         try:
+            if proof.cut.at(rows).storage_bytes > self._max_bytes:
+                raise TooLarge(f"{rows} rows' frontiers take more than {self._max_bytes} bytes")
             proof.check(rows)
         except TooLarge:
             proof.most = rows - 1

@@ -119,7 +119,7 @@ class Proof:
     def _compare(self, order: list[int], what: str) -> list[Tensors]:
         found = self._run([self._parts[number] for number in order])
         for number, own in zip(order, found, strict=True):
-            if not all(map(_agree, own, self._alone[number])):
+            if not all(map(agree, own, self._alone[number])):
                 raise CutRefused(f"{what} do not give what they give alone")
         return found
 
@@ -156,7 +156,8 @@ def _identical(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two results are the same but for rounding; numbers that are not finite, and integers, exactly."""
     if one.shape != other.shape or one.dtype is not other.dtype:
         return False
     if not (one.dtype.is_floating_point or one.dtype.is_complex):
