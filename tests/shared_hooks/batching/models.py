@@ -29,7 +29,9 @@ class Words(nn.Module):
         super().__init__()
         self.words = nn.Embedding(20, 16)
         self.places = nn.Embedding(8, 16)
-        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False
+        )
         self.out = nn.Linear(16, 20)
 
     def forward(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
