@@ -82,6 +82,12 @@ class Limits:
     """Requests that a worker process answers before another takes its place."""
     worker_crashes_per_minute: int = 6
     """Worker processes that one account's requests may end by a crash or a hang; then it is refused for a while."""
+    max_model_bytes: int = NEVER
+    """Weights of all models in memory, on each device: beyond it those that are used least give theirs up, with their
+    recipes, until they are asked for again.
+    """
+    model_turn_seconds: float = 20.0
+    """How long a model stays where others are wanted as much; ten times as long as it took to load, at least."""
     max_sessions: int = 1024
     """Decoding sessions at a time."""
     max_sessions_per_account: int = 256

@@ -450,7 +450,12 @@ class EdgeClient(Standing):
 
     @contextmanager
     def generating(
-        self, model: nn.Module | None = None, *, cut: str, answer: tuple[Any, ...] | None = None
+        self,
+        model: nn.Module | None = None,
+        *,
+        cut: str,
+        answer: tuple[Any, ...] | None = None,
+        codec: str | None = None,
     ) -> Iterator[Any]:
         """The client's model (or ``model``, of the same weights), whose ``generate()`` is split after ``cut``.
 
@@ -462,7 +467,7 @@ class EdgeClient(Standing):
         """
         from edge_client.generation import split_model  # few clients generate
 
-        with split_model(model, self, cut, answer=answer) as split:
+        with split_model(model, self, cut, answer=answer, codec=codec) as split:
             yield split
 
     def _cut(self, split: Cut | None) -> Cut:

@@ -13,6 +13,9 @@ from shared_hooks.command_line import Parser
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
+CODECS = ("int8", "int6", "int5", "int4")
+"""As `shared_hooks.generation.hidden` has them, which loads torch."""
+
 
 def add_generation(commands: Commands, model: Parser) -> tuple[Parser, Parser]:
     """Both commands."""
@@ -70,6 +73,11 @@ def _add_common(command: Parser) -> None:
         type=count,
         metavar="N",
         help="draft up to N tokens from what was read, and have them checked in one round trip",
+    )
+    command.add_argument(
+        "--codec",
+        choices=CODECS,
+        help="send hidden states in fewer bytes; values change a little, and so may the text (default: as they are)",
     )
     command.add_argument("--deadline", type=seconds, default=60.0, metavar="S", help="for each step (default: 60)")
     command.add_argument("--patience", type=seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")

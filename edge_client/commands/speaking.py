@@ -46,7 +46,7 @@ def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words
             connection=ConnectionOptions(patience=options.patience, credentials=credentials_of(options)),
         )
         try:
-            generator = SplitGenerator(client, options.cut, answer=LEAST)
+            generator = SplitGenerator(client, options.cut, answer=LEAST, codec=options.codec)
             if options.cut == AUTO:
                 tell(f"cut after {generator.cut}: a token is there soonest")
             words = Words.of(spec)

@@ -49,7 +49,7 @@ class SplitGenerator:
     is there soonest (`edge_client.plan_generation` tells more). `cut` then says which.
 
     Raises UnknownLayer with near names, CutRefused, Disagreement for a model of other weights, and SpecError for one
-    without ``generate``.
+    without ``generate`` and for an unknown codec.
     """
 
     def __init__(
@@ -134,7 +134,9 @@ class SplitGenerator:
 
 
 @contextmanager
-def split_model(model: nn.Module | None, client: EdgeClient, cut: str, *, answer: Answer = None) -> Iterator[Any]:
+def split_model(
+    model: nn.Module | None, client: EdgeClient, cut: str, *, answer: Answer = None, codec: str | None = None
+) -> Iterator[Any]:
     """``model`` (None: the client's own) with its ``forward`` split as long as the block runs.
 
         with split_model(model, client, "model.layers.3"):
@@ -143,7 +145,7 @@ def split_model(model: nn.Module | None, client: EdgeClient, cut: str, *, answer
     Whatever calls the model step by step is split: ``generate``, a pipeline of transformers, a loop of one's own.
     Arguments and errors: `SplitGenerator`.
     """
-    with SplitGenerator(client, cut, model=model, answer=answer) as generator:
+    with SplitGenerator(client, cut, model=model, answer=answer, codec=codec) as generator:
         yield generator.model
 
 

@@ -97,9 +97,11 @@ class Quantised(Codec):
         if not bool(torch.isfinite(largest).all()):  # NaN is the largest, too
             return None
         levels = Levels.of(self.bits, bool((low < 0).any()))
-        limit = _FAR * _root_mean_square(values, others)
-        found = _with_some_apart(values, limit, others, levels) if bool((largest > limit).any()) else None
-        found = found or _rounded(values, _wanted(values, largest, others, levels), levels)
+        wanted, limit = _wanted(values, largest, others, levels), _FAR * _root_mean_square(values, others)
+        found = (
+            _with_some_apart(values, wanted, largest > limit, whose, levels) if bool((largest > limit).any()) else None
+        )
+        found = found or _rounded(values, wanted, levels)
         if found is None:
             return None
         form = _Form(whose, channels, inner, int(levels.zero > 0), found.top, len(found.places))
@@ -164,27 +166,47 @@ def _rounded(values: torch.Tensor, wanted: torch.Tensor, levels: Levels) -> _Rou
 
 
 def _with_some_apart(
-    values: torch.Tensor, limit: torch.Tensor, others: tuple[int, ...], levels: Levels
+    values: torch.Tensor, wanted: torch.Tensor, uneven: torch.Tensor, whose: int, levels: Levels
 ) -> _Rounded | None:
-    """With what lies far from the rest kept apart. None where that is too much, or there are no such steps.
+    """With what lies far from the rest of its group kept apart. None where that is too much.
 
-    ``limit``: beyond it something lies far from all the others, by which they are now measured once more.
+    ``uneven``: in which groups something lies far from all the others, by which alone it is now measured.
     """
+    groups = uneven.view(-1).nonzero().view(-1)
+    members = _members(values, whose, groups)
+    near = members
     for _ in range(_ROUNDS):
-        near = torch.where(values.abs() <= limit, values, 0.0)
-        limit = _FAR * _root_mean_square(near, others)
-    wanted = torch.minimum(_wanted(near, near.abs().amax(others, keepdim=True), others, levels), 2 * limit)
-    found = _rounded(values, wanted, levels)
-    if found is None:
+        limit = _FAR * _root_mean_square(near, (1, 2))
+        near = torch.where(members.abs() <= limit, members, 0.0)
+    number, row, column = (members.abs() > limit).nonzero(as_tuple=True)
+    if len(number) * _RARE > values.numel():
         return None
-    # only what is clipped can lie beyond, and symbols are fewer bytes to look through
-    clipped = found.symbols == levels.top
-    if levels.zero:
-        clipped |= found.symbols == 0
-    outer, channel, inner = at = clipped.view(values.shape).nonzero(as_tuple=True)
-    beyond = values[at].abs() > limit.expand_as(values)[at]
-    places = ((outer * values.shape[1] + channel) * values.shape[2] + inner)[beyond]
-    return found._replace(places=places) if len(places) * _RARE <= values.numel() else None
+    better = _wanted(near, near.abs().amax((1, 2), keepdim=True), (1, 2), levels)
+    wanted = wanted.view(-1).index_copy(0, groups, torch.minimum(better, 2 * limit).view(-1)).view(wanted.shape)
+    found = _rounded(values, wanted, levels)
+    places = _places(values, whose, groups[number], row, column)
+    return None if found is None else found._replace(places=places.sort().values)
+
+
+def _members(values: torch.Tensor, whose: int, groups: torch.Tensor) -> torch.Tensor:
+    """(groups, rows, columns): the elements that share a step with each other, of some groups."""
+    if whose == _OF_CHANNEL:
+        return values.transpose(0, 1)[groups]
+    if whose == _OF_TOKEN:
+        return values.transpose(1, 2).reshape(-1, 1, values.shape[1])[groups]
+    return values
+
+
+def _places(
+    values: torch.Tensor, whose: int, group: torch.Tensor, row: torch.Tensor, column: torch.Tensor
+) -> torch.Tensor:
+    """Where the elements of `_members` lie in the flat tensor."""
+    _, channels, inner = values.shape
+    if whose == _OF_CHANNEL:
+        return (row * channels + group) * inner + column
+    if whose == _OF_TOKEN:
+        return (group // inner * channels + column) * inner + group % inner
+    return column
 
 
 def _whose(grain: Grain) -> int:

@@ -1,34 +1,31 @@
-"""Codecs for hidden states: fewer bits a number, where a loss is allowed.
+"""Hidden states in fewer bits a number, where a loss is allowed: a codec of `shared_hooks.codecs`, as one uint8 tensor:
 
-A row (one token) is cut into groups of channels; a group is divided by its largest value, rounded to so many bits, and
-the numbers are written by how frequent they are (zlib's Huffman coder). One uint8 tensor comes of it:
+    size of the next (2 bytes, little endian), JSON [codec, dtype, shape, its parameters], its bytes
 
-    bits, number of dimensions (1 byte each), dtype's name (12), sizes (4 each), scales (bfloat16), numbers
-
-in little endian.
-
-Both directions are sums and products in float32 on the CPU, the same on every machine.
+Each token has a step of its own; decoding gives the same numbers on every machine.
 """
 
 from __future__ import annotations
 
-import struct
-import zlib
+import json
+import math
+from typing import Any, Final
 
-import numpy as np
 import torch
 
+from shared_hooks import codecs
+from shared_hooks.codecs import Grain
+from shared_hooks.codecs.codec import MAX_PARAMS
 from shared_hooks.errors import BadFrame, SpecError, TooLarge
 from shared_hooks.tensors import dtype_name, dtype_named
 
-CODECS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
-GROUP = 128
-LEAST = 64
-"""Elements; what is smaller is sent as it is."""
-MAX_DIMENSIONS = 8
-MAX_ELEMENTS = 1 << 28
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_NAME = 12
+CODECS: Final = ("int8", "int6", "int5", "int4")
+MAX_DIMENSIONS: Final = 8
+MAX_ELEMENTS: Final = 1 << 28
+_FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+_SIZE: Final = 2
+_PER_ELEMENT: Final = 8
+"""Bytes of memory that decoding takes for an element."""
 
 
 def check(codec: str | None) -> str | None:
@@ -39,88 +36,54 @@ def check(codec: str | None) -> str | None:
 
 
 def encoded(tensor: torch.Tensor, codec: str) -> torch.Tensor | None:
-    """One uint8 tensor (bytes); None for what is sent as it is: other dtypes, few numbers, NaN and infinities, and
+    """One uint8 tensor on the CPU; None for what is sent as it is: other dtypes, few numbers, NaN and infinities, and
     what would not be smaller.
     """
-    if tensor.dtype not in _FLOATS or not 0 < tensor.dim() <= MAX_DIMENSIONS or tensor.numel() < LEAST:
+    if tensor.dtype not in _FLOATS or not 0 < tensor.dim() <= MAX_DIMENSIONS or not tensor.numel():
         return None
-    bits, width = CODECS[codec], tensor.shape[-1]
-    most = (1 << (bits - 1)) - 1
-    groups = _grouped(tensor.detach().to("cpu", torch.float32).reshape(-1, width))
-    scales = (groups.abs().amax(-1, keepdim=True) / most).to(torch.bfloat16)
-    if not bool(torch.isfinite(scales).all()) or not bool(torch.isfinite(groups).all()):
+    width = tensor.shape[-1]
+    tokens = Grain(tensor.numel() // width, width, 1, False)
+    coded = codecs.CODECS[codec].encode(tensor.detach().contiguous().view(-1), tokens)
+    if coded is None:
         return None
-    # a group of zeros stays zeros
-    divisor = torch.where(scales > 0, scales.to(torch.float32), torch.ones((), dtype=torch.float32))
-    numbers = (groups / divisor).round_().clamp_(-most, most)
-    symbols = (numbers + most).to(torch.uint8).reshape(len(groups), -1)[:, :width].contiguous()
-    coder = zlib.compressobj(6, zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
-    packed = coder.compress(symbols.numpy().tobytes()) + coder.flush()
-    name = dtype_name(tensor.dtype).encode()
-    head = struct.pack(f"<BB{_NAME}s{tensor.dim()}I", bits, tensor.dim(), name, *tensor.shape)
-    data = b"".join((head, scales.view(torch.int16).numpy().tobytes(), packed))
-    if len(data) >= tensor.numel() * tensor.itemsize:
-        return None
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    said = [codec, dtype_name(tensor.dtype), list(tensor.shape), list(coded.params)]
+    head = json.dumps(said, separators=(",", ":")).encode()
+    data = bytearray().join((len(head).to_bytes(_SIZE, "little"), head, coded.data))
+    return torch.frombuffer(data, dtype=torch.uint8) if len(data) < tensor.nbytes else None
 
 
 def decoded(data: torch.Tensor, most_bytes: int) -> torch.Tensor:
     """The tensor, in its own dtype, on the CPU. Raises BadFrame, and TooLarge before memory beyond ``most_bytes``."""
-    raw = data.detach().cpu().contiguous().numpy().tobytes()
-    bits, dtype, shape, at = _head(raw)
-    count = 1
-    for size in shape:
-        count *= size
-    if count > MAX_ELEMENTS or 8 * count > most_bytes:
+    if data.dtype is not torch.uint8 or data.dim() != 1:
+        raise BadFrame(f"malformed hidden state: {data.dtype} of shape {list(data.shape)}, not bytes")
+    raw = memoryview(data.detach().cpu().contiguous().numpy())  # type: ignore[arg-type]
+    end = _SIZE + int.from_bytes(raw[:_SIZE], "little")
+    codec, dtype, shape, params = _head(bytes(raw[_SIZE:end]))
+    count = math.prod(shape)
+    if count > MAX_ELEMENTS or _PER_ELEMENT * count > most_bytes:
         raise TooLarge(f"a hidden state of {count} numbers is announced")
-    if dtype not in _FLOATS or not count:
-        raise BadFrame("malformed hidden state: its dtype or sizes")
-    rows, per_row = count // shape[-1], -(-shape[-1] // GROUP)
-    end = at + 2 * rows * per_row
-    if len(raw) < end:
-        raise BadFrame("malformed hidden state: its scales")
-    scales = (np.frombuffer(raw[at:end], dtype="<u2").astype(np.uint32) << 16).view(np.float32)
-    if not np.isfinite(scales).all():
-        raise BadFrame("malformed hidden state: its scales")
-    most = (1 << (bits - 1)) - 1
-    symbols = _unpacked(raw[end:], count).reshape(rows, shape[-1])
-    numbers = torch.from_numpy(symbols.copy()).to(torch.float32) - most
-    if bool((numbers > most).any()):
-        raise BadFrame("malformed hidden state: a number beyond its bits")
-    spread = torch.from_numpy(scales.reshape(rows, per_row)).repeat_interleave(GROUP, dim=1)[:, : shape[-1]]
-    found: torch.Tensor = (numbers * spread).to(dtype).reshape(shape)
-    return found
-
-
-def _head(raw: bytes) -> tuple[int, torch.dtype, tuple[int, ...], int]:
-    """Bits, dtype, sizes, and where the scales begin."""
     try:
-        bits, dimensions, name = struct.unpack_from(f"<BB{_NAME}s", raw)
-        if bits not in CODECS.values() or not 0 < dimensions <= MAX_DIMENSIONS:
-            raise BadFrame("malformed hidden state: no such codec")
-        shape = struct.unpack_from(f"<{dimensions}I", raw, 2 + _NAME)
-        return bits, dtype_named(name.rstrip(b"\0").decode("ascii")), shape, 2 + _NAME + 4 * dimensions
-    except (struct.error, UnicodeDecodeError) as error:
+        codec.check(params, dtype, count, len(raw) - end)
+        found = codec.decode(raw[end:], params, dtype, count)
+    except ValueError as error:
         raise BadFrame(f"malformed hidden state: {error}") from error
+    if not isinstance(found, torch.Tensor) or found.dtype is not dtype or found.shape != (count,):
+        raise BadFrame("malformed hidden state: another one than announced")
+    return found.view(shape)
 
 
-def _grouped(rows: torch.Tensor) -> torch.Tensor:
-    """(rows, groups, GROUP), the last group filled with zeros."""
-    count, width = rows.shape
-    missing = -width % GROUP
-    filled = torch.nn.functional.pad(rows, (0, missing)) if missing else rows
-    return filled.reshape(count, -1, GROUP)
-
-
-def _unpacked(packed: bytes, count: int) -> np.ndarray:
-    """Exactly ``count`` bytes: never more than that is written, whatever the data say."""
-    decoder = zlib.decompressobj(-15)
+def _head(text: bytes) -> tuple[codecs.Codec, torch.dtype, tuple[int, ...], tuple[int, ...]]:
+    """Codec, dtype, shape and parameters."""
     try:
-        found = decoder.decompress(packed, count)
-        if not decoder.eof and decoder.decompress(decoder.unconsumed_tail, 1):
-            raise BadFrame("malformed hidden state: more numbers than there are places")
-    except zlib.error as error:
-        raise BadFrame(f"malformed hidden state: {error}") from error
-    if len(found) != count or not decoder.eof or decoder.unused_data:
-        raise BadFrame("malformed hidden state: its numbers")
-    return np.frombuffer(found, dtype=np.uint8)
+        name, dtype, shape, params = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadFrame(f"malformed hidden state: {error!s:.100}") from error
+    if name not in CODECS or not isinstance(dtype, str) or dtype_named(dtype) not in _FLOATS:
+        raise BadFrame("malformed hidden state: no such codec or dtype")
+    if not _numbers(shape, MAX_DIMENSIONS) or not shape or min(shape) < 1 or not _numbers(params, MAX_PARAMS):
+        raise BadFrame("malformed hidden state: its sizes or parameters")
+    return codecs.CODECS[name], dtype_named(dtype), tuple(shape), tuple(params)
+
+
+def _numbers(found: Any, most: int) -> bool:
+    return isinstance(found, list) and len(found) <= most and all(type(one) is int for one in found)

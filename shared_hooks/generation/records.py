@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class StepRecord:
     """Nanoseconds on the edge's clock: of the head, from there to the answer, and to take the answer. Bytes of headers
     and payloads. ``server``: nanoseconds on the server's clock, by name. ``company``: how many steps the server
-    computed together at the most, this one included; 1: what it gives is exact.
+    computed together at the most, this one included; 1: what it gives is exact. ``codec``: that of the hidden
+    states; empty where they travelled as they are.
     """
 
     head_ns: int
@@ -19,6 +20,7 @@ class StepRecord:
     bytes_down: int
     server: dict[str, int]
     company: int = 1
+    codec: str = ""
 
     @property
     def total_ns(self) -> int:

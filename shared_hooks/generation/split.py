@@ -194,7 +194,8 @@ class SplitForward:
         session.calls.add(kwargs, handle.done)
         handle.done = []
         times = headed - began, answered - headed, time.perf_counter_ns() - answered
-        self.records.append(StepRecord(*times, up, down, reply.durations, reply.company))
+        codec = self._codec or "" if session.coded else ""
+        self.records.append(StepRecord(*times, up, down, reply.durations, reply.company, codec))
         return output, handle
 
     def _session(self) -> EdgeSession:

@@ -11,8 +11,10 @@ import pytest
 from cloud_server import arguments as cloud
 from cloud_server.limits import Limits
 from edge_client.commands.arguments import CODECS, make_parser
+from edge_client.commands.generation import CODECS as HIDDEN_CODECS
 from shared_hooks.codecs import CODECS as ALL_CODECS
 from shared_hooks.command_line import SHELLS
+from shared_hooks.generation.hidden import CODECS as ALL_HIDDEN_CODECS
 from studies.footprint.starts import commands
 
 PROGRAM = """
@@ -64,6 +66,7 @@ def test_a_slip_is_one_line(words: list[str], said: str, capsys: pytest.CaptureF
 
 def test_what_is_written_twice_is_the_same() -> None:
     assert tuple(ALL_CODECS) == CODECS
+    assert ALL_HIDDEN_CODECS == HIDDEN_CODECS
     assert f"after SIGTERM; default {Limits.drain_seconds:g}" in " ".join(cloud.parser().format_help().split())
 
 

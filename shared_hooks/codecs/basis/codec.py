@@ -15,6 +15,8 @@ from shared_hooks.codecs.grain import Grain
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _NARROW = 127
+_SMALL = 1 << 14
+"""Symbols; beyond as many, what each group's own Huffman code saves is always more than it takes."""
 _STREAM = 4
 """Bytes that the size of a stream takes in a header."""
 NO_BOOK = "the description of the cut has no basis for it"
@@ -68,14 +70,19 @@ class Basis(Codec):
 
 def symbols(book: Book, tensor: torch.Tensor) -> torch.Tensor | None:
     """A flat tensor as integers, int32 (blocks, R * H * W), on its own device; None where the book does not suit it."""
+    is_map = book.height * book.width > 1
+    basis, mean = book.basis.to(tensor.device, torch.float32), book.mean.to(tensor.device)
     blocks = tensor.to(torch.float32).reshape(-1, book.channels, book.height * book.width)
-    basis = book.basis.to(tensor.device, torch.float32)
-    centred = blocks - book.mean.to(tensor.device)[:, None]
-    parts = basis.T @ centred
+    if is_map:
+        centred = blocks - mean[:, None]
+        parts = basis.T @ centred
+    else:  # one product of all tokens, not one of each
+        centred = blocks.reshape(-1, book.channels) - mean
+        parts = centred @ basis
     outside = (centred.square().sum() - parts.square().sum()) / tensor.numel()
     if not bool(outside <= book.most):  # nor for NaN
         return None
-    if book.height * book.width > 1:
+    if is_map:
         parts = cosine.forward(parts.reshape(len(blocks), book.rank, book.height, book.width))
     found = (parts.abs() / book.step + book.rounding).floor_()
     if not bool(found.max() <= LARGEST):
@@ -88,10 +95,11 @@ def packed(book: Book, numbers: torch.Tensor) -> Coded:
     wide = bool(numbers.abs().max() > _NARROW)
     numbers = numbers.cpu()
     groups = [numbers[:, places].T.reshape(-1).numpy() for places in book.places]
-    streams = min(
-        ([pack(np.concatenate(groups), wide)], [pack(group, wide) for group in groups]),
-        key=lambda streams: sum(map(len, streams)) + _STREAM * len(streams),
-    )
+    streams = [pack(group, wide) for group in groups]
+    if numbers.numel() <= _SMALL:
+        together = pack(np.concatenate(groups), wide)
+        if len(together) < sum(map(len, streams)) + _STREAM * (GROUPS - 1):
+            streams = [together]
     return Coded(memoryview(b"".join(streams)), (int(wide), *map(len, streams)))
 
 
@@ -112,9 +120,11 @@ def unpacked(book: Book, data: memoryview, params: tuple[Param, ...], elements: 
 
 def restored(book: Book, numbers: torch.Tensor) -> torch.Tensor:
     """The flat tensor that integers stand for, float32."""
-    parts = numbers.to(torch.float32).mul_(book.step).reshape(len(numbers), book.rank, book.height, book.width)
+    parts = numbers.to(torch.float32).mul_(book.step)
+    basis, mean = book.basis.to(numbers.device, torch.float32), book.mean.to(numbers.device)
     if book.height * book.width > 1:
-        parts = cosine.inverse(parts)
-    basis = book.basis.to(numbers.device, torch.float32)
-    blocks = basis @ parts.reshape(len(numbers), book.rank, -1) + book.mean.to(numbers.device)[:, None]
+        parts = cosine.inverse(parts.reshape(len(numbers), book.rank, book.height, book.width))
+        blocks = basis @ parts.reshape(len(numbers), book.rank, -1) + mean[:, None]
+    else:
+        blocks = torch.addmm(mean, parts, basis.T)
     return (blocks.relu_() if book.is_positive else blocks).reshape(-1)

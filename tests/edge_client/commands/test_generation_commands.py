@@ -85,7 +85,10 @@ def test_weights_of_the_other_half_stay_in_their_file(server: str, capsys: Captu
     assert "of the weights are in memory" in err
 
 
-@pytest.mark.parametrize("more", [("--beams", "3"), ("--lookup", "3"), ("--sample", "--top-p", "0.5")], ids=str)
+WAYS = [("--beams", "3"), ("--lookup", "3"), ("--sample", "--top-p", "0.5"), ("--codec", "int8")]
+
+
+@pytest.mark.parametrize("more", WAYS, ids=str)
 def test_other_ways_to_write(server: str, capsys: Captured, more: tuple[str, ...]) -> None:
     assert main(words("generate", server, "--prompt", TEXT, *more)) == 0
     assert "8 tokens" in capsys.readouterr().err

@@ -171,3 +171,19 @@ def test_observers_of_the_client_see_the_heads(client: EdgeClient) -> None:
     with observer.attach(client.wrapped):
         SplitGenerator(client, CUT).generate(**inputs(client), max_new_tokens=3, do_sample=False)
     assert len(observer.records) == 3
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_a_codec_spares_bytes_and_says_so(client: EdgeClient, codec: str) -> None:
+    asked = {**inputs(client), "max_new_tokens": 6, "do_sample": False}
+    plain, coded = SplitGenerator(client, CUT), SplitGenerator(client, CUT, codec=codec)
+    assert plain.generate(**asked).shape == coded.generate(**asked).shape
+    assert {record.codec for record in plain.records} == {""}
+    assert coded.records[0].codec == codec
+    assert plain.summary is not None and coded.summary is not None
+    assert coded.summary.bytes_up < plain.summary.bytes_up
+    again = coded.generate(**asked)
+    with client.generating(cut=CUT, codec=codec) as model:
+        assert torch.equal(model.generate(**asked), again)
+    with pytest.raises(SpecError, match="int3"), client.generating(cut=CUT, codec="int3"):
+        pass

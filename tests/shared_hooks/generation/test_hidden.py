@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 
 from shared_hooks.errors import BadFrame, IsthmusError, SpecError, TooLarge
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward
-from shared_hooks.generation.hidden import CODECS, GROUP, decoded, encoded
+from shared_hooks.generation.hidden import CODECS, decoded, encoded
 from tests.shared_hooks.generation.small import cut_of, in_process, make, prompt
 from tests.shared_hooks.generation.test_sessions import Flaky
 
@@ -18,26 +20,23 @@ ROOM = 1 << 30
 
 @given(
     shape=st.lists(st.integers(1, 40), min_size=1, max_size=4),
-    codec=st.sampled_from(sorted(CODECS)),
+    codec=st.sampled_from(CODECS),
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
     size=st.sampled_from([1e-6, 1.0, 300.0]),
 )
 @settings(max_examples=120, deadline=None)
-def test_a_round_trip_is_off_by_half_a_step_at_most(
-    shape: list[int], codec: str, dtype: torch.dtype, size: float
-) -> None:
+def test_a_round_trip_is_near(shape: list[int], codec: str, dtype: torch.dtype, size: float) -> None:
     tensor = (torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))) * size).to(dtype)
     data = encoded(tensor, codec)
     if data is None:
         return
-    assert data.numel() < tensor.numel() * tensor.itemsize
+    assert data.numel() < tensor.nbytes
     found = decoded(data, ROOM)
     assert found.shape == tensor.shape
     assert found.dtype == dtype
-    steps = (1 << (CODECS[codec] - 1)) - 1
-    # half a step, and what the scale's own 11 bits and the result's dtype leave away
-    most = tensor.float().abs().max() / steps * 0.5 + tensor.float().abs().max() * 2**-8 + 1e-7
-    assert bool(((found.float() - tensor.float()).abs() <= most).all())
+    # what four and five bits clip of normal values is little, and what rounding to the dtype leaves away is less
+    allowed = {"int8": 0.02, "int6": 0.06, "int5": 0.12, "int4": 0.25}[codec]
+    assert float((found.float() - tensor.float()).norm() / tensor.float().norm()) < allowed
 
 
 def test_a_token_of_width_4096_is_a_quarter() -> None:
@@ -57,7 +56,7 @@ def test_what_has_no_scale_is_sent_as_it_is(bad: float) -> None:
 
 
 def test_zeros_stay_zeros() -> None:
-    data = encoded(torch.zeros(3, 2 * GROUP), "int4")
+    data = encoded(torch.zeros(3, 256), "int4")
     assert data is not None
     assert not decoded(data, ROOM).any()
 
@@ -76,12 +75,38 @@ def test_hostile_bytes_are_refused() -> None:
             assert decoded(bad, ROOM).numel() <= 1 << 28
         except IsthmusError:
             continue
-    large = good.clone()
-    large[14:22] = 255  # sizes
-    with pytest.raises(TooLarge):
-        decoded(large, ROOM)
+    for said in (
+        ["int6", "float32", [1 << 20, 1 << 20], [2, 300, 1, 1, 0, 0]],
+        ["int6", "float32", [1 << 40] * 8, [2, 300, 1, 1, 0, 0]],
+    ):
+        with pytest.raises(TooLarge):
+            decoded(_forged(said, bytes(100)), ROOM)
+    for said in (
+        ["int6", "float32", [2, 300], [2, 300, 1, 1, 10**9, 0]],
+        ["int6", "float32", [2, 300], [2, 7, 1, 1, 0, 0]],
+        ["int6", "float32", [], []],
+        ["int6", "float32", [-2, 300], [2, 300, 1, 1, 0, 0]],
+        ["int6", "float32", [2.0, 300], [2, 300, 1, 1, 0, 0]],
+        ["int6", "int64", [2, 300], [2, 300, 1, 1, 0, 0]],
+        ["lz4", "float32", [2, 300], []],
+        [["int6"], "float32", [2, 300], []],
+        "text",
+        {"a": 1},
+        [1, 2],
+    ):
+        with pytest.raises(BadFrame):
+            decoded(_forged(said, bytes(good[40:])), ROOM)
+    with pytest.raises(BadFrame):
+        decoded(_forged("[" * 60000, b"")[:60000], ROOM)
+    with pytest.raises(BadFrame):
+        decoded(good.to(torch.float32), ROOM)
     with pytest.raises(BadFrame):
         decoded(torch.cat([good, torch.zeros(5, dtype=torch.uint8)]), ROOM)
+
+
+def _forged(said: object, data: bytes) -> torch.Tensor:
+    head = json.dumps(said).encode()[:65535]
+    return torch.frombuffer(bytearray(len(head).to_bytes(2, "little") + head + data), dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "hybrid"])
@@ -90,13 +115,13 @@ def test_a_generation_with_fewer_bits_runs_and_is_near(name: str) -> None:
     call = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     whole = model.generate(**prompt(rows=3), **call)  # type: ignore[operator]
     sizes = {}
-    for codec in (None, "int8", "int5"):
+    for codec in (None, "int8", "int4"):
         with SplitForward(model, cut_of(name), in_process(name), codec=codec) as split:
             found = model.generate(**prompt(rows=3), **call)  # type: ignore[operator]
         sizes[codec] = split.records[0].bytes_up
         off = (found.logits[0] - whole.logits[0]).abs().max() / whole.logits[0].abs().max()
         assert off == 0 if codec is None else 0 < off < 0.3
-    assert sizes["int5"] < sizes["int8"] < sizes[None]
+    assert sizes["int4"] < sizes["int8"] < sizes[None]
 
 
 def test_a_lost_session_gives_the_same_tokens() -> None:
