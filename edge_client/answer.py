@@ -44,6 +44,7 @@ class Answer:
     company: int = 1  # how many requests (or steps) the server computed as one batch; 1: exact, as the model gives it
     fallback: str = ""  # why it was answered on the edge, though it was to be split; empty: it was not
     witness: Witness | None = None  # the comparison with the whole model here; None: it was not compared
+    codecs: Sequence[str] = ()  # by name, what each tensor of the frontier travelled with; empty without a cut
     postprocess: Callable[[Any], Any] | None = field(default=None, compare=False)  # makes `result` of `output`
     _result: Any = field(default=_UNKNOWN, init=False, compare=False)
 
@@ -61,6 +62,7 @@ class Answer:
 
     def __repr__(self) -> str:
         where = f"split={self.split!r}" + (f" ({self.fallback})" if self.fallback else "")
+        where += f" {'+'.join(dict.fromkeys(self.codecs))}" if set(self.codecs) - {"raw"} else ""
         times = self.times
         parts = {"edge": times.edge_compute}
         if self.layer_id is not None:

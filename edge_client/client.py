@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,16 @@ from torch import nn
 
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
+from edge_client.choosing.chooser import Chooser
 from edge_client.dial import check_address
 from edge_client.inputs import InputReader
 from edge_client.inputs.reader import several
 from edge_client.inputs.swallowed import Swallowed
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import AUTO, CLOUD_FILE, EDGE_ONLY
+from edge_client.planning.codecs import Codecs
+from edge_client.planning.link import Link
+from edge_client.planning.loss_table import LossTable
 from edge_client.request import (
     Books,
     Cut,
@@ -55,6 +59,9 @@ CONNECTION_ERRORS: Final = (
     UnknownModel,
     AccessRefused,
 )  # no input's fault: the next would fail, too
+PROBE_SECONDS: Final = 0.4
+PROBE_PATIENCE: Final = 2.0
+"""Of the link, where codecs are chosen at a fixed cut."""
 FAILURES: Final = ("raise", "return")
 """What `EdgeClient.infer_many` may do with one."""
 
@@ -71,10 +78,13 @@ class EdgeClient(Standing):
     runs on the server; "cloud-only-file" to send input files as they are, which the server then reads, "edge-only":
     the whole model here, without a server, or "auto": chosen anew for every request, by ``auto`` (`AutoOptions`), from
     measurements that `open` begins with.
-    `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
-    `deadline`: seconds for a whole request. `connection` has the limits (`ConnectionOptions`): how long to wait for a
-    server, how many requests are between head and answer, and so how many frontiers are in memory; and the
-    `Credentials` that prove who is who.
+    `codec` is how frontiers travel (`shared_hooks.codecs`); "auto": each tensor as it is there the soonest, by measured
+    codecs and link. With a loss only where `calibration` (a file or a table of `edge_client.calibrate`, of these very
+    weights) shows that a cut loses no more than `max_loss` (0.005 or "0.5%"): docs/calibration.md.
+
+    `metrics` asks for the layers' times on both sides. `deadline`: seconds for a whole request. `connection` has the
+    limits (`ConnectionOptions`): how long to wait for a server, how many requests are between head and answer, and so
+    how many frontiers are in memory; and the `Credentials` that prove who is who.
 
     `observers` are the names of those that look at every request, on both sides (`shared_hooks.observers.named`):
     `Answer.observations`. The server must allow them, else the request fails with ObserverRefused.
@@ -107,6 +117,8 @@ class EdgeClient(Standing):
         split: Cut = "input",
         *,
         codec: str = "raw",
+        calibration: str | Path | LossTable | None = None,
+        max_loss: str | float | None = None,
         metrics: bool = True,
         deadline: float = 60.0,
         observers: Iterable[str] = (),
@@ -137,7 +149,12 @@ class EdgeClient(Standing):
         if self.choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):
             what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
-        made = EdgeModel(self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=lifecycle)
+        chosen = Codecs.of(codec, calibration, max_loss)
+        chooser = None if chosen is None else Chooser(chosen, None if server is None else self._probed)
+        plain = codec if chosen is None else "raw"
+        made = EdgeModel(
+            self.choice, codec=plain, chooser=chooser, metrics=metrics, observers=observers, lifecycle=lifecycle
+        )
         super().__init__(server, made, connection, otherwise=fallback is not None)
         self.requests = Requests(
             self._edge_model,
@@ -232,6 +249,8 @@ class EdgeClient(Standing):
             self._connect()
             self._edge_model.check_cut(self.split)
             self.connect(seconds)
+            if self._edge_model.chooser is not None:
+                self._edge_model.chooser.begin()
         return self
 
     def connect(self, seconds: float | None = None) -> None:
@@ -469,6 +488,23 @@ class EdgeClient(Standing):
 
         with split_model(model, self, cut, answer=answer, codec=codec) as split:
             yield split
+
+    def codec_link(self, link: Callable[[], Link]) -> None:
+        """Where codecs are chosen: somebody else knows the link from now on, as ``split="auto"`` does."""
+        if self._edge_model.chooser is not None:
+            self._edge_model.chooser.follow(link)
+
+    @property
+    def codecs_chosen_from(self) -> Codecs | None:
+        """With ``codec="auto"``: the codecs, and what they may lose; else None."""
+        return None if self._edge_model.chooser is None else self._edge_model.chooser.codecs
+
+    def _probed(self, sizes: Sequence[int]) -> Link:
+        from edge_client.survey.probing import probe  # only clients that choose codecs
+
+        credentials = self.connection.credentials
+        link, _ = probe(str(self.server), sizes, (0,), PROBE_SECONDS, patience=PROBE_PATIENCE, credentials=credentials)
+        return link
 
     def _cut(self, split: Cut | None) -> Cut:
         return self.split if split is None else split

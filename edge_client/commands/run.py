@@ -78,6 +78,8 @@ def _run(
         server,
         choice.with_spec(spec),
         codec=options.codec,
+        calibration=options.calibration,
+        max_loss=options.max_loss,
         metrics=bool(options.layers or options.json or looking.wanted),
         deadline=options.deadline,
         observers=options.observers,

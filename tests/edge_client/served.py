@@ -84,10 +84,12 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, frames_bytes: int = 1 << 20, limits: Limits | None = None) -> Iterator[Served]:
-    """Serves `Small` by its spec in ``folder``; the gate is open. ``frames_bytes``: what is kept of frames."""
+def served(
+    folder: Path, frames_bytes: int = 1 << 20, text: str = SPEC, limits: Limits | None = None
+) -> Iterator[Served]:
+    """Serves the model of a spec (`Small`) in ``folder``; the gate is open. ``frames_bytes``: kept of frames."""
     path = folder / "small.toml"
-    path.write_text(SPEC)
+    path.write_text(text)
     spec, lifecycle, gate = load_spec(path), Lifecycle("cloud"), Gate()
     gate.opened.set()
     lifecycle.register(gate)
