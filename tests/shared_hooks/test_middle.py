@@ -30,7 +30,10 @@ AWKWARD = (
     ),
 )
 REFUSED = (
-    "preallocated_output",  # memory made before both cuts, which crosses the second only
+    *(
+        "preallocated_output",
+        "preallocated_uninitialised",
+    ),  # memory made before both cuts, which crosses the second only
     *("writes_into_overlapping_input", "overlapping_inputs"),  # that inputs share memory a relay does not know
     "transformer_encoder_pre_norm_causal",  # a mask is looked at: is it causal?
 )
@@ -75,10 +78,11 @@ def test_three_parts_are_the_model(case: Case) -> None:
                 data_decides = edge.plan(*seeded(case)[0], **seeded(case)[1]).trace.dynamic
                 assert case.branches or case.loud or case.name in REFUSED or data_decides
                 continue
-        if case.name != "preallocated_uninitialised":  # what nobody wrote is another in each run
-            assert same(list(found.pieces), list(direct.pieces)), (first, last)
-        assert found.values == direct.values and same(list(found.generators), list(direct.generators))
         assert same(output, expected), (first, last)
+        # a plan whose path depends on data may send more; and what nobody wrote is another in each run
+        if found.crossing.digest == direct.crossing.digest and case.name != "preallocated_uninitialised":
+            assert same(list(found.pieces), list(direct.pieces)), (first, last)
+            assert found.values == direct.values and same(list(found.generators), list(direct.generators))
 
 
 class Skips(nn.Module):
