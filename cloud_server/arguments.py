@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from cloud_server.addresses import DEFAULT_LISTEN, with_host
@@ -35,6 +36,8 @@ def parser() -> Parser:
     made.add_argument("--reuse-port", action="store_true", help="another server may listen there: for rolling updates")
     made.add_argument("--device", metavar="auto|cpu|cuda[:N][,...]", help="default auto; of several, each")
     made.add_argument("--threads", type=int, metavar="N", help="threads within one operation on the CPU")
+    text = "weights in memory, on each device, such as 8GiB; models that are used least give way; default: no bound"
+    made.add_argument("--memory-budget", type=_bytes, dest="max_model_bytes", metavar="SIZE", help=text)
     made.add_argument("--workers", type=int, metavar="N", help="tails computed at the same time; default 1")
     where = made.add_mutually_exclusive_group()
     text = "each worker is a process of its own, replaced when it ends; default with several workers"
@@ -94,3 +97,18 @@ def _add_access(made: argparse.ArgumentParser) -> None:
     access.add_argument("--identities", type=Path, metavar="FILE", help="let in only who is in it, and as it says")
     access.add_argument("--insecure", action="store_true", help="let other machines connect in the clear")
     access.add_argument("--reflection", action="store_true", help="describe the services to who asks (grpcurl)")
+
+
+_UNITS = {
+    "": 1,
+    **{f"{sign}B": 1000**power for power, sign in enumerate("kMGT", 1)},
+    **{f"{sign}iB": 1024**power for power, sign in enumerate("KMGT", 1)},
+}
+
+
+def _bytes(text: str) -> int:
+    """Such as 500MB, 8GiB, or a number of bytes."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)
+    if found is None or found[2] not in _UNITS:
+        raise argparse.ArgumentTypeError(f'expected a size such as 500MB or 8GiB, found "{text}"')
+    return int(float(found[1]) * _UNITS[found[2]])

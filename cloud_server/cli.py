@@ -85,7 +85,8 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:
         pools = stack.enter_context(Processes(config, words)) if config.in_processes else None
-        fleet = Fleet(pools or ThisProcess(config), config.models, _reader(words), freeze)
+        fleet = Fleet(pools or ThisProcess(config), config.models, _reader(words), freeze, config.limits)
+        stack.callback(fleet.close)
         workers = config.workers * len(devices)
         core = stack.enter_context(Core(fleet, config.limits, workers, config.observers, lifecycle))
         totals = {

@@ -28,9 +28,9 @@ def composed(options: argparse.Namespace) -> ServerConfig:
     given |= {name: True for name in ("insecure", "reflection", "reuse_port") if getattr(options, name)}
     given["tls"] = _tls(options)
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
-    if options.drain_seconds is not None:
-        limits = dataclasses.replace(config.limits, drain_seconds=options.drain_seconds)
-        config = dataclasses.replace(config, limits=limits)
+    bounds = {name: getattr(options, name) for name in ("drain_seconds", "max_model_bytes")}
+    bounds = {name: value for name, value in bounds.items() if value is not None}
+    config = dataclasses.replace(config, limits=dataclasses.replace(config.limits, **bounds))
     if options.replicas is not None:
         if options.on != "ray":
             raise SpecError("--replicas: only with --on ray; on one machine there are --workers")

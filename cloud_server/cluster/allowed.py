@@ -30,6 +30,8 @@ def refused(config: ServerConfig) -> Iterator[str]:
         yield "reuse_port: an update is Ray Serve's, which drains replicas (docs/ray.md); leave it out"
     if config.rest:
         yield "rest: fronts speak gRPC alone, where they hand on this protocol, too (docs/ray.md); leave it out"
+    if config.limits.max_model_bytes != NEVER:
+        yield "limits.max_model_bytes: each replica has one model, which stays; say how many with --replicas"
     for name in ("max_worker_bytes", "max_worker_requests"):
         if getattr(config.limits, name) != NEVER:
             yield f"limits.{name}: there are no worker processes; Ray Serve replaces replicas that end"

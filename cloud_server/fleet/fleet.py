@@ -14,30 +14,22 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from cloud_server.entries import ModelEntry
+from cloud_server.fleet.changes import Change, Stamp, replaced, stamp, unloaded
 from cloud_server.fleet.hosts import Host
-from cloud_server.fleet.version import Loaded, Version
+from cloud_server.fleet.pins import Loaded
+from cloud_server.fleet.returning import Returning
+from cloud_server.fleet.room import Resident, room_for
+from cloud_server.fleet.version import Version
+from cloud_server.limits import NEVER, Limits
 from cloud_server.models import Identity
-from shared_hooks.errors import Disagreement, IsthmusError, ServerUnavailable, SpecError, UnknownModel
+from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError, UnknownModel
 
 log = logging.getLogger("cloud_server")
 
-Stamp = tuple[tuple[str, int, int, int], ...]
-
-
-@dataclass(frozen=True)
-class Change:
-    """Names of models, as a reload found them."""
-
-    loaded: tuple[str, ...]
-    unloaded: tuple[str, ...]
-    kept: tuple[str, ...]
-
-    def __str__(self) -> str:
-        named = (("loaded", self.loaded), ("unloaded", self.unloaded), ("as they were", self.kept))
-        return "; ".join(f"{what}: {', '.join(names)}" for what, names in named if names) or "no models"
+EVICT_SECONDS = 10.0
+"""For what is under way, until a model that is to give way stays none the less."""
 
 
 class Fleet(Mapping[str, Version]):
@@ -49,10 +41,16 @@ class Fleet(Mapping[str, Version]):
         entries: Sequence[ModelEntry],
         read: Callable[[], Sequence[ModelEntry]] | None = None,
         settle: Callable[[], object] = gc.collect,
+        limits: Limits | None = None,
     ) -> None:
         """Loads ``entries``. ``read`` gives what the operator's files say now. ``settle`` is called when models have
-        come or gone. Raises what a model fails by.
+        come or gone. ``limits`` bound what their weights take. Raises what a model fails by.
         """
+        limits = limits or Limits()
+        self._most, self._turn = limits.max_model_bytes, limits.model_turn_seconds
+        if host.all_at_once and self._most < NEVER:
+            raise SpecError("limits.max_model_bytes: not with worker processes, each of which has all of its models")
+        self._returning = Returning(self._bring)
         self._settle = settle
         self._host = host
         self._read = read
@@ -62,7 +60,9 @@ class Fleet(Mapping[str, Version]):
         self._stamps: dict[str, Stamp] = {}
         self._states: dict[str, tuple[str, str]] = {}
         self.loads: Counter[str] = Counter()
-        """How often each model was loaded."""
+        """How often each model was loaded ..."""
+        self.evictions: Counter[str] = Counter()
+        """... and gave way to another."""
         names = [entry.spec.model_id for entry in entries]
         for name, count in Counter(names).items():
             if count > 1:
@@ -154,19 +154,89 @@ class Fleet(Mapping[str, Version]):
         stamps = {entry.spec.model_id: stamp(entry) for entry in entries}  # before: what changes meanwhile has changed
         began, states = time.monotonic(), self._states
         self._states = {**states, **{name: ("LOADING", "") for name in names if name not in self._named}}
+        # within bounds one after the other: so no more than one of them is too much for a moment
+        groups = [[entry] for entry in entries] if self._most < NEVER else [entries]
         try:
-            loaded = self._host.load(entries)
+            for group in groups:
+                self._load_group(group)
         except BaseException as error:
             self._states = {
                 **states,
                 **{name: ("UNAVAILABLE", str(error)) for name in names if name not in self._named},
             }
             raise
-        for one in loaded:
-            self._take(one)
         self._stamps |= stamps
         self._states = {name: state for name, state in states.items() if name not in names}
         log.info("%s loaded and warm after %.1f s", ", ".join(names), time.monotonic() - began)
+
+    def _load_group(self, entries: Sequence[ModelEntry]) -> None:
+        began = time.monotonic()
+        for one in self._host.load(entries):
+            self._check_size(one)
+            self._take(one)
+            version = self._named[one.entry.spec.model_id]
+            version.load_seconds = (time.monotonic() - began) / len(entries)
+            self._shed(version)
+
+    def _check_size(self, loaded: Loaded) -> None:
+        """Raises SpecError for a model that cannot be there even alone."""
+        for device, nbytes in loaded.nbytes.items():
+            if nbytes > self._most:
+                name = loaded.entry.spec.model_id
+                loaded.close("it was too large")
+                most = f"max_model_bytes is {self._most}"
+                raise SpecError(f'models: the weights of "{name}" take {nbytes} bytes on {device}; {most}')
+
+    def _shed(self, newest: Version) -> None:
+        """What the operator has loaded is there: those that were used longest ago give way to it."""
+        for device in newest.nbytes:
+            while sum(one.nbytes.get(device, 0) for one in self._residents()) > self._most:
+                others = [one for one in self._residents() if one is not newest and one.nbytes.get(device)]
+                oldest = sorted(others, key=lambda one: max(dict(one.used).values(), default=0.0))
+                if not any(self._evict(one) for one in oldest):
+                    log.warning("weights on %s take more than max_model_bytes: all are in use", device)
+                    break
+
+    def _residents(self) -> list[Version]:
+        return [version for version in self._named.values() if version.is_resident]
+
+    def _evict(self, version: Version) -> bool:
+        name = version.identity.model_id
+        if not version.leave(f'model "{name}" gave way to another (max_model_bytes)', EVICT_SECONDS):
+            return False
+        self.evictions[name] += 1
+        log.info("%s gave way to another (max_model_bytes)", name)
+        return True
+
+    def _bring(self, version: Version, account: str) -> bool:
+        """The weights of this model are loaded again, if there is room, or can be; False: not yet."""
+        with self._changes(wait=True):
+            if version.is_resident or version.is_ended:
+                return True
+            residents = [
+                Resident(one, one.nbytes, dict(one.used), one.arrived, one.load_seconds) for one in self._residents()
+            ]
+            gone = room_for(account, version.nbytes, residents, self._most, self._turn, time.monotonic())
+            if gone is None or not all(self._evict(one) for one in gone):
+                return False
+            began, name = time.monotonic(), version.identity.model_id
+            try:
+                (loaded,) = self._host.load([version.entry])
+                self._check_size(loaded)
+            except Exception as error:  # a model's own code may raise anything
+                log.error("%s could not be loaded again: %s: %s", name, type(error).__name__, error)
+                version.fail(
+                    error if isinstance(error, IsthmusError) else ModelFailed(f"{type(error).__name__}: {error}")
+                )
+                return True
+            self._take(loaded)
+            self._named[name].load_seconds = time.monotonic() - began
+            log.info("%s is back after %.1f s", name, time.monotonic() - began)
+            return True
+
+    def close(self) -> None:
+        """Nothing is loaded any more."""
+        self._returning.close()
 
     def _take(self, loaded: Loaded) -> None:
         """From now on this is what is served by its name."""
@@ -176,50 +246,17 @@ class Fleet(Mapping[str, Version]):
         current = self._named.get(name)
         known = next((one for one in self._versions if one.identity.is_like(identity)), None)
         if known is None:
-            known = Version(loaded, gone=self._settle)
+            known = Version(loaded, self._returning.want, self._settle)
             self._versions.add(known)
         else:
             known.arrive(loaded, f'model "{name}" was loaded again')
         self._named = {**self._named, name: known}
         if current is not None and current is not known:
-            current.end(lambda: _replaced(current.identity, identity), f'model "{name}" was replaced')
+            current.end(lambda: replaced(current.identity, identity), f'model "{name}" was replaced')
 
     def _unload(self, name: str) -> None:
         version = self._named[name]
         self._named = {other: one for other, one in self._named.items() if other != name}
         self._states = {**self._states, name: ("UNAVAILABLE", "unloaded")}
-        version.end(lambda: _unloaded(name), f'model "{name}" was unloaded')
+        version.end(lambda: unloaded(name), f'model "{name}" was unloaded')
         log.info("%s unloaded", name)
-
-
-def stamp(entry: ModelEntry) -> Stamp:
-    """Of a model's files: another one where one was replaced or written to."""
-    found = []
-    for path in (*entry.spec.weights, *([entry.spec.selection] if entry.spec.selection else [])):
-        try:
-            seen = path.stat()
-        except OSError:
-            continue  # loading it says more
-        found.append((str(path), seen.st_ino, seen.st_size, seen.st_mtime_ns))
-    return tuple(found)
-
-
-def freeze() -> None:
-    """What is loaded stays: a client's lists would else have every collection look at all of it. What was loaded
-    before, and is not needed any more, goes.
-    """
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-
-
-def _unloaded(name: str) -> IsthmusError:
-    return UnknownModel(f'model "{name}" was unloaded on this server; ask again when it is back')
-
-
-def _replaced(mine: Identity, theirs: Identity) -> IsthmusError:
-    what = "weights" if mine.weights_hash != theirs.weights_hash else "structure, plan or settings"
-    digests = f': client "{mine.weights_hash}", server "{theirs.weights_hash}"' if what == "weights" else ""
-    return Disagreement(
-        f'model "{mine.model_id}" was replaced on this server: client and server differ in {what}{digests}'
-    )

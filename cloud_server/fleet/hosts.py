@@ -8,9 +8,9 @@ from typing import Protocol
 
 from cloud_server.config import ServerConfig
 from cloud_server.entries import ModelEntry
+from cloud_server.fleet.pins import Loaded
 from cloud_server.fleet.placing import placed
 from cloud_server.fleet.replicated import Replicated
-from cloud_server.fleet.version import Loaded
 from cloud_server.models import Engine, ServedModel
 from cloud_server.processes import Pool, PooledModel, Share, payload_memory
 from shared_hooks.errors import ModelFailed

@@ -9,43 +9,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from cloud_server.entries import ModelEntry
+from cloud_server.fleet.pins import Home, Loaded, Parked, Pinned, unpinned
 from cloud_server.models import Computed, Engine, EngineSession, Leave, Progress, room_for
 from cloud_server.models.admission import check_file, check_frontier, check_step
-from cloud_server.models.engine import Company
+from cloud_server.models.engine import Batching, Company
 from shared_hooks import Crossing
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 from shared_hooks.modules.manifest import Manifest
 
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model in memory. ``nbytes``: of its weights, on each device that it is on. ``close`` gives them up, with the
-    reason that decoding sessions hear.
-    """
-
-    entry: ModelEntry
-    engine: Engine
-    close: Callable[[str], None] = lambda why: None
-    nbytes: Mapping[str, int] = field(default_factory=dict)
-
-
-class _Home:
-    """Weights in memory, and how much of what was put needs them."""
-
-    def __init__(self, loaded: Loaded) -> None:
-        self.loaded = loaded
-        self.pins = 0
-
-
-def _unpinned(home: _Home) -> bool:
-    return not home.pins
+AGAIN_SECONDS = 5.0
+"""After weights could not be loaded, until it is tried again."""
+ACCOUNTS = 1024
+"""Whose last use is remembered; of more it begins anew."""
 
 
 class Version:
@@ -68,10 +48,13 @@ class Version:
         self.used: dict[str, float] = {}
         """When each account last asked for it (time.monotonic)."""
         self.arrived = time.monotonic()
+        self.load_seconds = 0.0
+        """What loading it took, the last time."""
+        self._failed_at = 0.0
         self._wanted = wanted
         self._changed = threading.Condition()
-        self._home: _Home | None = _Home(loaded)
-        self._parked: dict[_Parked, None] = {}
+        self._home: Home | None = Home(loaded)
+        self._parked: dict[Parked, None] = {}
         self._leaving = False
         self._ended: Callable[[], IsthmusError] | None = None
         self._failed: IsthmusError | None = None
@@ -95,15 +78,20 @@ class Version:
             home = self._home
             if home is None and self._ended is not None:
                 raise self._ended()
-            self.used[account] = time.monotonic()
+            now = time.monotonic()
+            if home is None and self._failed is not None and now - self._failed_at < AGAIN_SECONDS:
+                raise self._absence()
+            if len(self.used) > ACCOUNTS:
+                self.used.clear()
+            self.used[account] = now
             if home is None or (self._leaving and self._ended is None):
-                parked = _Parked(self, put)
+                parked = Parked(self, put)
                 self._parked[parked] = None
             else:
                 parked = None
                 home.pins += 1
         if parked is None:
-            return _Pinned(self, home, put).leave
+            return Pinned(self, home, put).leave
         self._wanted(self, account)
         return parked.leave
 
@@ -112,7 +100,7 @@ class Version:
         them; decoding sessions are lost then, saying ``why``.
         """
         with self._changed:
-            before, self._home = self._home, _Home(loaded)
+            before, self._home = self._home, Home(loaded)
             self.entry, self.nbytes = loaded.entry, loaded.nbytes
             self._ended = self._failed = None
             self._leaving, self.arrived = False, time.monotonic()
@@ -123,7 +111,7 @@ class Version:
     def fail(self, error: IsthmusError) -> None:
         """They did not come: who waits hears so, and for who asks next it is tried again."""
         with self._changed:
-            self._failed = error
+            self._failed, self._failed_at = error, time.monotonic()
         self._admit()
 
     def _admit(self) -> None:
@@ -148,6 +136,7 @@ class Version:
         """The weights go, once nothing needs them, within so many seconds; whether they have. Meanwhile who comes
         waits; decoding sessions are lost, saying ``why``.
         """
+        self._remember()
         with self._changed:
             home, self._leaving = self._home, True
             if home is None:
@@ -157,7 +146,6 @@ class Version:
             if not gone or self._home is not home:
                 self._leaving = False
             else:
-                self._remember(home)
                 self._home, self._leaving = None, False
         if not gone or self._home is not None:  # it came again meanwhile
             self._admit()
@@ -167,32 +155,37 @@ class Version:
         self._gone()
         return True
 
-    def _is_free(self, home: _Home) -> bool:
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing new is taken."""
+        return self._ended is not None
+
+    def _is_free(self, home: Home) -> bool:
         """Whether nothing needs these weights, or others have come."""
         return not home.pins or self._home is not home
 
-    def _remember(self, home: _Home) -> None:
+    def _remember(self) -> None:
         """What strangers may ask for while the weights are away."""
         if self._ended is None and self._manifest is None:
             try:
-                self._manifest = home.loaded.engine.manifest()
+                self._manifest = self._engine().manifest()
             except IsthmusError:
                 pass  # who asks hears that it is not there
 
-    def _close(self, home: _Home, why: str) -> None:
+    def _close(self, home: Home, why: str) -> None:
         with self._changed:
-            self._changed.wait_for(partial(_unpinned, home))
+            self._changed.wait_for(partial(unpinned, home))
         home.loaded.close(why)
         del home
         self._gone()
 
-    def unpin(self, home: _Home) -> None:
+    def unpin(self, home: Home) -> None:
         """Something that was put is over."""
         with self._changed:
             home.pins -= 1
             self._changed.notify_all()
 
-    def unpark(self, parked: _Parked) -> bool:
+    def unpark(self, parked: Parked) -> bool:
         """Whether it still waited."""
         with self._changed:
             return self._parked.pop(parked, self) is None
@@ -217,6 +210,11 @@ class Version:
     def company(self) -> Company | None:
         home = self._home
         return None if home is None else home.loaded.engine.company
+
+    @property
+    def batching(self) -> Batching | None:
+        home = self._home
+        return None if home is None else home.loaded.engine.batching
 
     def manifest(self) -> Manifest:
         """What its digests are made of, also while its weights are away."""
@@ -272,52 +270,3 @@ class Version:
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
     ) -> dict[str, Any]:
         return self._engine().profile(warmup, repetitions, seconds, on_progress, codecs)
-
-
-class _Pinned:
-    """Something that keeps weights in memory until it is left, once."""
-
-    def __init__(self, version: Version, home: _Home | None, put: Callable[[], Leave]) -> None:
-        self._version = version
-        self._home = home
-        try:
-            self._leave = put()
-        except BaseException:
-            if home is not None:
-                version.unpin(home)
-            raise
-
-    def leave(self) -> None:
-        self._leave()
-        home, self._home = self._home, None
-        if home is not None:
-            self._version.unpin(home)
-
-
-class _Parked:
-    """Something that waits for weights, then keeps them as `_Pinned` does."""
-
-    def __init__(self, version: Version, put: Callable[[], Leave]) -> None:
-        self._version = version
-        self._put = put
-        self._lock = threading.Lock()
-        self._left = False
-        self._pinned: _Pinned | None = None
-
-    def go(self, home: _Home | None) -> None:
-        """It is put, and its version has counted it; without weights it is put to hear why there are none."""
-        pinned = _Pinned(self._version, home, self._put)
-        with self._lock:
-            self._pinned = pinned
-            left = self._left
-        if left:
-            pinned.leave()
-
-    def leave(self) -> None:
-        if self._version.unpark(self):
-            return
-        with self._lock:
-            self._left = True
-            pinned = self._pinned
-        if pinned is not None:
-            pinned.leave()

@@ -67,5 +67,24 @@ class ServerState(Collector):
         for one in core.identities:
             models.add_metric([one.model_id, one.weights_hash], 1)
         yield models
+        yield from self._fleet()
         about = {"version": __version__, "torch": torch.__version__, "protocol": str(PROTOCOL_VERSION)}
         yield InfoMetricFamily("isthmus_server", "Versions.", value=about)
+
+    def _fleet(self) -> Iterator[Metric]:
+        """Models that come and go."""
+        fleet = self._core.fleet
+        text = "Weights of models in memory."
+        held = GaugeMetricFamily("isthmus_model_resident_bytes", text, labels=["model", "device"])
+        for name, version in {} if fleet is None else dict(fleet.items()).items():
+            for device, nbytes in version.nbytes.items():
+                held.add_metric([name, device], nbytes if version.is_resident else 0)
+        yield held
+        loads = CounterMetricFamily("isthmus_model_loads", "How often models were loaded.", labels=["model"])
+        text = "How often models gave way to others (max_model_bytes)."
+        gone = CounterMetricFamily("isthmus_model_evictions", text, labels=["model"])
+        for family, counts in () if fleet is None else ((loads, fleet.loads), (gone, fleet.evictions)):
+            for name, count in dict(counts).items():
+                family.add_metric([name], count)
+        yield loads
+        yield gone

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-_CHUNK = 1 << 17
+_CHUNK = 1 << 18
 """Elements that are worked on at a time on a CPU: with what is made of them they stay in its caches."""
 _WHOLE = float(1 << 23)
 """A float32 from here to twice as much has whole numbers only, and they stand in its lowest bits."""
@@ -42,10 +42,12 @@ def rounded(values: torch.Tensor, steps: torch.Tensor, levels: Levels) -> torch.
     ``steps``: float32, more than 0, of a shape that spreads over ``values``. What is beyond the levels gets the last.
     """
     found = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
+    inverse = 1 / steps
     for part in _parts(values):
-        numbers = values[part] / _at(steps, part)
-        numbers.add_(levels.zero).clamp_(0, levels.top).add_(_WHOLE)
-        found[part] = numbers.view(torch.int32)
+        numbers = values[part] * _at(inverse, part)
+        if levels.zero:
+            numbers.add_(levels.zero)
+        found[part] = numbers.clamp_(0, levels.top).add_(_WHOLE).view(torch.int32)
     return found.view(-1)
 
 
@@ -53,7 +55,9 @@ def restored(symbols: torch.Tensor, steps: torch.Tensor, levels: Levels) -> torc
     """The numbers, in the memory of ``symbols`` (rank 3, float32)."""
     for part in _parts(symbols):
         numbers = symbols[part]
-        numbers.sub_(levels.zero).mul_(_at(steps, part))
+        if levels.zero:
+            numbers.sub_(levels.zero)
+        numbers.mul_(_at(steps, part))
     return symbols
 
 

@@ -15,8 +15,10 @@ import torch
 
 OCTAVE: Final = 8
 LARGEST: Final = 100 * OCTAVE
-"""No step is larger than 2**100, so that 255 of them are finite. The smallest is 2**-100 * 2**-32."""
-SMALLEST: Final = -LARGEST
+SMALLEST: Final = -90 * OCTAVE
+"""Of a tensor's largest step: no step is above 2**100, so that 255 of them are finite, and none below 2**-90 * 2**-32,
+so that its inverse is.
+"""
 _SPAN = 255
 
 # 2**(n/8), rounded to float32: written out, because libraries differ in their powers' last bits

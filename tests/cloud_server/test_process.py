@@ -142,6 +142,7 @@ def test_configuration_file(start: Start, edge: WrappedModel, tmp_path: Path) ->
         (["--model=a=m:f", "--model=b=m:f", "--weights", "x.safetensors"], "say NAME=x.safetensors"),
         (["--model", "a=no_such_module:f"], "no_such_module"),
         (["no-such-file.toml"], "no-such-file.toml"),
+        (["--memory-budget=100"], 'weights of "digits" take'),
     ],
 )
 def test_wrong_command_lines(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

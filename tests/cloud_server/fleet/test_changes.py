@@ -111,7 +111,8 @@ def test_what_is_under_way_is_answered_and_then_the_weights_go(tmp_path: Path) -
 def test_parked_requests_leave_or_go_on() -> None:
     """Who waits for weights holds no worker, and may leave."""
     from cloud_server.entries import ModelEntry
-    from cloud_server.fleet.version import Loaded, Version
+    from cloud_server.fleet.pins import Loaded
+    from cloud_server.fleet.version import Version
 
     loaded = Loaded(ModelEntry(load_spec("digits")), FakeEngine())
     asked: list[str] = []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared_hooks.codecs import CODECS, Codec, Param, sections
+from shared_hooks.codecs import CODECS, Codec, Param, sections, steps
 from shared_hooks.codecs.zstd import GROWS, compressed, decompressed
 from tests.shared_hooks.codecs.bound import ALL, GRAIN, MAP
 
@@ -107,9 +107,9 @@ def test_numbers_that_are_no_floats_are_never_coded_with_a_loss(codec: Codec, dt
 @pytest.mark.parametrize("codec", QUANTISED, ids=by_name)
 def test_steps_that_are_no_numbers_cannot_be_named(codec: Codec) -> None:
     data, params = honest(codec)
-    for top in (-801, 801, 1 << 40, float("1e300")):
+    for top in (steps.SMALLEST - 1, steps.LARGEST + 1, 1 << 40, 1e300):
         assert not tried(codec, data, (*params[:4], top, *params[5:]))
-    for top in (-800, 800):
+    for top in (steps.SMALLEST, steps.LARGEST):
         found = codec.decode(memoryview(data), (*params[:4], top, *params[5:]), FLOAT, N)
         assert isinstance(found, torch.Tensor) and bool(torch.isfinite(found).all())
 

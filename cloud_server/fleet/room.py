@@ -1,0 +1,110 @@
+"""Which models give up their weights where others are wanted and memory is full.
+
+First those that nobody has used for a minute. Then max-min fairness decides, as everywhere (`shared_hooks.sharing`): a
+model counts for that one of its recent users who holds the least, and who holds the most gives way, so who asks for
+ever other models pushes out its own. Who has less, and would have more, waits for its turn. What has just
+come stays for a multiple of the time that it took to load.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from shared_hooks.sharing import Holding, Party, Shares, giving_way
+
+T = TypeVar("T")
+
+RECENT_SECONDS = 60.0
+"""For so long a use of a model counts."""
+STAYS = 4.0
+"""Times what it took to load: so long it stays, whoever wants its room ..."""
+STAYS_SECONDS = 1.0
+"""... and so long at least."""
+TURNS = 10.0
+"""Times what it took to load: so long, at least, is a turn."""
+
+
+@dataclass(frozen=True)
+class Resident(Generic[T]):
+    """A model in memory. ``users``: when each account last asked for it; ``load_seconds``: what loading it took."""
+
+    thing: T
+    nbytes: Mapping[str, int]
+    users: Mapping[str, float]
+    arrived: float
+    load_seconds: float
+
+    def stays(self, now: float) -> bool:
+        """Whether it cannot be asked to go."""
+        return now - self.arrived < max(STAYS_SECONDS, STAYS * self.load_seconds)
+
+    @property
+    def used(self) -> float:
+        """When it was last asked for, or came."""
+        return max(self.users.values(), default=self.arrived)
+
+    def recent(self, now: float) -> list[str]:
+        """Accounts that use it."""
+        return [account for account, at in self.users.items() if now - at < RECENT_SECONDS]
+
+
+def room_for(
+    account: str, needed: Mapping[str, int], residents: Sequence[Resident[T]], limit: float, turn: float, now: float
+) -> list[T] | None:
+    """What goes so that ``account`` can have a model of so many bytes on each device, at most ``limit`` on one; None
+    where nothing can go now. ``turn``: seconds.
+    """
+    gone: list[Resident[T]] = []
+    for device, nbytes in needed.items():
+        while True:
+            here = [one for one in residents if one not in gone and one.nbytes.get(device)]
+            short = sum(one.nbytes[device] for one in here) + nbytes - limit
+            if short <= 0:
+                break
+            found = _next(account, device, nbytes, here, limit, turn, now)
+            if not found:
+                return None
+            gone += found
+    return [one.thing for one in gone]
+
+
+def _next(
+    account: str, device: str, nbytes: int, here: Sequence[Resident[T]], limit: float, turn: float, now: float
+) -> list[Resident[T]]:
+    """Who goes next on a device; nobody where nobody can."""
+    free = sorted((one for one in here if not one.stays(now)), key=lambda one: one.used)
+    unused = [one for one in free if not one.recent(now)]
+    if unused:
+        return unused[:1]
+    holders, shares = _holders(here, device, now), Shares(limit)
+    for one in here:
+        shares.add(holders[id(one)], one.nbytes[device])
+    for own in (False, True):  # its own only where nobody holds more
+        holdings = [
+            Holding(one, holders[id(one)], one.nbytes[device], (one.used,), own and holders[id(one)].account == account)
+            for one in free
+        ]
+        found = giving_way(shares, Party(account), nbytes, holdings)
+        if found:
+            return found
+    mine = shares.account(account)
+    over = [
+        one
+        for one in free
+        if now - one.arrived >= max(turn, TURNS * one.load_seconds) and mine < shares.account(holders[id(one)].account)
+    ]
+    return sorted(over, key=lambda one: one.arrived)[:1]
+
+
+def _holders(here: Sequence[Resident[T]], device: str, now: float) -> dict[int, Party]:
+    """For whom each counts: of its recent users the one with the least, so using another's model takes none from it."""
+    holds: Counter[str] = Counter()
+    found = {}
+    for one in sorted(here, key=lambda one: len(one.recent(now))):
+        account = min(sorted(one.recent(now)), key=holds.__getitem__, default="")
+        holds[account] += one.nbytes[device]
+        found[id(one)] = Party(account)
+    return found
