@@ -159,7 +159,9 @@ class EdgeClient(Standing):
         self.requests = Requests(
             self._edge_model,
             self._connect,
-            max_in_flight=self.connection.max_in_flight,
+            at_once=self.connection.at_once,
+            of_a_run=self.connection.of_a_run,
+            max_in_flight_bytes=self.connection.max_in_flight_bytes,
             metrics=metrics,
             max_answer_bytes=self.connection.max_answer_bytes,
             client_id=self._client_id,
@@ -457,7 +459,8 @@ class EdgeClient(Standing):
 
         answers = in_order(
             source,
-            self.max_in_flight,
+            self.connection.at_once,
+            self.connection.of_a_run if cut != AUTO else None,
             start=start,
             finish=Pending.result,
             cancel=lambda pending: pending.cancel("the iteration was left"),

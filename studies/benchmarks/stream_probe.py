@@ -1,6 +1,6 @@
 """The edge of the row `stream`, in a process of its own, pinned to one core: stages alone, and a stream of requests.
 
-    python -m studies.benchmarks.stream_probe HOST:PORT EDGE_CORE CLOUD_CORE ROUNDS
+    python -m studies.benchmarks.stream_probe HOST:PORT EDGE_CORE CLOUD_CORE ROUNDS [MAX_IN_FLIGHT]
 
 prints JSON: per round nanoseconds of the head alone and of the tail alone (each on the core of its side, in this
 process, without bytes in between), of a request by itself, and of a request in a stream. A stream is measured from one
@@ -9,10 +9,10 @@ answer to a later one, with as many requests under way at both: neither its begi
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from statistics import median
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from edge_client import EdgeClient
+from edge_client import ConnectionOptions, EdgeClient
 from edge_client.model_choice import ModelChoice
 from studies.benchmarks.networks import image
 from studies.benchmarks.processes import target
@@ -28,8 +28,8 @@ from studies.benchmarks.processes import target
 MODEL, CUT = "Even", "first.relu#2"
 REQUESTS = 32
 """Of a round's stream; a quarter as many of each stage."""
-SKIPPED = 12
-"""Answers before a stream is looked at: more than are under way."""
+SKIPPED = 40
+"""Answers before a stream is looked at: until as many are under way as will be."""
 
 
 def each_ns(function: Callable[[], Any], count: int) -> float:
@@ -42,21 +42,23 @@ def each_ns(function: Callable[[], Any], count: int) -> float:
     return median(found)
 
 
-def main(address: str, edge: int, cloud: int, rounds: int) -> dict[str, Any]:
+def main(address: str, edge: int, cloud: int, rounds: int, most: int | None = None) -> dict[str, Any]:
     x = image()
     found: dict[str, list[float]] = {name: [] for name in ("head", "tail", "alone", "stream")}
     choice = ModelChoice(target(MODEL), device="cpu", threads=1)
-    with EdgeClient(address, choice, split=CUT) as client:
+    with EdgeClient(address, choice, split=CUT, connection=ConnectionOptions(max_in_flight=most)) as client:
         early = client.wrapped.forward(x, end=CUT)
         client.infer(x)
         rows: dict[str, list[float]] = {}
+        left = threading.Event()
         for _ in range(rounds):
             found["head"].append(each_ns(lambda: client.wrapped.forward(x, end=CUT), REQUESTS // 4))
             os.sched_setaffinity(0, {cloud})  # of this thread, which computes the tail
             found["tail"].append(each_ns(lambda: client.wrapped.forward(early, start=CUT), REQUESTS // 4))
             os.sched_setaffinity(0, {edge})
             found["alone"].append(each_ns(lambda: client.infer(x), REQUESTS // 4))
-            answers = client.infer_many(itertools.repeat(x))
+            left.clear()
+            answers = client.infer_many(iter(lambda: None if left.is_set() else x, None))
             for _ in range(SKIPPED):
                 next(answers)
             began = time.perf_counter_ns()
@@ -64,8 +66,9 @@ def main(address: str, edge: int, cloud: int, rounds: int) -> dict[str, Any]:
                 for name, ns in next(answers).times.as_dict().items():
                     rows.setdefault(name, []).append(ns)
             found["stream"].append((time.perf_counter_ns() - began) / REQUESTS)
-            answers.close()
-            client.infer(x)  # what was cancelled is over
+            left.set()
+            for _ in answers:  # what is still under way
+                pass
         sent = client.infer(x).bytes_up
     return {"ns": found, "where_ns": {name: median(all) for name, all in rows.items()}, "bytes_up": sent}
 
