@@ -36,6 +36,7 @@ mapping     the module tree joined with what ran; ONNX files
 explanation, explaining   one cut explained
 verification, report      every cut against the whole model
 wrapped     `WrappedModel`
+compiling   tails whose modules torch.compile has made faster
 observers   looks at modules on either side
 profiling   layers and cuts measured
 showing     what objects say of themselves: a line, a table, a small picture

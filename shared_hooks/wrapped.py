@@ -31,7 +31,7 @@ from shared_hooks.tensors import classes_of, flatten, tensors_in
 if TYPE_CHECKING:  # where heads run, these are not loaded
     from shared_hooks.explanation import Explanation
     from shared_hooks.report import Report
-    from shared_hooks.tail import RecipeBook, RehearsalLimits, TailSession
+    from shared_hooks.tail import RecipeBook, RehearsalLimits, Substitutes, TailSession
 
 
 class WrappedModel:
@@ -229,10 +229,20 @@ class WrappedModel:
             self.lifecycle.emit(Stage.AFTER_HEAD, split=early.layer_name, early=early)
         return early
 
-    def tail(self, early: EarlyOutput, /) -> Any:
-        """Resume from what a head gave; the model's own output."""
+    def tail(self, early: EarlyOutput, /, *, substitutes: Substitutes | None = None) -> Any:
+        """Resume from what a head gave; the model's own output. ``substitutes``: what runs in place of modules
+        behind the cut (`shared_hooks.compiling`); layers inside of these are not seen.
+        """
         self._check_attached()
-        return self._tail(early, early.layer_id)
+        return self._tail(early, early.layer_id, substitutes)
+
+    def beside(self) -> WrappedModel:
+        """Another one of the same model, for work that is nobody's request: it takes turns with this one where the
+        model needs that, and no hook hears of it.
+        """
+        other = WrappedModel(self.model, self.depth, metrics=False, rehearsals=self._rehearsals)
+        other._turns = self._turns
+        return other
 
     def _check_saved(self, plans: list[Plan]) -> None:
         """Names and ids in `save_layers` must exist; a layer of another path does."""
@@ -319,7 +329,7 @@ class WrappedModel:
         if not session.stopped:
             raise Diverged
 
-    def _tail(self, early: EarlyOutput, start: Cut) -> Any:
+    def _tail(self, early: EarlyOutput, start: Cut, substitutes: Substitutes | None = None) -> Any:
         from shared_hooks.tail import TailSession
 
         crossing = early.crossing
@@ -336,7 +346,7 @@ class WrappedModel:
         self.lifecycle.emit(Stage.BEFORE_INJECT, split=crossing.layer_name, early=early)
         started = time.perf_counter_ns()
         recipe = self.recipes.recipe(early, self.device)
-        session: TailSession = self._session(TailSession, early, recipe, self.device, self.lifecycle)
+        session: TailSession = self._session(TailSession, early, recipe, self.device, self.lifecycle, substitutes)
         with (
             self._turns.one(),
             torch.no_grad(),

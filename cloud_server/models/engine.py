@@ -77,13 +77,17 @@ class Computed:
         session_bytes: int = 0,
         is_done: bool = True,
         company: int = 0,
+        compiled: bool = False,
     ) -> Computed:
-        """``transforms``: modules whose output a Transform may have changed. ``company``: steps computed together."""
+        """``transforms``: modules whose output a Transform may have changed. ``company``: steps computed together.
+        ``compiled``: a compiled tail was used, if it did not break.
+        """
         reply = split_pb2.ReplyHeader(
             header=header,
             payload_bytes=nbytes,
             transforms=transforms,
             company=company,
+            compiled=compiled,
             durations=split_pb2.Durations(
                 decode_ns=decode_ns, inject_ns=inject_ns, compute_ns=compute_ns, encode_ns=encode_ns
             ),

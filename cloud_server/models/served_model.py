@@ -22,6 +22,7 @@ from cloud_server.models.form import Form, form_of
 from cloud_server.models.frames import KeptFrames
 from cloud_server.models.warming import warm_up
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
+from shared_hooks.compiling import CompiledTails
 from shared_hooks.errors import (
     CutRefused,
     Disagreement,
@@ -41,7 +42,7 @@ from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
-from shared_hooks.tail import payer
+from shared_hooks.tail import Substitutes, payer
 from shared_hooks.tensors import tensors_in
 
 
@@ -74,6 +75,7 @@ class ServedModel:
         self.nbytes = bytes_of(model)
         """Of its parameters and buffers."""
         self._form: Form = {}
+        self._heads: list[EarlyOutput] = []
         self._plan = self._plan_example(entry)
         # Only a model that reads values from its data can take more than one path.
         self._branches = self._plan is not None and any(op.kind is Kind.VALUE for op in self._plan.trace.ops)
@@ -92,6 +94,13 @@ class ServedModel:
         self._custody = Custody(entry.spec.model_id, model, lambda: entry.spec.load_model(device))
         most = (rehearsals or RehearsalLimits()).held_bytes
         self._decoding = DecodingTails(self._wrapped, device, self._custody, entry.decoding, most)
+        self.compiled: CompiledTails | None = None
+        """Tails that torch.compile makes faster; None where nobody asked for them."""
+        if entry.compile:
+            self.compiled = CompiledTails(self._wrapped, rounding=entry.compile == "rounding")
+            for early in self._heads:
+                self.compiled.add(early)
+        self._heads = []
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
@@ -107,15 +116,17 @@ class ServedModel:
     def _plan_example(self, entry: ModelEntry) -> Plan | None:
         example = entry.spec.example(self._device)
         if example is None:
-            if entry.warm_up != WarmUp():
-                raise SpecError(f"{entry.spec.origin}: {entry.spec.model_id}: warm_up: its spec has no example to run")
+            if entry.warm_up != WarmUp() or entry.compile:
+                wanted = "compile" if entry.compile else "warm_up"
+                raise SpecError(f"{entry.spec.origin}: {entry.spec.model_id}: {wanted}: its spec has no example to run")
             return None
         args, kwargs = example
         self._example_elements = sum(tensor.numel() for tensor in tensors_in(example))
         try:
             plan = self._wrapped.plan(*args, **kwargs)
             self._form = form_of(plan, self._wrapped.model, args, kwargs)
-            warm_up(self._wrapped, plan, example, entry.warm_up, f"{entry.spec.origin}: {entry.spec.model_id}")
+            where = f"{entry.spec.origin}: {entry.spec.model_id}"
+            self._heads = warm_up(self._wrapped, plan, example, entry.warm_up, where)
             return plan
         except IsthmusError:
             raise
@@ -130,6 +141,8 @@ class ServedModel:
     def close(self, why: str) -> None:
         """Nobody asks it any more: its decoding sessions are lost, saying ``why``, and what it hooked is as before."""
         self._decoding.close(why)
+        if self.compiled is not None:
+            self.compiled.close()
         self._wrapped.detach()
 
     @property
@@ -182,6 +195,11 @@ class ServedModel:
     def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
         """The tail on one payload, in whose memory it may work. Raises ModelFailed with the model's error as cause."""
         self.check_cut(crossing)  # it may have been admitted while no model was there to ask
+        substitutes = None
+        if self.compiled is not None and not want_metrics:  # inside of a compiled module nothing is measured
+            if self._custody.mended:
+                self.compiled.give_up("the model had changed in memory")
+            substitutes = self.compiled.of(crossing, header, payload)
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
         bound = crossing.bound_to(self._frames.of(payer.get(), crossing.digest)) if crossing.books else None
@@ -189,7 +207,7 @@ class ServedModel:
         early = EarlyOutput.unpack(crossing, header, payload, most, disposable=True, bound=bound)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=early)
         decoded = time.perf_counter_ns()
-        return self._run(decoded - started, want_metrics, early, start=crossing.layer_id)
+        return self._run(decoded - started, want_metrics, early, start=crossing.layer_id, substitutes=substitutes)
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
@@ -235,14 +253,24 @@ class ServedModel:
         return self._decoding.open(cut)
 
     def _run(
-        self, decode_ns: int, want_metrics: bool, /, *args: Any, start: int | None = None, **kwargs: Any
+        self,
+        decode_ns: int,
+        want_metrics: bool,
+        /,
+        *args: Any,
+        start: int | None = None,
+        substitutes: Substitutes | None = None,
+        **kwargs: Any,
     ) -> Computed:
-        """The tail from ``start``, or the whole model without it."""
+        """The tail from ``start``, with ``substitutes`` for modules of it, or the whole model without it."""
         try:
             if start is None:
                 self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
             with transforms.during(self._wrapped) as changed:
-                output = self._wrapped.whole(*args, **kwargs) if start is None else self._wrapped.tail(*args)
+                if start is None:
+                    output = self._wrapped.whole(*args, **kwargs)
+                else:
+                    output = self._wrapped.tail(*args, substitutes=substitutes)
                 names = changed()
             returned = time.perf_counter_ns()
             if self._device.type == "cuda":
@@ -276,6 +304,7 @@ class ServedModel:
             layers=layers,
             forward=forward,
             transforms=names,
+            compiled=substitutes is not None,
         )
 
     @contextmanager
