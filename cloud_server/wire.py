@@ -11,13 +11,13 @@ from cloud_server.access import Caller
 from cloud_server.limits import Limits
 from cloud_server.models import Identity
 from protos import PROTOCOL_VERSION
-from protos.chunks import ChunkFrame
+from protos.frames import ServerFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 
-OutFrame = split_pb2.ServerFrame | ChunkFrame
-"""What a session sends; `protos.chunks.serialize_server_frame` makes bytes of either."""
+OutFrame = ServerFrame
+"""What a session sends; `protos.frames.serialize_server_frame` makes bytes of it."""
 
 MAX_MESSAGE = 4000
 """Characters of an error's text: it may travel in an HTTP/2 trailer, where 8 KiB are the usual limit."""
@@ -25,7 +25,7 @@ MAX_MESSAGE = 4000
 MOST_MS = 2**32 - 1
 
 INLINE_BYTES = 64 << 10
-"""Of a payload that comes or goes with its header, which is copied more often than a chunk."""
+"""Of a step's payload that an older client may send with its header, and of an answer's that is part of its message."""
 
 # https://grpc.github.io/grpc/core/md_doc_statuscodes.html, in the order of their numbers
 STATUS_CODES = (
@@ -71,6 +71,7 @@ def welcome(
             notes=notes,
             rounding=rounding,
             inline_bytes=INLINE_BYTES,
+            message_bytes=limits.max_message_bytes,
             codecs=CODECS,
             cuts=None if caller.policy.cuts is None else split_pb2.Cuts(names=caller.policy.cuts),
         )

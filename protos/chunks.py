@@ -6,15 +6,16 @@ the other side. Here one join serializes it, and the parsed chunk is a view of t
 those of the generated classes (the tests hold them together), so either end may use either. Measured on loopback, a
 round trip of 3.2 MB in chunks of 1 MiB: 3.5 ms with the generated code, 2.3 ms with these functions.
 
-Only this module and `protos.padding` know protobuf's encoding (https://protobuf.dev/programming-guides/encoding/).
+Only this module, `protos.headed` and `protos.padding` know protobuf's encoding
+(https://protobuf.dev/programming-guides/encoding/).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from protos.isthmus.v1 import split_pb2
 
@@ -22,8 +23,9 @@ _VARINT, _LENGTH_DELIMITED = 0, 2
 _ID = split_pb2.Chunk.ID_FIELD_NUMBER << 3 | _VARINT
 _OFFSET = split_pb2.Chunk.OFFSET_FIELD_NUMBER << 3 | _VARINT
 _DATA = split_pb2.Chunk.DATA_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_CLIENT_CHUNK = split_pb2.ClientFrame.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_SERVER_CHUNK = split_pb2.ServerFrame.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+CLIENT = split_pb2.ClientFrame.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+SERVER = split_pb2.ServerFrame.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+"""The tags of a chunk in a ClientFrame and in a ServerFrame."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,18 @@ class ChunkFrame:
         return sum(piece.nbytes for piece in self.pieces)
 
 
-def cut(id: int, buffers: Iterable[memoryview], chunk_bytes: int) -> Iterator[ChunkFrame]:
-    """The concatenation of ``buffers`` in chunks of ``chunk_bytes`` (the last may be smaller); nothing is copied."""
-    offset, filled = 0, 0
+def cut(id: int, buffers: Iterable[memoryview], size: int | Callable[[], int]) -> Iterator[ChunkFrame]:
+    """The concatenation of ``buffers`` in chunks of ``size`` bytes (the last may be smaller); nothing is copied.
+
+    A function is asked for the size of each chunk when that begins.
+    """
+    chunk_bytes, offset, filled = 0, 0, 0
     pieces: list[memoryview] = []
     for buffer in buffers:
         rest = buffer.cast("B") if buffer.nbytes else memoryview(b"")
         while rest.nbytes:
+            if not filled:
+                chunk_bytes = size() if callable(size) else size
             piece = rest[: chunk_bytes - filled]
             rest = rest[piece.nbytes :]
             pieces.append(piece)
@@ -57,41 +64,13 @@ def cut(id: int, buffers: Iterable[memoryview], chunk_bytes: int) -> Iterator[Ch
         yield ChunkFrame(id, offset, tuple(pieces))
 
 
-def serialize_client_frame(frame: split_pb2.ClientFrame | ChunkFrame) -> bytes:
-    """A ClientFrame's bytes: the request serializer of the session's channel."""
-    return _serialize(frame, _CLIENT_CHUNK)
-
-
-def serialize_server_frame(frame: split_pb2.ServerFrame | ChunkFrame) -> bytes:
-    """A ServerFrame's bytes: the response serializer of the session's handler."""
-    return _serialize(frame, _SERVER_CHUNK)
-
-
-def parse_client_frame(data: bytes) -> split_pb2.ClientFrame | ChunkFrame:
-    """A ClientFrame from its bytes, every chunk as a ChunkFrame. Raises DecodeError for bytes that are none."""
-    chunk = _parse(data, _CLIENT_CHUNK)
-    if chunk is not None:
-        return chunk
-    frame = split_pb2.ClientFrame.FromString(data)
-    return _view(frame.chunk) if frame.WhichOneof("frame") == "chunk" else frame
-
-
-def parse_server_frame(data: bytes) -> split_pb2.ServerFrame | ChunkFrame:
-    """A ServerFrame from its bytes, every chunk as a ChunkFrame. Raises DecodeError for bytes that are none."""
-    chunk = _parse(data, _SERVER_CHUNK)
-    if chunk is not None:
-        return chunk
-    frame = split_pb2.ServerFrame.FromString(data)
-    return _view(frame.chunk) if frame.WhichOneof("frame") == "chunk" else frame
-
-
-def _view(chunk: split_pb2.Chunk) -> ChunkFrame:
+def view(chunk: split_pb2.Chunk) -> ChunkFrame:
+    """A chunk as the generated code has it."""
     return ChunkFrame(chunk.id, chunk.offset, (memoryview(chunk.data),))
 
 
-def _serialize(frame: Message | ChunkFrame, tag: int) -> bytes:
-    if not isinstance(frame, ChunkFrame):
-        return frame.SerializeToString()
+def serialize(frame: ChunkFrame, tag: int) -> bytes:
+    """The bytes of a frame that is this chunk. ``tag``: `CLIENT` or `SERVER`."""
     nbytes = frame.nbytes
     prefix = b""  # proto3: a field that is zero or empty is left out
     if frame.id:
@@ -103,8 +82,8 @@ def _serialize(frame: Message | ChunkFrame, tag: int) -> bytes:
     return b"".join((bytes((tag,)), varint(len(prefix) + nbytes), prefix, *frame.pieces))
 
 
-def _parse(data: bytes, tag: int) -> ChunkFrame | None:
-    """The chunk in ``data``; None unless it is written as `_serialize` does, which leaves it to the generated code."""
+def parse(data: bytes, tag: int) -> ChunkFrame | None:
+    """The chunk in ``data``; None unless it is written as `serialize` does, which leaves it to the generated code."""
     if len(data) < 2 or data[0] != tag:
         return None
     try:

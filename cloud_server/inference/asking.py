@@ -17,7 +17,8 @@ from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.inference.sending import Sending
 from cloud_server.streams import InFrame
-from protos.chunks import ChunkFrame, cut
+from protos.chunks import ChunkFrame
+from protos.headed import HeadedReply, HeadedRequest
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import Cancelled, InputMismatch, IsthmusError, ServerUnavailable, by_name
 from shared_hooks.sharing import Party
@@ -95,7 +96,8 @@ class Asking:
     def _send(self, sending: Sending, deadline_seconds: float | None) -> None:
         hello = split_pb2.Hello()
         hello.CopyFrom(sending.hello)
-        hello.client_id, hello.inline_bytes, hello.heartbeat_ms = self._client, INLINE_BYTES, 0
+        hello.client_id, hello.heartbeat_ms = self._client, 0
+        hello.inline_bytes, hello.message_bytes = INLINE_BYTES, self._core.limits.max_message_bytes
         self._take(split_pb2.ClientFrame(hello=hello))
         upload = split_pb2.CutUpload(digest=sending.cut_digest, data=sending.cut)
         self._take(split_pb2.ClientFrame(cut=upload))
@@ -109,9 +111,7 @@ class Asking:
             payload_bytes=sending.nbytes,
             deadline_ms=milliseconds,
         )
-        self._take(split_pb2.ClientFrame(request=header))
-        for chunk in cut(self._id, sending.buffers, self._core.limits.chunk_bytes):
-            self._take(chunk)
+        self._take(HeadedRequest(header, tuple(buffer.cast("B") for buffer in sending.buffers if buffer.nbytes)))
 
     def _take(self, frame: InFrame) -> None:
         """What is wrong with the stream as a whole ends it, and is raised by whoever receives."""
@@ -130,7 +130,10 @@ class Asking:
         pieces: list[memoryview] = []
         missing = 0
         for frame in self._frames:
-            if isinstance(frame, ChunkFrame):
+            if isinstance(frame, HeadedReply):
+                reply = frame.header
+                missing += reply.payload_bytes
+            if isinstance(frame, HeadedReply | ChunkFrame):
                 pieces += frame.pieces
                 missing -= frame.nbytes
             elif frame.HasField("failed"):

@@ -9,6 +9,7 @@ from cloud_server.models import Computed
 from cloud_server.requests.answers import Answer
 from cloud_server.requests.request import Request
 from protos.chunks import cut
+from protos.headed import HeadedReply
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError
 
@@ -32,11 +33,17 @@ def failure(request: Request, error: IsthmusError) -> Answer:
     return Answer(request.key, request.fingerprint, failed=wire.failed(request.id, error), about=request.about)
 
 
-def frames(answer: Answer, chunk_bytes: int) -> Iterator[wire.OutFrame]:
-    """What is sent for an answer: its reply and the payload in chunks, or its failure."""
+def frames(answer: Answer, chunk_bytes: int, headed: bool = False) -> Iterator[wire.OutFrame]:
+    """What is sent for an answer: its reply and the payload in chunks, or its failure. ``headed``: the first of these
+    chunks is in the reply's message.
+    """
     if answer.reply is None:
         yield split_pb2.ServerFrame(failed=answer.failed)
         return
-    yield split_pb2.ServerFrame(reply=answer.reply)
-    if not answer.reply.payload:
-        yield from cut(answer.reply.id, answer.buffers, chunk_bytes)
+    chunks = iter(()) if answer.reply.payload else cut(answer.reply.id, answer.buffers, chunk_bytes)
+    first = next(chunks, None) if headed else None
+    if first is None:
+        yield split_pb2.ServerFrame(reply=answer.reply)
+    else:
+        yield HeadedReply(answer.reply, first.pieces)
+    yield from chunks

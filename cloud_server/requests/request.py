@@ -86,12 +86,6 @@ class Request:
         if self.payload_bytes:
             self.payload = self.engine.allocate(self.payload_bytes)
 
-    def fill(self, data: bytes) -> None:
-        """The whole payload, as it came with the header."""
-        if self.payload.nbytes:  # else it is over already
-            self.payload[:] = data
-            self._received = len(data)
-
     def write(self, chunk: ChunkFrame) -> bool:
         """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""
         payload, due, nbytes = self.payload, self._received, chunk.nbytes

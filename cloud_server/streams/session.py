@@ -15,6 +15,8 @@ from cloud_server.streams.handshake import agree, check_form
 from cloud_server.streams.hub import Hub
 from cloud_server.streams.uploads import Uploads
 from protos.chunks import ChunkFrame
+from protos.frames import ClientFrame
+from protos.headed import HeadedRequest, request_of
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     BadFrame,
@@ -24,7 +26,7 @@ from shared_hooks.errors import (
 from shared_hooks.lifecycle import Stage
 from shared_hooks.sharing import Party
 
-InFrame = split_pb2.ClientFrame | ChunkFrame
+InFrame = ClientFrame
 
 
 class Phase(Enum):
@@ -46,6 +48,8 @@ class StreamSession:
         self.client_id = ""
         self.inline_bytes = 0
         """Answers up to this size go in their header."""
+        self._headed = False
+        """Whether larger ones begin there."""
         self._hub = hub
         self._on_left = left
         self.turn = hub.pace.turn(caller.account)
@@ -128,6 +132,8 @@ class StreamSession:
             self._on_first(frame)
         elif isinstance(frame, ChunkFrame):
             self._uploads.chunk(frame)
+        elif isinstance(frame, HeadedRequest):
+            self._on_request(frame, self._uploads)
         else:
             self._on_frame(frame, self._uploads)
 
@@ -143,8 +149,9 @@ class StreamSession:
         self._hub.pace.spent(self.caller.account, seconds)
 
     def _on_first(self, frame: InFrame) -> None:
-        kind = "chunk" if isinstance(frame, ChunkFrame) else frame.WhichOneof("frame")
-        if isinstance(frame, ChunkFrame) or kind != "hello":
+        if not isinstance(frame, split_pb2.ClientFrame) or frame.WhichOneof("frame") != "hello":
+            kinds = {ChunkFrame: "chunk", HeadedRequest: "request"}
+            kind = kinds.get(type(frame)) if not isinstance(frame, split_pb2.ClientFrame) else frame.WhichOneof("frame")
             raise BadFrame(f"the stream's first frame must be hello: found {kind or 'an unknown frame'}")
         check_form(frame.hello)
         self._on_hello(frame.hello)
@@ -154,7 +161,7 @@ class StreamSession:
         if kind == "cut":
             self._hub.crossings.add(frame.cut.digest, frame.cut.data, self.party)
         elif kind == "request":
-            uploads.announce(frame.request)
+            self._on_request(request_of(frame.request), uploads)
         elif kind == "acknowledge":
             self._acknowledged(frame.acknowledge.ids)
         elif kind == "cancel":
@@ -163,6 +170,11 @@ class StreamSession:
             raise BadFrame("only the stream's first frame may be hello")
         else:
             raise BadFrame("a frame of a kind that this protocol version does not have")
+
+    def _on_request(self, frame: HeadedRequest, uploads: Uploads) -> None:
+        if frame.header.acknowledge:
+            self._acknowledged(frame.header.acknowledge)
+        uploads.announce(frame)
 
     def _acknowledged(self, ids: Sequence[int]) -> None:
         """The client has these answers. Raises BadFrame for more than are ever kept: one frame holds millions."""
@@ -178,6 +190,7 @@ class StreamSession:
         self.client_id = hello.client_id
         self._uploads = Uploads(self._hub, self, engine)
         self.inline_bytes = min(hello.inline_bytes, wire.INLINE_BYTES)
+        self._headed = hello.message_bytes > 0
         if hello.heartbeat_ms:
             self._beat = max(hello.heartbeat_ms / 1000, self._hub.limits.heartbeat_seconds)
         told = agreed.notes, agreed.rounding
@@ -216,7 +229,7 @@ class StreamSession:
         while (item := self._next()) is not None:
             if isinstance(item, Answer):
                 self._hub.lifecycle.emit(Stage.BEFORE_SEND, item.about, nbytes=item.nbytes)
-                for frame in replies.frames(item, self._hub.limits.chunk_bytes):
+                for frame in replies.frames(item, self._hub.limits.chunk_bytes, self._headed):
                     yield frame
                     self._moved = time.monotonic()
                     if self._phase is Phase.OVER:  # dropped meanwhile

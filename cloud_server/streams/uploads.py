@@ -14,6 +14,7 @@ from cloud_server.requests import Outlet, Request, State, about
 from cloud_server.streams.hub import Hub
 from cloud_server.work import Payer
 from protos.chunks import ChunkFrame
+from protos.headed import HeadedRequest
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     AccessRefused,
@@ -43,12 +44,15 @@ class Uploads:
         self._receiving: dict[int, Request] = {}
         self._skipped: OrderedDict[int, None] = OrderedDict()
 
-    def announce(self, frame: split_pb2.RequestHeader) -> None:
-        """A request's header: it is taken in, recognised as one that is known, or refused."""
+    def announce(self, headed: HeadedRequest) -> None:
+        """A request's header: it is taken in, recognised as one that is known, or refused. With it the first bytes of
+        its payload, or all.
+        """
+        frame = headed.header
         self._skipped.pop(frame.id, None)
         try:
             self._hub.requests.check_place(frame.id, self._outlet)
-            request = self._checked(frame)
+            request = self._checked(frame, headed.nbytes)
             is_new = self._hub.requests.admit(request)
         except IsthmusError as error:
             if isinstance(error, ServerUnavailable):
@@ -77,10 +81,7 @@ class Uploads:
         if request.state is State.OVER:  # cancelled meanwhile, or it had to give way: what was allocated goes back
             request.release()
             self._skip(frame.id)
-        elif request.payload_bytes == 0:
-            self._submit(request)
-        elif frame.payload:
-            request.fill(frame.payload)
+        elif request.payload_bytes == 0 or (headed.pieces and request.write(ChunkFrame(frame.id, 0, headed.pieces))):
             self._submit(request)
         else:
             self._forget_ended()
@@ -103,10 +104,13 @@ class Uploads:
         self._hub.lifecycle.emit(Stage.AFTER_RECEIVE, request.about, nbytes=request.payload_bytes)
         self._hub.submit(request)
 
-    def _checked(self, frame: split_pb2.RequestHeader) -> Request:
-        """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet."""
+    def _checked(self, frame: split_pb2.RequestHeader, come: int) -> Request:
+        """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet.
+        ``come``: bytes of the payload that came with it.
+        """
         step = Step.of(frame)
-        self._check_payload(frame)
+        if come > frame.payload_bytes:
+            raise BadFrame(f"{frame.payload_bytes} bytes are announced, and {come} came with the header")
         self._check_observers(frame.hooks)
         limit = self._outlet.caller.max_request_bytes(self._hub.limits)
         if frame.payload_bytes > limit:
@@ -131,15 +135,6 @@ class Uploads:
             raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; {most}")
         self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
         return Request(self._outlet, self._engine, crossing, frame)
-
-    def _check_payload(self, frame: split_pb2.RequestHeader) -> None:
-        """One that comes with its header."""
-        if len(frame.payload) > wire.INLINE_BYTES:
-            raise TooLarge(
-                f"a payload of {len(frame.payload)} bytes in a header; at most {wire.INLINE_BYTES} are taken"
-            )
-        if frame.payload and len(frame.payload) != frame.payload_bytes:
-            raise BadFrame(f"{frame.payload_bytes} bytes are announced, and {len(frame.payload)} are in the header")
 
     def _check_observers(self, names: Sequence[str]) -> None:
         if len(names) > MAX_OBSERVERS:

@@ -17,7 +17,7 @@ from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.streams import InFrame, Probe, StreamSession
 from cloud_server.transport.door import SERVICE, Door, abort
-from protos import chunks, padding
+from protos import frames, padding
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError
 from shared_hooks.lifecycle import on_behalf_of
@@ -38,7 +38,7 @@ def take(session: StreamSession, data: bytes) -> bool:
     began = time.thread_time()
     try:
         with session.turn:
-            frame: InFrame = chunks.parse_client_frame(data)
+            frame: InFrame = frames.parse_client_frame(data)
     except DecodeError:
         session.broke(BadFrame("a message that is no ClientFrame"))
         return False
@@ -56,7 +56,7 @@ def parse_probe(data: bytes) -> padding.Padding | Malformed:
 
 
 class SplitServicer:
-    """isthmus.v1.Split. `add_to` registers it by hand, because chunks are serialized by hand (`protos.chunks`)."""
+    """isthmus.v1.Split. `add_to` registers it by hand, because chunks are serialized by hand (`protos.frames`)."""
 
     def __init__(self, core: Core, door: Door) -> None:
         self._core = core
@@ -123,7 +123,7 @@ class SplitServicer:
     def add_to(self, server: grpc.Server) -> None:
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Session": grpc.stream_stream_rpc_method_handler(
-                self.session, response_serializer=chunks.serialize_server_frame
+                self.session, response_serializer=frames.serialize_server_frame
             ),
             "Probe": grpc.stream_stream_rpc_method_handler(
                 self.probe, request_deserializer=parse_probe, response_serializer=padding.serialize_reply

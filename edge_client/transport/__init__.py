@@ -4,6 +4,7 @@ connection     opened, lost, opened again
 state, options its life; its limits
 stream         one gRPC stream
 outbox, inbox  what is still to be sent; what came
+pieces         in pieces of which size
 waiting        who waits for a stream or an answer
 pulse          is the other side alive?
 exchange       one request and its answer on the wire

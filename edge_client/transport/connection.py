@@ -37,7 +37,7 @@ from edge_client.transport.state import Counters, State
 from edge_client.transport.stream import Stream
 from edge_client.transport.waiting import Opener, Waiting, settle
 from protos import PROTOCOL_VERSION
-from protos.chunks import ChunkFrame
+from protos.frames import ServerFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     Cancelled,
@@ -328,9 +328,9 @@ class Connection:
         if pulse is not None and (silent := pulse.watch(stream.ended, outbox.patience)):
             stream.cancel(f"nothing was heard for {silent:.1f} s, while requests were under way")
 
-    def _greet(self, frame: wire.ServerFrame, outbox: Outbox, stream: Stream) -> Inbox:
+    def _greet(self, frame: ServerFrame, outbox: Outbox, stream: Stream) -> Inbox:
         """The first frame, which must be the Welcome: requests flow from here on."""
-        if isinstance(frame, ChunkFrame) or frame.WhichOneof("frame") != "welcome":
+        if not isinstance(frame, split_pb2.ServerFrame) or frame.WhichOneof("frame") != "welcome":
             raise Disagreement(f"{self.address} did not answer the greeting with Welcome: not an Isthmus server?")
         welcome = frame.welcome
         if welcome.protocol_version != PROTOCOL_VERSION:
@@ -354,7 +354,7 @@ class Connection:
         self.lifecycle.emit(Stage.AFTER_HANDSHAKE, welcome=welcome)
         with self._changed:
             outbox.inline_bytes = welcome.inline_bytes
-            outbox.open(self._waiting.limit(welcome))
+            outbox.open(self._waiting.limit(welcome), welcome.message_bytes)
             self._state, self.welcome, self._outbox = State.READY, welcome, outbox
             self._without_stream_since, self._tries, self.gone = None, 0, False
             self.counters.streams += 1

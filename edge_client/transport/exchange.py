@@ -124,8 +124,8 @@ class Exchange:
         self.put_off_by = error
         self._start_over()
 
-    def take_reply(self, reply: split_pb2.ReplyHeader) -> None:
-        """The answer's header, and a small answer with it. A second one starts the answer over (it was sent again)."""
+    def take_reply(self, reply: split_pb2.ReplyHeader, first: tuple[memoryview, ...] = ()) -> None:
+        """The answer's header, and its first bytes with it. A second one starts the answer over (it was sent again)."""
         if self.settled:
             return
         self.stamps.replied = now_ns()
@@ -137,14 +137,10 @@ class Exchange:
             return
         self.reply, self.payload, self._filled = reply, bytearray(reply.payload_bytes), 0
         self.bytes_down = len(reply.header) + reply.payload_bytes
-        if reply.payload and len(reply.payload) != reply.payload_bytes:
-            self.settle(
-                BadFrame(f"answer {self.id}: {len(reply.payload)} bytes beside {reply.payload_bytes} announced")
-            )
-        elif reply.payload:
-            self.take_chunk(ChunkFrame(self.id, 0, (memoryview(reply.payload),)))
-            return
-        self._settle_if_full()
+        if first:
+            self.take_chunk(ChunkFrame(self.id, 0, first))
+        else:
+            self._settle_if_full()
 
     def take_chunk(self, chunk: ChunkFrame) -> None:
         """A piece of the answer; pieces come in order and stay within the announced size."""

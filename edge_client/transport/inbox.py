@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from edge_client.transport import wire
 from edge_client.transport.exchange import Exchange
 from edge_client.transport.outbox import Outbox
 from edge_client.transport.state import Counters
 from edge_client.transport.waiting import Waiting
 from protos.chunks import ChunkFrame
+from protos.frames import ServerFrame
+from protos.headed import HeadedReply, reply_of
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import by_name
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -36,26 +37,32 @@ class Inbox:
         self._counters = counters
         self._lifecycle = lifecycle
 
-    def take(self, frame: wire.ServerFrame) -> None:
+    def take(self, frame: ServerFrame) -> None:
         """A frame of a kind this version does not know is skipped: a later server may say more."""
         if isinstance(frame, ChunkFrame):
             if exchange := self._find(frame.id):
                 exchange.take_chunk(frame)
                 self._if_settled(exchange)
             return
+        if isinstance(frame, HeadedReply):
+            self._take_reply(frame)
+            return
         kind = frame.WhichOneof("frame")
         if kind == "reply":
-            if exchange := self._find(frame.reply.id):
-                exchange.take_reply(frame.reply)
-                self._if_settled(exchange)
-            else:
-                self._counters.stray += 1
-                self._outbox.answered(frame.reply.id)
+            self._take_reply(reply_of(frame.reply))
         elif kind == "failed":
             self._take_failure(frame.failed)
         elif kind == "draining":
             self._lifecycle.emit(Stage.BEFORE_DRAIN, address=self._address)
             self._outbox.drain()
+
+    def _take_reply(self, frame: HeadedReply) -> None:
+        if exchange := self._find(frame.header.id):
+            exchange.take_reply(frame.header, frame.pieces)
+            self._if_settled(exchange)
+        else:
+            self._counters.stray += 1
+            self._outbox.answered(frame.header.id)
 
     def _take_failure(self, failed: split_pb2.RequestFailed) -> None:
         exchange = self._find(failed.id)

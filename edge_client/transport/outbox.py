@@ -4,12 +4,14 @@ gRPC asks for the next frame only when the previous one went through flow contro
 asked for. So at most one chunk lies between the frontier and the transport, however large the frontier is and however
 slow the other side reads: that is the back-pressure.
 
-Small frames (hello, cancel, acknowledge) go first; requests follow in the order of their coming, each whole before the
-next, because the first to be complete is the first to be answered.
+Small frames (hello, cancel) go first; requests follow in the order of their coming, each whole before the next, because
+the first to be complete is the first to be answered. A message has its price, whatever its size: so a payload begins in
+its header's, and acknowledgements ride there, too.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -18,29 +20,35 @@ from typing import Final
 
 from edge_client.transport import wire
 from edge_client.transport.exchange import Exchange
+from edge_client.transport.pieces import ROOM, Pieces
 from edge_client.transport.times import now_ns
-from protos.chunks import cut
+from protos.chunks import ChunkFrame, cut
+from protos.frames import ClientFrame
+from protos.headed import HeadedRequest
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.lifecycle import Lifecycle, Stage
 
-ACKNOWLEDGE_AFTER_SECONDS: Final = 0.02  # an idle stream says so after this long; a busy one before its next request
+ACKNOWLEDGE_AFTER_SECONDS: Final = 0.25  # an idle stream says so after this long; a busy one with its next request
 LARGE_MESSAGE: Final = 8.0  # times the usual silence while one is under way
 CANCELS_KEPT: Final = 1024  # a stalled stream cannot take more; the deadline on the other side does the rest
 
 
-class Outbox(Iterator[wire.ClientFrame]):
+class Outbox(Iterator[ClientFrame]):
     """Frames of one stream. One thread pulls, any thread puts. Nothing but ``hello`` leaves before `open`."""
 
     def __init__(self, hello: split_pb2.ClientFrame, chunk_bytes: int, lifecycle: Lifecycle | None = None) -> None:
         self._lifecycle = lifecycle or Lifecycle("edge")
         self._changed = threading.Condition()
-        self._chunk_bytes = chunk_bytes
+        self._pieces = Pieces(chunk_bytes)
+        self._headed = False
+        self._pulled: tuple[int, float] = (0, 0.0)
+        """Payload in the frame that gRPC took last, in bytes, and when."""
         self._control: deque[split_pb2.ClientFrame] = deque([hello], maxlen=CANCELS_KEPT)
         self._acknowledge: list[int] = []
         self._acknowledge_at = 0.0
         self._waiting: deque[Exchange] = deque()
         self._delayed: list[tuple[float, Exchange]] = []
-        self._sending: tuple[Exchange, Iterator[wire.ClientFrame]] | None = None
+        self._sending: tuple[Exchange, Iterator[ClientFrame]] | None = None
         self._handed_over: Exchange | None = None  # its last chunk went out with the previous pull
         self._begins: Exchange | None = None  # its first frame goes out with this pull
         self._cuts: set[str] = set()
@@ -48,14 +56,20 @@ class Outbox(Iterator[wire.ClientFrame]):
         self._begun: dict[int, Exchange] = {}  # sent on this stream, in part or whole, and not answered
         self._limit = 0
         self.inline_bytes = 0
-        """A step's payload of so many bytes at most goes with its header."""
+        """A step's payload of so many bytes at most goes with its header, to an older server, too."""
         self._draining = False
         self._finished = False
         self._aborted = False
 
-    def open(self, max_in_flight: int) -> None:
-        """The server has welcomed: requests may go, ``max_in_flight`` of them unanswered at a time."""
+    def open(self, max_in_flight: int, message_bytes: int = 0) -> None:
+        """The server has welcomed: requests may go, ``max_in_flight`` of them unanswered at a time.
+
+        ``message_bytes``: the largest message that it takes, payloads beginning in headers; 0 = an older server.
+        """
         with self._changed:
+            if message_bytes:
+                self._headed = True
+                self._pieces.up_to(message_bytes)
             self._limit = max(1, max_in_flight)
             self._changed.notify()
 
@@ -126,9 +140,11 @@ class Outbox(Iterator[wire.ClientFrame]):
             self._aborted = True
             self._changed.notify()
 
-    def __next__(self) -> wire.ClientFrame:
+    def __next__(self) -> ClientFrame:
         self._sent()
         frame = self._wait()
+        nbytes = frame.nbytes if isinstance(frame, ChunkFrame | HeadedRequest) else 0
+        self._pulled = nbytes, time.monotonic()
         if (begins := self._begins) is not None:
             self._begins = None
             self._lifecycle.emit(Stage.BEFORE_SEND, begins.about, nbytes=begins.bytes_up)
@@ -136,6 +152,9 @@ class Outbox(Iterator[wire.ClientFrame]):
 
     def _sent(self) -> None:
         """gRPC asks for more: the previous frame is on its way."""
+        nbytes, since = self._pulled
+        if nbytes:
+            self._pieces.gone(nbytes, time.monotonic() - since)
         with self._changed:
             if self._aborted:
                 raise StopIteration
@@ -145,7 +164,7 @@ class Outbox(Iterator[wire.ClientFrame]):
         if sent is not None:
             self._lifecycle.emit(Stage.AFTER_SEND, sent.about, nbytes=sent.bytes_up)
 
-    def _wait(self) -> wire.ClientFrame:
+    def _wait(self) -> ClientFrame:
         with self._changed:
             while not self._aborted:
                 frame = self._pick()
@@ -163,17 +182,16 @@ class Outbox(Iterator[wire.ClientFrame]):
             self._finished = True
         return left
 
-    def _pick(self) -> wire.ClientFrame | None:
+    def _pick(self) -> ClientFrame | None:
         if self._control:
             return self._control.popleft()
         was_sending = self._sending is not None
         frame = self._continue()
         if frame is not None:
             return frame
-        # after a request, while the server computes, and not before one, where it would be in the way
+        # with a request, or after one, while the server computes, and not before one, where it would be in the way
         if self._acknowledge and (self._finished or was_sending or time.monotonic() >= self._acknowledge_at):
-            ids, self._acknowledge = self._acknowledge, []
-            return split_pb2.ClientFrame(acknowledge=split_pb2.Acknowledge(ids=ids))
+            return split_pb2.ClientFrame(acknowledge=split_pb2.Acknowledge(ids=self._take_acknowledged()))
         while self._can_begin():
             exchange = self._waiting.popleft()
             if exchange.settled:
@@ -187,7 +205,11 @@ class Outbox(Iterator[wire.ClientFrame]):
                 return frame
         return None
 
-    def _continue(self) -> wire.ClientFrame | None:
+    def _take_acknowledged(self) -> list[int]:
+        ids, self._acknowledge = self._acknowledge, []
+        return ids
+
+    def _continue(self) -> ClientFrame | None:
         """The next frame of the request that is being sent; None when there is no such request."""
         if self._sending is None:
             return None
@@ -199,7 +221,7 @@ class Outbox(Iterator[wire.ClientFrame]):
             self._sending, self._sending_cut = None, False
         return frame
 
-    def _frames(self, exchange: Exchange) -> Iterator[wire.ClientFrame]:
+    def _frames(self, exchange: Exchange) -> Iterator[ClientFrame]:
         outgoing = exchange.outgoing
         if outgoing is None:
             return
@@ -209,18 +231,17 @@ class Outbox(Iterator[wire.ClientFrame]):
             self._sending_cut = True
             yield wire.cut_frame(outgoing)
             self._sending_cut = False
+        header = wire.request_header(exchange, outgoing, self._take_acknowledged() if self._headed else ())
         left = outgoing.nbytes
-        inline = outgoing.decoding is not None and left <= self.inline_bytes
-        if inline or not left:
-            self._handed_over = exchange
-        yield wire.request_frame(exchange, outgoing, inline)
-        if inline:
-            return
-        for chunk in cut(exchange.id, outgoing.buffers, self._chunk_bytes):
-            left -= chunk.nbytes
+        chunks = cut(exchange.id, outgoing.buffers, lambda: self._pieces.nbytes)
+        whole = outgoing.decoding is not None and outgoing.nbytes <= self.inline_bytes
+        first = next(chunks, None) if whole or (self._headed and header.ByteSize() <= ROOM // 2) else None
+        opening: HeadedRequest | ChunkFrame = HeadedRequest(header, first.pieces if first else ())
+        for frame in itertools.chain((opening,), chunks):
+            left -= frame.nbytes
             if not left:
                 self._handed_over = exchange
-            yield chunk
+            yield frame
 
     def _can_begin(self) -> bool:
         now = time.monotonic()

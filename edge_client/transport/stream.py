@@ -9,10 +9,9 @@ from typing import Any, Final, cast
 
 from edge_client.credentials import Credentials
 from edge_client.dial import dial
-from edge_client.transport import wire
 from edge_client.transport.options import KeepAlive
 from edge_client.transport.outbox import Outbox
-from protos.chunks import parse_server_frame, serialize_client_frame
+from protos.frames import ServerFrame, parse_server_frame, serialize_client_frame
 
 METHOD: Final = "/isthmus.v1.Split/Session"
 
@@ -52,8 +51,8 @@ class Stream:
         )
         self._call: Any = session(cast("Iterator[Any]", outbox))
 
-    def __iter__(self) -> Iterator[wire.ServerFrame]:
-        return cast("Iterator[wire.ServerFrame]", iter(self._call))
+    def __iter__(self) -> Iterator[ServerFrame]:
+        return cast("Iterator[ServerFrame]", iter(self._call))
 
     def cancel(self, why: str = "") -> None:
         """Break the stream off; the iteration ends with CANCELLED."""

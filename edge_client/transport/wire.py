@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import torch
 
+from edge_client import dial
 from edge_client.load import Load
 from edge_client.transport.exchange import Exchange, Outgoing
 from edge_client.transport.times import ServerTimes
 from protos import PROTOCOL_VERSION
-from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, Parcel
 from shared_hooks.codecs import Codec
@@ -24,9 +24,6 @@ MIN_CHUNK_BYTES: Final = 256 << 10
 MAX_CHUNK_BYTES: Final = 1 << 20
 FIRST_CODECS: Final = ("raw", "lz4")
 """Of servers that do not say which they have."""
-
-ClientFrame = split_pb2.ClientFrame | ChunkFrame  # what an edge sends
-ServerFrame = split_pb2.ServerFrame | ChunkFrame  # what it hears
 
 
 def hello_frame(
@@ -51,6 +48,7 @@ def hello_frame(
             environment=environment,
             about=about,
             inline_bytes=INLINE_BYTES,
+            message_bytes=dial.RECEIVED_BYTES,
         )
     )
 
@@ -65,26 +63,25 @@ def codecs_of(welcome: split_pb2.Welcome) -> tuple[str, ...]:
     return tuple(welcome.codecs) or FIRST_CODECS
 
 
-def request_frame(exchange: Exchange, outgoing: Outgoing, inline: bool = False) -> split_pb2.ClientFrame:
-    """The header of a request; made when it is sent, so that the deadline is what is left then. ``inline``: with the
-    payload.
+def request_header(exchange: Exchange, outgoing: Outgoing, acknowledge: Sequence[int] = ()) -> split_pb2.RequestHeader:
+    """The header of a request; made when it is sent, so that the deadline is what is left then.
+
+    ``acknowledge``: ids of answers that have come.
     """
-    return split_pb2.ClientFrame(
-        request=split_pb2.RequestHeader(
-            id=exchange.id,
-            cut_digest=outgoing.cut_digest,
-            header=outgoing.header,
-            payload_bytes=outgoing.nbytes,
-            deadline_ms=min(2**32 - 1, max(1, int(exchange.remaining() * 1000))),
-            want_metrics=exchange.want_metrics,
-            file=outgoing.file,
-            hooks=exchange.observers,
-            traceparent=exchange.about.carrier.get("traceparent"),
-            session_id=outgoing.session,
-            step=outgoing.step,
-            decoding=outgoing.decoding,
-            payload=b"".join(outgoing.buffers) if inline else b"",
-        )
+    return split_pb2.RequestHeader(
+        id=exchange.id,
+        cut_digest=outgoing.cut_digest,
+        header=outgoing.header,
+        payload_bytes=outgoing.nbytes,
+        deadline_ms=min(2**32 - 1, max(1, int(exchange.remaining() * 1000))),
+        want_metrics=exchange.want_metrics,
+        file=outgoing.file,
+        hooks=exchange.observers,
+        traceparent=exchange.about.carrier.get("traceparent"),
+        session_id=outgoing.session,
+        step=outgoing.step,
+        decoding=outgoing.decoding,
+        acknowledge=acknowledge,
     )
 
 

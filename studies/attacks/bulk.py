@@ -27,7 +27,9 @@ from cloud_server.requests.answers import Answer
 from cloud_server.requests.request import State
 from cloud_server.streams.session import StreamSession
 from cloud_server.work import Job, Payer
-from protos.chunks import ChunkFrame, parse_client_frame
+from protos.chunks import ChunkFrame
+from protos.frames import parse_client_frame
+from protos.headed import HeadedRequest
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel
 from shared_hooks.errors import BadFrame
@@ -170,6 +172,8 @@ class Target:
         if isinstance(frame, ChunkFrame):
             request = uploads._receiving.get(frame.id)
             return request is not None and request.state is State.RECEIVING
+        if isinstance(frame, HeadedRequest):
+            frame = split_pb2.ClientFrame(request=frame.header)
         kind = frame.WhichOneof("frame")
         if kind == "cut":
             return frame.cut.digest not in self.core.crossings

@@ -50,20 +50,20 @@ class Proxied:
 
     async def Session(self, stream: Any) -> AsyncIterator[Frame]:
         from cloud_server.access import Caller
-        from protos import chunks
+        from protos.frames import parse_client_frame, serialize_server_frame
 
         session, loop = self._core.open(Caller("ipv4:127.0.0.1:1")), asyncio.get_running_loop()
 
         async def take() -> None:
             async for data in stream:
-                if not await loop.run_in_executor(None, session.receive, chunks.parse_client_frame(data)):
+                if not await loop.run_in_executor(None, session.receive, parse_client_frame(data)):
                     return
             session.finish()
 
         taking, frames = asyncio.ensure_future(take()), iter(session.frames())
         try:
             while (frame := await loop.run_in_executor(None, next, frames, None)) is not None:
-                yield Frame(bytes(chunks.serialize_server_frame(frame)))
+                yield Frame(bytes(serialize_server_frame(frame)))
         finally:
             taking.cancel()
             session.disconnect()

@@ -34,6 +34,7 @@ class Seen:
     requests: list[int] = field(default_factory=list)
     chunk_sizes: list[int] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
+    headed: list[int] = field(default_factory=list)  # bytes of payload in each request's header
     cancelled: list[int] = field(default_factory=list)
     most_in_flight: int = 0
 
@@ -114,7 +115,9 @@ def requests(server: FakeServer, frames: Frames) -> Iterator[tuple[split_pb2.Req
             seen.cancelled.append(frame.cancel.id)
         elif kind == "request":
             seen.requests.append(frame.request.id)
-            headers[frame.request.id], payloads[frame.request.id] = frame.request, bytearray()
+            seen.acknowledged.extend(frame.request.acknowledge)
+            seen.headed.append(len(frame.request.payload))
+            headers[frame.request.id], payloads[frame.request.id] = frame.request, bytearray(frame.request.payload)
             seen.most_in_flight = max(seen.most_in_flight, len(headers))
         elif kind == "chunk":
             seen.chunk_sizes.append(len(frame.chunk.data))

@@ -83,6 +83,17 @@ def test_the_answer_is_the_models_own(split: int | str, codec: str) -> None:
     assert answer.bytes_up > 40 and answer.bytes_down > 40 and answer.sends == 1
 
 
+@pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
+def test_a_codec_with_a_loss_gives_nearly_the_models_own_answer_for_fewer_bytes(codec: str) -> None:
+    whole = built(small_models.Residual)
+    with pair(small_models.Residual, "body") as (client, _):
+        bytes_up = client.infer(image()).bytes_up
+    with pair(small_models.Residual, "body", codec=codec) as (client, _), torch.no_grad():
+        answer, expected = client.infer(image()), whole(image())
+        error = (answer.output - expected).norm() / expected.norm()
+        assert 0 < error < 0.1 and answer.bytes_up < 0.6 * bytes_up
+
+
 def test_the_times_add_up_to_what_was_measured_outside() -> None:
     with pair(small_models.Residual, "body") as (client, _):
         client.infer(image())

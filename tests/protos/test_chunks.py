@@ -7,15 +7,15 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import chunks
+from protos import chunks, frames
 from protos.isthmus.v1 import split_pb2
 
 ids = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 127, 128, 2**63, 2**64 - 1]))
 pieces = st.lists(st.binary(max_size=300), max_size=4)
 
 FRAMES = [
-    (split_pb2.ClientFrame, chunks.serialize_client_frame, chunks.parse_client_frame),
-    (split_pb2.ServerFrame, chunks.serialize_server_frame, chunks.parse_server_frame),
+    (split_pb2.ClientFrame, frames.serialize_client_frame, frames.parse_client_frame),
+    (split_pb2.ServerFrame, frames.serialize_server_frame, frames.parse_server_frame),
 ]
 
 
@@ -54,7 +54,7 @@ def test_any_bytes_are_read_as_the_generated_code_reads_them(kind, serialize, pa
 
 def test_other_frames_go_through_the_generated_code() -> None:
     frame = split_pb2.ServerFrame(draining=split_pb2.Draining())
-    assert chunks.parse_server_frame(chunks.serialize_server_frame(frame)) == frame
+    assert frames.parse_server_frame(frames.serialize_server_frame(frame)) == frame
 
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=8), chunk_bytes=st.integers(1, 40))

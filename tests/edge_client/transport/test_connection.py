@@ -259,21 +259,39 @@ def test_chunks_that_do_not_fit_are_an_error_of_that_request_only() -> None:
         assert send(connection, exchange(3, b"abc")) == b"abc"
 
 
-def test_a_small_answer_may_come_in_its_header() -> None:
+def test_payloads_begin_in_headers_where_the_server_says_so() -> None:
+    sizes, message_bytes = [0, 5, 3 * MIB, 9 * MIB], 2 * MIB
+    with FakeServer(fake.echo, welcome={"message_bytes": message_bytes}) as server:
+        with connected(server.address, chunk_bytes=MIB) as connection:
+            for number, size in enumerate(sizes, start=1):
+                payload = bytes([number]) * size
+                assert send(connection, exchange(number, payload)) == payload
+        assert server.seen.headed[:2] == [0, 5]
+        assert min(server.seen.headed[2:]) >= MIB
+        assert max(server.seen.headed + server.seen.chunk_sizes) < message_bytes
+        assert server.seen.acknowledged[:3] == [1, 2, 3]  # with the requests that follow them
+        assert sum(server.seen.headed) + sum(server.seen.chunk_sizes) == sum(sizes)
+
+
+def test_an_answer_may_begin_in_its_header() -> None:
     def inline(server: FakeServer, frames: fake.Frames, context: Any) -> Iterator[split_pb2.ServerFrame]:
         yield server.greet(frames)
         for header, payload in fake.requests(server, frames):
-            said = {2: len(payload) + 1, 3: len(payload) - 1}.get(header.id, len(payload))
+            said = len(payload) - (header.id == 2)
+            first, rest = (payload[:2], payload[2:]) if header.id == 3 else (payload, b"")
             yield split_pb2.ServerFrame(
-                reply=split_pb2.ReplyHeader(id=header.id, header=b"H", payload_bytes=said, payload=payload)
+                reply=split_pb2.ReplyHeader(id=header.id, header=b"H", payload_bytes=said, payload=first)
             )
+            if rest:
+                yield split_pb2.ServerFrame(chunk=split_pb2.Chunk(id=header.id, offset=len(first), data=rest))
 
     with FakeServer(inline) as server, connected(server.address) as connection:
         assert send(connection, exchange(1, b"abc")) == b"abc"
         assert server.seen.hellos[0].inline_bytes > 0
-        for number in (2, 3):  # all of it, or none
-            with pytest.raises(BadFrame, match=f"answer {number}: 3 bytes beside"):
-                send(connection, exchange(number, b"abc"))
+        assert server.seen.hellos[0].message_bytes > 0
+        with pytest.raises(BadFrame, match="answer 2: a chunk of 3 bytes at 0"):
+            send(connection, exchange(2, b"abc"))
+        assert send(connection, exchange(3, b"abcde")) == b"abcde"
         assert send(connection, exchange(4, b"")) == b""
 
 
