@@ -407,6 +407,7 @@ class Requests:
                 exchange.observers, running.head.observations, exchange.reply.observations
             ),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
+            compiled=exchange.reply.compiled,
             witness=witness,
         )
 

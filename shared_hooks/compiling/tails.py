@@ -102,7 +102,7 @@ class CompiledTails:
             return tail.compiled.get
         fits = not crossing.books and payload.nbytes <= MAX_LIVE_BYTES
         if tail.standing is Standing.CHECKING and fits and self._jobs.empty():
-                self._jobs.put((tail, _Values(crossing, header, bytes(payload))))
+            self._jobs.put((tail, _Values(crossing, header, bytes(payload))))
         return None
 
     def standings(self) -> dict[str, tuple[str, str]]:
