@@ -20,6 +20,7 @@ journal     lines of JSON that outlive their process
 credentials  what this side shows a server
 settings    which server is asked where nobody names one
 handshake   why a connection does not come about, where TLS is the reason
+choosing    which codec every tensor travels with
 request     one request: head, transport, answer; or everything here
 transport   the standing connection
 witness     answers also computed whole here

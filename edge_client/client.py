@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,16 @@ from torch import nn
 
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
+from edge_client.choosing.chooser import Chooser
 from edge_client.dial import check_address
 from edge_client.inputs import InputReader
 from edge_client.inputs.reader import several
 from edge_client.inputs.swallowed import Swallowed
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import AUTO, CLOUD_FILE, EDGE_ONLY
+from edge_client.planning.codecs import Codecs
+from edge_client.planning.link import Link
+from edge_client.planning.loss_table import LossTable
 from edge_client.request import (
     Books,
     Cut,
@@ -55,6 +59,9 @@ CONNECTION_ERRORS: Final = (
     UnknownModel,
     AccessRefused,
 )  # no input's fault: the next would fail, too
+PROBE_SECONDS: Final = 0.4
+PROBE_PATIENCE: Final = 2.0
+"""Of the link, where codecs are chosen at a fixed cut."""
 FAILURES: Final = ("raise", "return")
 """What `EdgeClient.infer_many` may do with one."""
 
@@ -71,10 +78,13 @@ class EdgeClient(Standing):
     runs on the server; "cloud-only-file" to send input files as they are, which the server then reads, "edge-only":
     the whole model here, without a server, or "auto": chosen anew for every request, by ``auto`` (`AutoOptions`), from
     measurements that `open` begins with.
-    `codec` is how frontiers travel (`shared_hooks.codecs`). `metrics` asks for the layers' times on both sides.
-    `deadline`: seconds for a whole request. `connection` has the limits (`ConnectionOptions`): how long to wait for a
-    server, how many requests are between head and answer, and so how many frontiers are in memory; and the
-    `Credentials` that prove who is who.
+    `codec` is how frontiers travel (`shared_hooks.codecs`); "auto": each tensor as it is there the soonest, by measured
+    codecs and link. With a loss only where `calibration` (a file or a table of `edge_client.calibrate`, of these very
+    weights) shows that a cut loses no more than `max_loss` (0.005 or "0.5%"): docs/calibration.md.
+
+    `metrics` asks for the layers' times on both sides. `deadline`: seconds for a whole request. `connection` has the
+    limits (`ConnectionOptions`): how long to wait for a server, how many requests are between head and answer, and so
+    how many frontiers are in memory; and the `Credentials` that prove who is who.
 
     `observers` are the names of those that look at every request, on both sides (`shared_hooks.observers.named`):
     `Answer.observations`. The server must allow them, else the request fails with ObserverRefused.
@@ -86,6 +96,10 @@ class EdgeClient(Standing):
     the whole model here, and the answer says why (`Answer.fallback`). Once nothing was served for
     `connection.patience` (a second where nobody listens at the address), later requests do not wait for it again; the
     server is called beside them until it is back.
+
+    `exact=False` lets the server compute a request as one row of a batch with other clients' (docs/batching.md), where
+    it has proven that rows do not influence each other: more answers a second, and last bits that may differ, as a
+    batch's do. `Answer.company` says how many there were; 1 is exact. What a witness compares is always exact.
 
     What `infer` takes and `Answer.result` is follows the model's spec, as in ``edge-client run`` (docs/python.md);
     ``preprocess``, ``postprocess``, ``labels``, ``call_kwargs`` switch one of its parts off.
@@ -103,11 +117,14 @@ class EdgeClient(Standing):
         split: Cut = "input",
         *,
         codec: str = "raw",
+        calibration: str | Path | LossTable | None = None,
+        max_loss: str | float | None = None,
         metrics: bool = True,
         deadline: float = 60.0,
         observers: Iterable[str] = (),
         witness: float = 0.0,
         fallback: Literal["edge"] | None = None,
+        exact: bool = True,
         lifecycle: Lifecycle | None = None,
         connection: ConnectionOptions | None = None,
         auto: AutoOptions | None = None,
@@ -132,7 +149,12 @@ class EdgeClient(Standing):
         if self.choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):
             what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
-        made = EdgeModel(self.choice, codec=codec, metrics=metrics, observers=observers, lifecycle=lifecycle)
+        chosen = Codecs.of(codec, calibration, max_loss)
+        chooser = None if chosen is None else Chooser(chosen, None if server is None else self._probed)
+        plain = codec if chosen is None else "raw"
+        made = EdgeModel(
+            self.choice, codec=plain, chooser=chooser, metrics=metrics, observers=observers, lifecycle=lifecycle
+        )
         super().__init__(server, made, connection, otherwise=fallback is not None)
         self.requests = Requests(
             self._edge_model,
@@ -143,6 +165,7 @@ class EdgeClient(Standing):
             client_id=self._client_id,
             witness=witness,
             fallback=fallback is not None,
+            exact=exact,
             postprocess=self._postprocess if postprocess and self.spec is not None else None,
         )
         self._reader = InputReader(self.wrapped.model, self.spec, preprocess=preprocess, call_kwargs=call_kwargs)
@@ -226,6 +249,8 @@ class EdgeClient(Standing):
             self._connect()
             self._edge_model.check_cut(self.split)
             self.connect(seconds)
+            if self._edge_model.chooser is not None:
+                self._edge_model.chooser.begin()
         return self
 
     def connect(self, seconds: float | None = None) -> None:
@@ -261,7 +286,14 @@ class EdgeClient(Standing):
     ) -> None:
         self.close()
 
-    def infer(self, *args: Any, split: Cut | None = None, deadline: float | None = None, **kwargs: Any) -> Answer:
+    def infer(
+        self,
+        *args: Any,
+        split: Cut | None = None,
+        deadline: float | None = None,
+        exact: bool | None = None,
+        **kwargs: Any,
+    ) -> Answer:
         """The model's output for ``(*args, **kwargs)``: head here, tail on the server.
 
         An input by itself may be a tensor, a numpy array, a PIL image, a camera's frame (uint8, HWC, RGB), the path or
@@ -269,32 +301,48 @@ class EdgeClient(Standing):
         `Call`, which goes to the model as it is. Pictures and files are read as the spec says.
 
         Raises DeadlineExceeded, ServerUnavailable, UnknownLayer, CutRefused, InputMismatch, ModelFailed, ...
-        (shared_hooks.errors). If the model's own arguments are called ``split`` or ``deadline``, give a `Call`.
+        (shared_hooks.errors). If the model's own arguments are called ``split``, ``deadline`` or ``exact``, give a
+        `Call`.
         """
-        return self.submit(*args, split=split, deadline=deadline, **kwargs).result()
+        return self.submit(*args, split=split, deadline=deadline, exact=exact, **kwargs).result()
 
-    def submit(self, *args: Any, split: Cut | None = None, deadline: float | None = None, **kwargs: Any) -> Pending:
+    def submit(
+        self,
+        *args: Any,
+        split: Cut | None = None,
+        deadline: float | None = None,
+        exact: bool | None = None,
+        **kwargs: Any,
+    ) -> Pending:
         """`infer` in two steps: runs the head, and returns while the rest is under way."""
         stamps, cut, until = Stamps(), self._cut(split), self.until(deadline)
         item = args[0] if len(args) == 1 and not kwargs else None
         if cut in (AUTO, CLOUD_FILE) and item is not None and self._reader.is_file(item):
-            return self._submit(Path(item) if isinstance(item, str) else item, cut, stamps, until)
+            return self._submit(Path(item) if isinstance(item, str) else item, cut, stamps, until, exact=exact)
         if cut == CLOUD_FILE:
             work_of(item if item is not None else args, cut)  # which says what it takes
         call = self._reader.call(args, kwargs)
         if not isinstance(item, torch.Tensor):
             stamps.prepared = now_ns()
-        return self._submit(call, cut, stamps, until)
+        return self._submit(call, cut, stamps, until, exact=exact)
 
-    def _submit(self, item: Any, cut: Cut, stamps: Stamps, until: float, position: Position | None = None) -> Pending:
+    def _submit(
+        self,
+        item: Any,
+        cut: Cut,
+        stamps: Stamps,
+        until: float,
+        position: Position | None = None,
+        exact: bool | None = None,
+    ) -> Pending:
         """``item``: a `Call`; or an input file, where it may be sent as it is."""
         if isinstance(item, Call) and item.kwargs:
             self._swallowed.look(item)
         if cut == AUTO:
             chooser = self._chooser(item)
-            return Pending(chooser.begin(item, until, position, stamps), chooser.finish, chooser.leave)
+            return Pending(chooser.begin(item, until, position, stamps, exact), chooser.finish, chooser.leave)
         work = work_of(item, cut) or item
-        running = self.requests.begin(work, cut, stamps, until, position)
+        running = self.requests.begin(work, cut, stamps, until, position, exact)
         return Pending(running, self.requests.finish, self.requests.cancel)
 
     def _chooser(self, item: Any) -> AutoClient:
@@ -335,6 +383,7 @@ class EdgeClient(Standing):
         *,
         split: Cut | None = None,
         deadline: float | None = None,
+        exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["raise"] = "raise",
     ) -> Iterator[Answer]: ...
@@ -345,6 +394,7 @@ class EdgeClient(Standing):
         *,
         split: Cut | None = None,
         deadline: float | None = None,
+        exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["return"],
     ) -> Iterator[Answer | Failure]: ...
@@ -354,6 +404,7 @@ class EdgeClient(Standing):
         *,
         split: Cut | None = None,
         deadline: float | None = None,
+        exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["raise", "return"] = "raise",
     ) -> Iterator[Answer | Failure]:
@@ -371,7 +422,7 @@ class EdgeClient(Standing):
         iteration early cancels what is under way. Do not change an input before its answer has come: the frontier is
         sent from the input's memory (the checksum detects a change, and the request fails).
         """
-        return self.iterate(inputs, split=split, deadline=deadline, prepare=prepare, failures=failures)
+        return self.iterate(inputs, split=split, deadline=deadline, exact=exact, prepare=prepare, failures=failures)
 
     def iterate(
         self,
@@ -379,6 +430,7 @@ class EdgeClient(Standing):
         *,
         split: Cut | None = None,
         deadline: float | None = None,
+        exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["raise", "return"] = "raise",
         begun: Callable[[Pending], None] = lambda pending: None,
@@ -399,7 +451,7 @@ class EdgeClient(Standing):
             else:
                 item = Call(*prepare(item)) if prepare is not None else self._reader.read(item)
                 stamps.prepared = now_ns()
-            pending = self._submit(item, cut, stamps, until, position)
+            pending = self._submit(item, cut, stamps, until, position, exact)
             begun(pending)
             return pending
 
@@ -436,6 +488,23 @@ class EdgeClient(Standing):
 
         with split_model(model, self, cut, answer=answer, codec=codec) as split:
             yield split
+
+    def codec_link(self, link: Callable[[], Link]) -> None:
+        """Where codecs are chosen: somebody else knows the link from now on, as ``split="auto"`` does."""
+        if self._edge_model.chooser is not None:
+            self._edge_model.chooser.follow(link)
+
+    @property
+    def codecs_chosen_from(self) -> Codecs | None:
+        """With ``codec="auto"``: the codecs, and what they may lose; else None."""
+        return None if self._edge_model.chooser is None else self._edge_model.chooser.codecs
+
+    def _probed(self, sizes: Sequence[int]) -> Link:
+        from edge_client.survey.probing import probe  # only clients that choose codecs
+
+        credentials = self.connection.credentials
+        link, _ = probe(str(self.server), sizes, (0,), PROBE_SECONDS, patience=PROBE_PATIENCE, credentials=credentials)
+        return link
 
     def _cut(self, split: Cut | None) -> Cut:
         return self.split if split is None else split

@@ -38,6 +38,7 @@ verification, report      every cut against the whole model
 wrapped     `WrappedModel`
 compiling   tails whose modules torch.compile has made faster
 observers   looks at modules on either side
+batching    requests of several callers as one batch
 profiling   layers and cuts measured
 showing     what objects say of themselves: a line, a table, a small picture
 version     of all three packages

@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,13 +15,16 @@ from torch import nn
 from cloud_server.entries import ModelEntry, WarmUp
 from cloud_server.limits import FileLimits, Limits
 from cloud_server.models.admission import check_file, check_frontier, check_step
+from cloud_server.models.batching import BatchedTails
 from cloud_server.models.custody import Custody
 from cloud_server.models.decoding import DecodingTails
-from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, owned, room_for
+from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, inexact, room_for
 from cloud_server.models.form import Form, form_of
 from cloud_server.models.frames import KeptFrames
+from cloud_server.models.packing import packed
 from cloud_server.models.warming import warm_up
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
+from shared_hooks.batching import Batches
 from shared_hooks.compiling import CompiledTails
 from shared_hooks.errors import (
     CutRefused,
@@ -101,6 +104,8 @@ class ServedModel:
             for early in self._heads:
                 self.compiled.add(early)
         self._heads = []
+        batches = Batches(self._wrapped, partial(entry.spec.example, device))
+        self.batching = BatchedTails(batches, device, self._custody, self._lifecycle, self._unpacked, self._tail)
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
@@ -143,6 +148,7 @@ class ServedModel:
         self._decoding.close(why)
         if self.compiled is not None:
             self.compiled.close()
+        self.batching.batches.close()
         self._wrapped.detach()
 
     @property
@@ -194,20 +200,34 @@ class ServedModel:
 
     def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
         """The tail on one payload, in whose memory it may work. Raises ModelFailed with the model's error as cause."""
+        substitutes = self._substitutes(crossing, header, payload, want_metrics)
+        return self._tail(*self._unpacked(crossing, header, payload), want_metrics, substitutes)
+
+    def _substitutes(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool
+    ) -> Substitutes | None:
+        """Compiled modules for this request's tail, if it allows other last bits; inside of one nothing is measured."""
+        if self.compiled is None or want_metrics or not inexact.get():
+            return None
+        if self._custody.mended:
+            self.compiled.give_up("the model had changed in memory")
+        return self.compiled.of(crossing, header, payload)
+
+    def _unpacked(self, crossing: Crossing, header: bytes, payload: memoryview) -> tuple[EarlyOutput, int]:
+        """The frontier, and the nanoseconds that it took to unpack."""
         self.check_cut(crossing)  # it may have been admitted while no model was there to ask
-        substitutes = None
-        if self.compiled is not None and not want_metrics:  # inside of a compiled module nothing is measured
-            if self._custody.mended:
-                self.compiled.give_up("the model had changed in memory")
-            substitutes = self.compiled.of(crossing, header, payload)
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
         bound = crossing.bound_to(self._frames.of(payer.get(), crossing.digest)) if crossing.books else None
         most = payload.nbytes + crossing.payload_bytes
         early = EarlyOutput.unpack(crossing, header, payload, most, disposable=True, bound=bound)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=early)
-        decoded = time.perf_counter_ns()
-        return self._run(decoded - started, want_metrics, early, start=crossing.layer_id, substitutes=substitutes)
+        return early, time.perf_counter_ns() - started
+
+    def _tail(
+        self, early: EarlyOutput, decode_ns: int, want_metrics: bool, substitutes: Substitutes | None = None
+    ) -> Computed:
+        return self._run(decode_ns, want_metrics, early, start=early.layer_id, substitutes=substitutes)
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
@@ -290,17 +310,12 @@ class ServedModel:
         forward = self._wrapped.get_forward_metrics() if want_metrics else None
         if start is None:
             self._lifecycle.emit(Stage.AFTER_TAIL, split=FILE, output=output)
-        self._lifecycle.emit(Stage.BEFORE_ENCODE, value=output)
-        parcel = Parcel.of_value(output)
-        self._lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
-        return Computed.of(
-            parcel.header,
-            owned(parcel),
-            parcel.nbytes,
+        return packed(
+            self._lifecycle,
+            output,
             decode_ns=decode_ns,
             inject_ns=durations.get("inject", 0),
             compute_ns=durations.get("compute", durations.get("whole", 0)) + computed - returned,
-            encode_ns=time.perf_counter_ns() - computed,
             layers=layers,
             forward=forward,
             transforms=names,

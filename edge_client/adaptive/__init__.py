@@ -4,8 +4,6 @@ beginning      profiles, link and controller, and the client that uses them
 options        `AutoOptions`: what it goes by
 client         `AutoClient`: asks the controller, runs, reports what that took
 controller     which way to run now: pure, observations and the time are passed in
-link_estimate  the link's speed now, from real transfers
-tracker        a number estimated from noisy observations
 hedge          the whole model here, beside a request that is late
 monitor        probes and calls the server, when no request shows the link
 decisions      what was decided, with its numbers

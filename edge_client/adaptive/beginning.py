@@ -17,6 +17,7 @@ from edge_client.call import Call
 from edge_client.client import EdgeClient
 from edge_client.load import Load
 from edge_client.model_choice import Inputs
+from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.predict import predict
 from edge_client.screen.progress import in_notebook
@@ -55,7 +56,8 @@ def begin(
         edge_profile=_text(options.edge_profile),
         cloud_profile=_text(options.cloud_profile),
         seconds=options.profile_seconds,
-        codec=client.codec,
+        codec="raw" if client.codecs_chosen_from else client.codec,
+        codecs=client.codecs_chosen_from,
         file=_text(file),
     )
     gathered = _gather(loaded, wanted, options, client.connection.patience)
@@ -64,7 +66,7 @@ def begin(
         client.connect()
     chooser = AutoClient(
         client,
-        _controller(options, gathered),
+        _controller(options, gathered, client.codecs_chosen_from),
         prepare=prepare,
         local=_fits(options, gathered.edge if isinstance(gathered, Gathered) else gathered),
         connect=None if isinstance(gathered, Gathered) else _connector(loaded, wanted, gathered),
@@ -112,7 +114,7 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
         assert server is not None
         known = loaded.spec.model_id, wanted.warmup, wanted.repetitions, wanted.seconds
         how: dict[str, Any] = {"patience": FIRST_CALL_SECONDS, "credentials": wanted.credentials}
-        data = fetch_profile(server, *known, on_progress, **how)
+        data = fetch_profile(server, *known, on_progress, codecs=wanted.measured, **how)
         cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
         profile_file.check(cloud, edge.model)
         sizes, answers = probe_sizes(edge, None), (0, cloud.answer_bytes)
@@ -122,13 +124,14 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
     return connect
 
 
-def _controller(options: AutoOptions, found: Gathered | Profile) -> SplitController:
+def _controller(options: AutoOptions, found: Gathered | Profile, codecs: Codecs | None) -> SplitController:
     make = partial(
         SplitController,
         objective=options.goal,
         constraints=options.constraints,
         partitioner=options.decider,
         option=options.option,
+        codecs=codecs,
     )
     if not isinstance(found, Gathered):
         return make(found)

@@ -24,9 +24,11 @@ from edge_client.adaptive.hedge import Hedge, expected_ns, is_late
 from edge_client.adaptive.monitor import Connect, ServerMonitor
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
+from edge_client.choosing.belief import UNKNOWN
 from edge_client.client import EdgeClient
 from edge_client.model_choice import Inputs
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.planning.link import Link
 from edge_client.request import NOT_SERVED, Done, Position, Running, in_order
 from edge_client.transport import Exchange, Stamps, State, now_ns
 from shared_hooks.errors import AccessRefused, CutRefused, SpecError
@@ -53,6 +55,7 @@ class Flight:
     stamps: Stamps
     until: float
     running: Running | Done
+    exact: bool | None = None  # None: as the client has it
     bytes_ahead: int = 0
     hedged: Future[Answer] | None = None
 
@@ -104,6 +107,7 @@ class AutoClient:
         self._allowed: frozenset[str] | None = None  # the cuts that the controller knows to be allowed
         self._known_refused: set[str] = set()  # cuts out of use that the controller knows of
         self.monitor = ServerMonitor(client, controller, self.lock, self.decisions, connect)
+        client.codec_link(self._link)
 
     def __repr__(self) -> str:
         held = self._cut or "nothing yet"
@@ -151,13 +155,28 @@ class AutoClient:
 
     # One request
 
-    def begin(self, item: Any, until: float, position: Position | None = None, stamps: Stamps | None = None) -> Flight:
+    def begin(
+        self,
+        item: Any,
+        until: float,
+        position: Position | None = None,
+        stamps: Stamps | None = None,
+        exact: bool | None = None,
+    ) -> Flight:
         """Chooses, and runs what is to run here. ``until``: as of `EdgeClient.until`; ``stamps``: of a call before."""
-        flight = self._send(item, None, stamps or Stamps(), until, position)
+        flight = self._send(item, None, stamps or Stamps(), until, position, exact)
         self._flying.append(flight)
         return flight
 
-    def _send(self, item: Any, call: Call | None, stamps: Stamps, until: float, position: Position | None) -> Flight:
+    def _send(
+        self,
+        item: Any,
+        call: Call | None,
+        stamps: Stamps,
+        until: float,
+        position: Position | None,
+        exact: bool | None,
+    ) -> Flight:
         """Choose, and begin there. A cut that a witness takes out of use just then is chosen once, and not again."""
         tried: set[str] = set()
         while True:
@@ -168,13 +187,14 @@ class AutoClient:
             work: Call | Path = self._path(item) if call is None else call
             ahead = sum(_unsent(flight) for flight in self._flying)
             try:
-                running = self.client.requests.begin(work, name, stamps, until, position)
+                codec = choice.candidate.codec if name == choice.candidate.name else ""
+                running = self.client.requests.begin(work, name, stamps, until, position, exact, codec)
             except CutRefused:
                 if name in tried or not self._is_refused(name):
                     raise
                 tried.add(name)
                 continue
-            return Flight(item, call, choice, stamps, until, running, ahead)
+            return Flight(item, call, choice, stamps, until, running, exact, ahead)
 
     def _choose(self, item: Any) -> tuple[Choice, str]:
         """What the controller says, and where that is for this item."""
@@ -276,7 +296,7 @@ class AutoClient:
         began = old.called if old.prepared is None else old.prepared
         stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
         stamps.retry_ns = now_ns() - began - old.aside_ns
-        new = self._send(flight.item, flight.call, stamps, flight.until, position)
+        new = self._send(flight.item, flight.call, stamps, flight.until, position, flight.exact)
         flight.call, flight.choice, flight.stamps = new.call, new.choice, new.stamps
         flight.running, flight.bytes_ahead, flight.hedged = new.running, new.bytes_ahead, None
         return self._answer(flight)
@@ -292,7 +312,7 @@ class AutoClient:
         elapsed = self._waited(exchange)
         candidate = flight.choice.candidate
         with self.lock:
-            self.controller.observe_slow(now_ns(), candidate.name, exchange.bytes_up, elapsed)
+            self.controller.observe_slow(now_ns(), candidate.key, exchange.bytes_up, elapsed)
         if self._local and running.connection.is_silent:
             self._start_hedge(flight, "the server does not say that it lives")
         elif self._local and is_late(candidate, elapsed):
@@ -305,7 +325,7 @@ class AutoClient:
         return 0 if handed is None else now_ns() - max(handed, self._last_finished)
 
     def _start_hedge(self, flight: Flight, why: str) -> None:
-        self.decisions.event("hedge", candidate=flight.choice.candidate.name, reason=why)
+        self.decisions.event("hedge", candidate=flight.choice.candidate.key, reason=why)
         old = flight.stamps
         assert isinstance(flight.running, Running)
         about = flight.running.about
@@ -321,13 +341,13 @@ class AutoClient:
 
     def _local_answer(self, flight: Flight, running: Running) -> Answer:
         assert flight.hedged is not None
-        exchange, name = running.exchange, flight.choice.candidate.name
+        exchange, key = running.exchange, flight.choice.candidate.key
         try:
             answer = flight.hedged.result()
             if not exchange.settled and not exchange.interruptions:
                 waited = self._waited(exchange)
                 with self.lock:
-                    self.controller.observe_slow(now_ns(), name, exchange.bytes_up, waited, given_up=True)
+                    self.controller.observe_slow(now_ns(), key, exchange.bytes_up, waited, given_up=True)
         finally:
             self.client.requests.cancel(running, "it was answered on this side first")
         return answer
@@ -350,14 +370,17 @@ class AutoClient:
     # What it tells
 
     def _observe(self, flight: Flight, answer: Answer) -> None:
-        now, times, name = now_ns(), answer.times, flight.choice.candidate.name
+        now, times, key = now_ns(), answer.times, flight.choice.candidate.key
         with self.lock:
             if answer.split == EDGE_ONLY:
                 self.controller.observe_edge(now, EDGE_ONLY, times.edge_compute)
                 return
-            self.controller.observe_edge(now, name, times.edge_compute)
+            self.controller.observe_edge(now, key, times.edge_compute)
             tail = times.server - times.server_queue
-            self.controller.observe_server(now, name, tail, times.server_queue)
+            self.controller.observe_server(now, key, tail, times.server_queue)
+            chosen = flight.choice.candidate
+            if chosen.codec and answer.split == ("input" if chosen.name == CLOUD_ONLY else chosen.name):
+                self.controller.observe_bytes(key, answer.bytes_up)
             if answer.sends == 1 and not times.retry:
                 network = times.send_wait + times.network
                 self.controller.observe_transfer(now, answer.bytes_up, answer.bytes_down, network, flight.bytes_ahead)
@@ -366,6 +389,10 @@ class AutoClient:
         self.monitor.gone(why, seconds)
 
     # Inputs
+
+    def _link(self) -> Link:
+        with self.lock:
+            return self.controller.link or UNKNOWN
 
     def _is_file(self, item: Any) -> bool:
         return self._prepare is not None and isinstance(getattr(item, "path", item), Path)

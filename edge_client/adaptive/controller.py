@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_client.adaptive.link_estimate import FLOOR, LinkEstimate
-from edge_client.adaptive.tracker import Tracker
 from edge_client.load import Load
 from edge_client.modes import EDGE_ONLY
 from edge_client.planning.calibration import Calibration
 from edge_client.planning.candidate import Candidate, undominated
+from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
+from edge_client.planning.link_estimate import FLOOR, LinkEstimate
 from edge_client.planning.objective import Constraints, Objective, decide
 from edge_client.planning.partitioners import Partitioner, Situation
 from edge_client.planning.predict import Power, predict
+from edge_client.planning.tracker import Tracker
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput, Profile
 
@@ -45,7 +46,9 @@ class Choice:
     """What to run the next request with."""
 
     candidate: Candidate
-    """``candidate.name`` is what ``split=`` takes; its stages are predicted with what is known now."""
+    """``candidate.name`` is what ``split=`` takes, ``candidate.codec`` what was chosen with it; its stages are
+    predicted with what is known now.
+    """
     moved: bool
     """Whether it is another than the last choice: log ``reason`` and ``numbers`` then."""
     reason: str
@@ -98,7 +101,12 @@ class SplitController:
         steady: Steady | None = None,
         partitioner: Partitioner | None = None,
         option: str | None = None,
+        codecs: Codecs | None = None,
     ) -> None:
+        """``codecs``: those to choose from with the cut; None: all requests use one."""
+        self._codecs = codecs
+        self._keys: frozenset[str] | None = None  # of the candidates that may be the best one some day
+        self._seen_bytes: dict[str, Tracker] = {}
         self._all_edge = self._edge = edge
         self._objective = objective or Objective()
         self._constraints = constraints or Constraints()
@@ -123,6 +131,7 @@ class SplitController:
         self._fresh = False  # a sudden change was seen since the last choice
         self._promised: dict[str, float] = {}
         self._probed = self._goodput_seen = -LONG_AGO
+        self._probe_over = -LONG_AGO
         self._replaced = self._lured = -LONG_AGO  # when a probe changed the belief, and when a move followed from that
         self._probe_floor = FLOOR
         self._doubt_waits = PROBE_SOON
@@ -139,41 +148,41 @@ class SplitController:
         if self._partitioner is not None and self._there:
             return self._ask(self._partitioner, candidates)
         best, scores = self._decide(candidates)
-        by_name = {one.name: one for one in candidates}
+        by_key = {one.key: one for one in candidates}
         held = self._held
         pick, reason = best, "the first choice"
         if held is not None:
-            pick, reason = by_name[best.name], ""
-            if held not in by_name or held not in scores:
+            pick, reason = by_key[best.key], ""
+            if held not in by_key or held not in scores:
                 reason = "no server" if not self._there else f"{held} is not allowed any more"
-            elif not self._should_move(now, scores[held], scores[best.name], best.name):
-                pick = by_name[held]
+            elif not self._should_move(now, scores[held], scores[best.key], best.key):
+                pick = by_key[held]
                 reason = "held"
             else:
-                percent = 100 * (1 - scores[best.name] / scores[held])
-                reason = f"{best.name} is {percent:.0f} % better than {held} in {self._objective}"
-        moved = pick.name != held
+                percent = 100 * (1 - scores[best.key] / scores[held])
+                reason = f"{best.key} is {percent:.0f} % better than {held} in {self._objective}"
+        moved = pick.key != held
         if moved:
             if now - self._lured < REGRET:  # a probe promised more than requests got: a bucket let it pass
                 self._probe_floor = min(2 * self._probe_floor, LARGEST_FLOOR)
             self._lured = now if now - self._replaced < PROBE_EVERY else -LONG_AGO
             if held is not None:
                 self._moves.append(now)
-            self._held, self._better = pick.name, None
+            self._held, self._better = pick.key, None
         self._fresh = False
-        self._promised[pick.name] = pick.latency_ns
-        return Choice(pick, moved, reason, self._numbers(pick, by_name.get(held or ""), held, best))
+        self._promised[pick.key] = pick.latency_ns
+        return Choice(pick, moved, reason, self._numbers(pick, by_key.get(held or ""), held, best))
 
     def _ask(self, partitioner: Partitioner, candidates: Sequence[Candidate]) -> Choice:
         decision = partitioner.decide(
             Situation(candidates, self._objective, self._constraints, self._edge, self._cloud, self._option)
         )
         pick, held = decision.winner, self._held
-        before = next((one for one in candidates if one.name == held), None)
-        self._held = pick.name
-        self._promised[pick.name] = pick.latency_ns
+        before = next((one for one in candidates if one.key == held), None)
+        self._held = pick.key
+        self._promised[pick.key] = pick.latency_ns
         best = decision.ranking[0] if decision.ranking else pick
-        return Choice(pick, pick.name != held, decision.objective, self._numbers(pick, before, held, best))
+        return Choice(pick, pick.key != held, decision.objective, self._numbers(pick, before, held, best))
 
     def refuse(self, name: str) -> None:
         """Never choose this candidate again: its answers were found wrong. Nothing for EDGE_ONLY."""
@@ -195,8 +204,8 @@ class SplitController:
             return kept
         return [one for one in kept if one.name == EDGE_ONLY or one.name in self._allowed]
 
-    def _should_move(self, now: int, held: float, best: float, name: str) -> bool:
-        if name == self._held or best >= held:
+    def _should_move(self, now: int, held: float, best: float, key: str) -> bool:
+        if key == self._held or best >= held:
             self._better = None
             return False
         steady = self._steady
@@ -226,12 +235,15 @@ class SplitController:
             power=self._power,
             edge_factor=self._edge_factor.value,
             server_factor=self._server_factor.value,
+            codecs=self._codecs,
+            keys=self._keys,
+            bytes_up={key: seen.value for key, seen in self._seen_bytes.items()},
         )
         return self._usable(found)
 
     def _decide(self, candidates: Sequence[Candidate]) -> tuple[Candidate, Mapping[str, float]]:
         if not self._there:  # it is this or nothing, whatever the constraints
-            return candidates[0], {candidates[0].name: 0.0}
+            return candidates[0], {candidates[0].key: 0.0}
         decision = decide(candidates, self._objective, self._constraints)
         return decision.winner, decision.scores
 
@@ -243,7 +255,7 @@ class SplitController:
             "predicted_ms": pick.latency_ns / 1e6,
             "held": held_name,
             "held_ms": held.latency_ns / 1e6 if held else None,
-            "best": best.name,
+            "best": best.key,
             "best_ms": best.latency_ns / 1e6,
             "up_bytes_per_second": up,
             "down_bytes_per_second": down,
@@ -261,6 +273,8 @@ class SplitController:
         """
         if self._estimate is None:
             return
+        if network_ns > self._estimate.ns(bytes_up, bytes_down) and self._behind_a_probe(now - network_ns):
+            return
         bytes_up += bytes_ahead
         if self._estimate.speaks_of_goodput(bytes_up, bytes_down):
             self._goodput_seen = now
@@ -268,18 +282,37 @@ class SplitController:
         if self._estimate.observe(bytes_up, bytes_down, max(1.0, network_ns - overhead)):
             self._changed()
 
-    def observe_edge(self, now: int, name: str, head_ns: int) -> None:
+    def _behind_a_probe(self, began: int) -> bool:
+        """Whether a request that was handed over then had a probe's bytes before it: its slowness says nothing."""
+        return began < self._probe_over
+
+    def observe_bytes(self, key: str, bytes_up: int) -> None:
+        """A request of this candidate took so many: how small a codec makes a frontier depends on what is in it."""
+        if self._codecs is None or key == EDGE_ONLY:
+            return
+        seen = self._seen_bytes.get(key)
+        if seen is None:
+            self._seen_bytes[key] = Tracker(bytes_up)
+        else:
+            seen.observe(bytes_up)
+
+    @property
+    def link(self) -> Link | None:
+        """As it is believed to be now; None before there was a server."""
+        return None if self._estimate is None else self._estimate.link
+
+    def observe_edge(self, now: int, key: str, head_ns: int) -> None:
         """The candidate's head (EDGE_ONLY: the whole model) took so long here."""
         whole = self._all_edge.alone_ns.middle
-        profiled = self._heads.get(name)
+        profiled = self._heads.get(key)
         if profiled is not None:
             self._observe_side(self._edge_factor, head_ns, profiled, whole)
 
-    def observe_server(self, now: int, name: str, tail_ns: int, queue_ns: int) -> None:
+    def observe_server(self, now: int, key: str, tail_ns: int, queue_ns: int) -> None:
         """The server's decode, inject, compute and encode, and the wait before them."""
         if self._cloud is None:
             return
-        profiled = self._tails.get(name)
+        profiled = self._tails.get(key)
         if profiled is not None:
             self._observe_side(self._server_factor, tail_ns, profiled, self._cloud.alone_ns.middle)
         self._queue.observe(queue_ns)
@@ -289,19 +322,21 @@ class SplitController:
         if factor.observe((measured + small * factor.value) / (profiled + small)):
             self._changed()
 
-    def observe_slow(self, now: int, name: str, bytes_up: int, elapsed_ns: int, *, given_up: bool = False) -> None:
+    def observe_slow(self, now: int, key: str, bytes_up: int, elapsed_ns: int, *, given_up: bool = False) -> None:
         """A request of ``bytes_up`` was handed over ``elapsed_ns`` ago and is not answered yet: the link can be no
         faster than that. Call it every 50 ms or so while waiting; what is too early to mean something is ignored,
         unless the request was ``given_up``, so that nothing more will be known of it.
         """
-        if self._estimate is None or not (given_up or self._is_late(name, elapsed_ns)):
+        if self._estimate is None or not (given_up or self._is_late(key, elapsed_ns)):
             return
-        tail = self._tails.get(name, 0.0) * self._server_factor.value
+        if self._behind_a_probe(now - elapsed_ns):
+            return
+        tail = self._tails.get(key, 0.0) * self._server_factor.value
         self._estimate.bound(bytes_up, elapsed_ns - tail - self._queue.value)
         self._changed()
 
-    def _is_late(self, name: str, elapsed_ns: int) -> bool:
-        promised = self._promised.get(name)
+    def _is_late(self, key: str, elapsed_ns: int) -> bool:
+        promised = self._promised.get(key)
         return promised is not None and elapsed_ns > self._steady.worse * promised + SECOND // 50
 
     def _changed(self) -> None:
@@ -316,6 +351,7 @@ class SplitController:
         if self._estimate is None:
             return
         self._take_load(load)
+        self._probe_over = now
         if self._estimate.replace(link):
             self._replaced = now
             if self._held == EDGE_ONLY:  # else real transfers have the word
@@ -378,9 +414,10 @@ class SplitController:
             file_crosses=self._file_crosses,
             calibration=self._calibration,
             power=self._power,
+            codecs=self._codecs,
         )
-        self._heads = {one.name: one.stages_ns["edge"] for one in whole if "edge" in one.stages_ns}
-        self._tails = {one.name: one.server_ns for one in whole if one.bytes_up}
+        self._heads = {one.key: one.stages_ns["edge"] for one in whole if "edge" in one.stages_ns}
+        self._tails = {one.key: one.server_ns for one in whole if one.bytes_up}
         self._predicted = whole
         self._narrow()
         self._cloud, self._there = cloud, True
@@ -392,7 +429,9 @@ class SplitController:
     def _narrow(self) -> None:
         """Predict only those cuts that may be the best one some day; all of them for a partitioner, which may ask."""
         if self._predicted and self._partitioner is None:
-            kept = {one.layer_id for one in undominated(self._usable(self._predicted))}
+            best = undominated(self._usable(self._predicted))
+            kept = {one.layer_id for one in best}
+            self._keys = None if self._codecs is None else frozenset(one.key for one in best)
             self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.layer_id in kept))
 
     def _take_load(self, load: Load | None) -> None:

@@ -59,7 +59,10 @@ class Decisions:
     def choice(self, choice: Choice) -> None:
         """Where the next request runs."""
         level = logging.INFO if choice.moved else logging.DEBUG
-        known = {"candidate": choice.candidate.name, "moved": choice.moved, "reason": choice.reason}
+        known: dict[str, Any] = {"candidate": choice.candidate.name}
+        if choice.candidate.codec:
+            known["codec"] = choice.candidate.codec
+        known |= {"moved": choice.moved, "reason": choice.reason}
         self._add("choice", {**known, **choice.numbers}, level)
 
     def event(self, kind: str, level: int = logging.INFO, **known: Any) -> None:

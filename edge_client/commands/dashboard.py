@@ -66,6 +66,8 @@ def _work(options: argparse.Namespace, server: str | None, items: Sequence[Input
             server,
             choice.with_spec(spec),
             codec=options.codec,
+            calibration=options.calibration,
+            max_loss=options.max_loss,
             deadline=options.deadline,
             observers=options.observers,
             lifecycle=configured(options.config, options.log_level, options.log_format),

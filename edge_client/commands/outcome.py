@@ -49,6 +49,12 @@ class Outcome:
         assert layer_id is not None
         return "before the first layer" if layer_id < 0 else f"after layer {layer_id} ({name})"
 
+    @property
+    def codec(self) -> str:
+        """What its tensors travelled with; empty where nothing did."""
+        assert self.answer is not None
+        return "+".join(dict.fromkeys(self.answer.codecs))
+
     def line(self, width: int) -> str:
         """One line per row: file, label, score, and what is known of the truth."""
         name = printable(self.item.name).ljust(width)
@@ -92,6 +98,8 @@ class Outcome:
             "forward_cloud": self.answer.forward_cloud.as_dict() if self.answer.forward_cloud else None,
             "observations": dict(self.answer.observations),
             "transforms": list(self.answer.transforms),
+            "codecs": list(self.answer.codecs),
             "witness": self.answer.witness.as_dict() if self.answer.witness else None,
             "fallback": self.answer.fallback or None,
+            "company": self.answer.company,
         }

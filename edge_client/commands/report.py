@@ -47,6 +47,8 @@ class Totals:
     paced_times: Times = field(default_factory=Times)
     cuts: dict[str, int] = field(default_factory=dict)
     """Where inputs were cut, in words, and how many."""
+    codecs: dict[str, int] = field(default_factory=dict)
+    """What frontiers travelled with, and how many."""
     layers: dict[tuple[int | None, str], None] = field(default_factory=dict)
     """The same by id and name."""
     transforms: dict[str, None] = field(default_factory=dict)
@@ -77,6 +79,8 @@ class Totals:
             self.paced_ns += outcome.measured_ns
             self.paced_times = Times.total((self.paced_times, outcome.times))
         self.cuts[outcome.cut] = self.cuts.get(outcome.cut, 0) + 1
+        if outcome.codec:
+            self.codecs[outcome.codec] = self.codecs.get(outcome.codec, 0) + 1
         self.layers[answer.layer_id, answer.split] = None
         self.transforms.update(dict.fromkeys(answer.transforms))
 
@@ -175,6 +179,7 @@ class Report:
             "measured_ns": totals.measured_ns,
             "times_ns": totals.times.as_dict(),
             "pace": self._pace.as_dict(),
+            "codecs": dict(totals.codecs),
             "witness": witnesses.as_dict(self._witnessed, self._witness, self.refused) if self._witness else None,
         }
 
@@ -241,6 +246,10 @@ class Report:
             many = len(totals.cuts) > 1
             where = ", ".join(f"{cut}{f': {count} inputs' if many else ''}" for cut, count in totals.cuts.items())
             up, down = totals.bytes_up / totals.answered, totals.bytes_down / totals.answered
+            if set(totals.codecs) - {"raw"}:
+                several = len(totals.codecs) > 1
+                each = (f"{name}{f': {count} inputs' if several else ''}" for name, count in totals.codecs.items())
+                where += f"; codec {', '.join(each)}"
             lines.append(f"cut {where}; per input {size(round(up))} up, {size(round(down))} down")
         if totals.fallen:
             lines.append(f"{totals.fallen} answered on the edge, for the server did not: {one_line(totals.why_fallen)}")

@@ -5,6 +5,8 @@ predict      profiles, link, load -> candidates
 objective    what "best" means
 explain      a decision as text
 link         what a link carries
+link_estimate  ... now, from real transfers
+tracker      a number estimated from noisy observations
 speed        how fast a link is, with its spread
 calibration  predictions corrected by measurements
 codecs       which codecs may be used where, for the loss that is allowed

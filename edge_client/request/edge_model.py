@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from edge_client.call import Call
+from edge_client.choosing.chooser import Chooser
 from edge_client.inputs.unfit import another_size, unfit
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY, WORDS
@@ -22,6 +23,7 @@ from edge_client.request.only_head import OnlyHead
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
+from shared_hooks.codecs import Codec
 from shared_hooks.codecs.basis import Book, Frames
 from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -57,6 +59,7 @@ class Head:
     observations: Observations = field(default_factory=dict)
     transforms: tuple[str, ...] = ()
     frame: Frame | None = None  # where others may refer to it
+    decoding_ns: float = 0.0  # what the server is expected to take to decode it, where codecs are chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,13 @@ class EdgeModel:
         choice: ModelChoice,
         *,
         codec: str = "raw",
+        chooser: Chooser | None = None,
         metrics: bool = True,
         observers: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
     ) -> None:
         self.codec = codecs.check(codec)
+        self.chooser = chooser
         self.books: dict[str, Books] = {}
         self.frames = SentFrames()
         self._with_books: dict[str, Crossing] = {}
@@ -147,12 +152,18 @@ class EdgeModel:
         return sides
 
     def greeting(self, client_id: str) -> split_pb2.ClientFrame:
-        """Plan the example, hash the weights: what the server must agree on."""
+        """Plan the example, hash the weights: what the server must agree on.
+
+        Raises SpecError for a calibration of other weights.
+        """
+        weights_hash, structure_digest = self.wrapped.weights_hash(), self.wrapped.structure_digest()
+        if self.chooser is not None:
+            self.chooser.codecs.check(weights_hash, structure_digest)
         return wire.hello_frame(
             client_id=client_id,
             model_id=self.model_id,
-            weights_hash=self.wrapped.weights_hash(),
-            structure_digest=self.wrapped.structure_digest(),
+            weights_hash=weights_hash,
+            structure_digest=structure_digest,
             plan_digest=self.plan_example(),
             environment=self.wrapped.environment(),
             about={"torch": torch.__version__, "python": platform.python_version(), "device": str(self.device)},
@@ -188,8 +199,12 @@ class EdgeModel:
         except Exception as error:
             raise self._failed(error, self.model_id, args, kwargs) from error
 
-    def head(self, call: Call, cut: Cut, stamps: Stamps) -> Head:
+    def head(
+        self, call: Call, cut: Cut, stamps: Stamps, offered: Collection[str] = wire.FIRST_CODECS, codec: str = ""
+    ) -> Head:
         """Run the model up to ``cut`` and pack what crosses; stamps `computed` and `packed`.
+
+        ``offered``: the server's codecs, ``codec``: one that was chosen with the cut, where they are chosen.
 
         Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
         """
@@ -203,11 +218,17 @@ class EdgeModel:
         self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
         if (books := self.books.get(early.layer_name)) is not None:
             early = replace(early, crossing=self._by_books(early.crossing, books))
-        codec, frame = self.frames.codecs(early) if self.codec == Frames.name else (self.codec, None)
-        outgoing = wire.outgoing(early, codec)
+        packing: str | Sequence[Codec] = self.codec
+        frame = None
+        if self.chooser is not None:
+            packing = self.chooser.choose(early, offered, codec or None)
+        elif self.codec == Frames.name:
+            packing, frame = self.frames.codecs(early)
+        outgoing = wire.outgoing(early, packing)
+        decoding_ns = 0.0 if self.chooser is None else self.chooser.decoding_ns(early, outgoing.codecs)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
-        return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed, frame)
+        return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed, frame, decoding_ns)
 
     def _by_books(self, crossing: Crossing, books: Books) -> Crossing:
         """The cut with its books, made once; as it is where other pieces cross than when these were learnt."""

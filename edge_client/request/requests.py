@@ -28,6 +28,7 @@ from edge_client.transport import (
     wire,
 )
 from edge_client.witness import INPUT, Kept, Witness, Witnesses
+from shared_hooks.codecs import CODECS
 from shared_hooks.errors import (
     AccessRefused,
     Cancelled,
@@ -68,6 +69,9 @@ class Running:
     kept: Kept | None = None  # for a witness
     over: bool = False  # hooks have heard how it ended, or will
     again: Running | None = None  # what was begun in its place
+    exact: bool = True
+    codec: str = ""  # chosen with the cut
+    bytes_ahead: int = 0  # of requests that were to be sent before it, where codecs are chosen
 
     @property
     def settled(self) -> bool:
@@ -96,9 +100,13 @@ class Requests:
         client_id: str = "",
         witness: float = 0.0,
         fallback: bool = False,
+        exact: bool = True,
         postprocess: Callable[[Any], Any] | None = None,
     ) -> None:
-        """``fallback``: what the server does not answer is answered here. ``postprocess``: output -> result."""
+        """``fallback``: what the server does not answer is answered here. ``exact``: of requests that do not say
+        whether a batch's last bits will do. ``postprocess``: output -> result.
+        """
+        self._exact = exact
         self._postprocess = postprocess
         self._edge_model = edge_model
         self._fallback = fallback
@@ -109,17 +117,27 @@ class Requests:
         self._max_answer_bytes = max_answer_bytes
         self.lifecycle = edge_model.lifecycle
         self._ids = itertools.count(1)
+        self._sending: list[Exchange] = []
         self._client_id = client_id
         self._singles = itertools.count()
         self._places = threading.Semaphore(max_in_flight)
 
     def begin(
-        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, position: Position | None = None
+        self,
+        work: Call | Path,
+        cut: Cut,
+        stamps: Stamps,
+        until: float,
+        position: Position | None = None,
+        exact: bool | None = None,
+        codec: str = "",
     ) -> Running | Done:
         """Wait for a place, run the head, submit; or, without a cut, run everything. A path is sent as it is.
 
-        ``position``: where in its run the input is; None for one by itself.
+        ``position``: where in its run the input is; None for one by itself. ``codec``: chosen with the cut, where
+        codecs are chosen.
         """
+        exact = self._exact if exact is None else exact
         if cut == EDGE_ONLY:
             assert isinstance(work, Call)
             return Done(self.local(work, stamps, position))
@@ -133,13 +151,21 @@ class Requests:
                     self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
                     self._over(about, answer=answer)
                     return Done(answer)
-                return self._begin(work, cut, stamps, until, about)
+                return self._begin(work, cut, stamps, until, about, exact, codec=codec)
         except BaseException as error:
             self._over(about, error)
             raise
 
     def _begin(
-        self, work: Call | Path, cut: Cut, stamps: Stamps, until: float, about: About, before: Running | None = None
+        self,
+        work: Call | Path,
+        cut: Cut,
+        stamps: Stamps,
+        until: float,
+        about: About,
+        exact: bool,
+        before: Running | None = None,
+        codec: str = "",
     ) -> Running:
         """``before``: the attempt that this one repeats."""
         connection = self._connect()
@@ -150,16 +176,28 @@ class Requests:
             if isinstance(work, Path):
                 head = self._edge_model.file(work, stamps)
             else:
-                head = self._edge_model.head(work, "input" if cut == CLOUD_ONLY else cut, stamps)
+                offered = wire.FIRST_CODECS if connection.welcome is None else wire.codecs_of(connection.welcome)
+                head = self._edge_model.head(work, "input" if cut == CLOUD_ONLY else cut, stamps, offered, codec)
             id = about.id if before is None else next(self._ids)  # the server has answered the old one
-            exchange = self._exchange(id, head.outgoing, stamps, until, about)
+            # what is compared with the whole model here is to be that, bit for bit
+            together = not (exact or kept is not None)
+            exchange = self._exchange(id, head.outgoing, stamps, until, about, together)
         except BaseException:
             self._places.release()
             raise
+        ahead = self._bytes_ahead()
+        self._sending.append(exchange)
         connection.submit(exchange)
-        return Running(connection, exchange, work, cut, head, about, kept)
+        return Running(connection, exchange, work, cut, head, about, kept, exact=exact, codec=codec, bytes_ahead=ahead)
 
-    def _exchange(self, id: int, outgoing: Outgoing, stamps: Stamps, until: float, about: About) -> Exchange:
+    def _bytes_ahead(self) -> int:
+        """Of requests that have still to be sent, and take the link first."""
+        self._sending = [one for one in self._sending if one.stamps.last_sent is None and not one.settled]
+        return sum(one.bytes_up for one in self._sending)
+
+    def _exchange(
+        self, id: int, outgoing: Outgoing, stamps: Stamps, until: float, about: About, together: bool = False
+    ) -> Exchange:
         """Which gives its place back when it is settled."""
         return Exchange(
             id,
@@ -168,6 +206,7 @@ class Requests:
             stamps=stamps,
             check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
             want_metrics=self._metrics and self._edge_model.wrapped.metrics_enabled,
+            together=together,
             observers=self._edge_model.observers,
             about=about,
             lifecycle=self.lifecycle,
@@ -297,7 +336,9 @@ class Requests:
             self._edge_model.frames.lost(running.head.frame)
         stamps = _anew(running.exchange.stamps)
         until = running.exchange.until
-        running.again = self._begin(running.work, running.cut, stamps, until, running.about, before=running)
+        running.again = self._begin(
+            running.work, running.cut, stamps, until, running.about, running.exact, running, running.codec
+        )
         return self._collect(running.again)
 
     def cancel(self, running: Running | Done, why: str) -> None:
@@ -386,13 +427,21 @@ class Requests:
         stamps.unpacked = finished = now_ns()
         self.witnesses.check_cut(INPUT if isinstance(running.work, Path) else running.head.split, running.head.layer_id)
         witness, output = self._witness(running, output)
+        times = Times.from_stamps(stamps, wire.server_times(exchange.reply.durations))
+        if self._edge_model.chooser is not None and exchange.sends == 1 and not times.retry:
+            self._edge_model.chooser.answered(
+                exchange.bytes_up + running.bytes_ahead,
+                exchange.bytes_down,
+                times.send_wait + times.network,
+                (running.head.decoding_ns, times.server_decode),
+            )
         return Answer(
             output=output,
             postprocess=self._postprocess,
             request_id=exchange.id,
             split=running.head.split,
             layer_id=running.head.layer_id,
-            times=Times.from_stamps(stamps, wire.server_times(exchange.reply.durations)),
+            times=times,
             layers_edge=layers,
             layers_cloud=layer_metrics.layer_metrics(exchange.reply),
             bytes_up=exchange.bytes_up,
@@ -408,12 +457,16 @@ class Requests:
             ),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
             compiled=exchange.reply.compiled,
+            company=max(1, exchange.reply.company),
             witness=witness,
+            codecs=running.head.outgoing.codecs,
         )
 
     def _witness(self, running: Running, output: Any) -> tuple[Witness | None, Any]:
         """The witness, if there is to be one, and the answer's output after it."""
-        if running.kept is None or running.head.transforms:  # what this side changes itself is not the model's own
+        lossless = all(CODECS[name].lossless for name in running.head.outgoing.codecs)
+        # what this side changes itself is not the model's own
+        if running.kept is None or running.head.transforms or not lossless:
             return None, output
         about = running.exchange.about
         welcome = running.connection.welcome

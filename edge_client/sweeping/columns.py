@@ -53,6 +53,7 @@ def _requests() -> Columns:
         columns |= {f"{side}_forward_ns": "integer", f"{side}_layers_ns": "integer", f"{side}_cpu_ns": "integer"}
         columns |= {f"{side}_energy_j": "number", f"{side}_energy_status": "text", f"{side}_energy_note": "text"}
         columns |= {f"{side}_memory_peak_bytes": "number"}
+    columns |= {"codecs": "text"}  # what tensors travelled with; null of local ones
     columns |= {"exact": "flag", "top1": "text", "top1_agrees": "flag", "truth": "text", "error": "text"}
     return columns
 

@@ -29,6 +29,7 @@ class LocalAnswer:
     finished_ns: int
     bytes_down: int = 0
     sends: int = 0
+    codecs: Sequence[str] = ()
 
 
 def split_here(

@@ -35,6 +35,8 @@ class Answered(Protocol):
     def bytes_down(self) -> int: ...
     @property
     def sends(self) -> int: ...
+    @property
+    def codecs(self) -> Sequence[str]: ...
 
 
 class Records:
@@ -56,6 +58,7 @@ class Records:
         cells = {**key, **known, "sequence": sequence, "layer_id": way.layer_id, "sends": answer.sends}
         cells |= {f"{name}_ns": ns for name, ns in answer.times.as_dict().items()}
         cells |= {"bytes_up": answer.bytes_up, "bytes_down": answer.bytes_down}
+        cells["codecs"] = "+".join(dict.fromkeys(answer.codecs)) or None
         for side, forward in (("edge", answer.forward_edge), ("cloud", answer.forward_cloud)):
             cells |= _forward(side, forward)
         _append(self.requests, cells)

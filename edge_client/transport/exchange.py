@@ -31,6 +31,8 @@ class Outgoing:
     decoding: split_pb2.Decoding | None = None
     session: int = 0
     step: int = 0
+    codecs: tuple[str, ...] = ()
+    """By name, what each tensor of a frontier travels with."""
 
 
 class Exchange:
@@ -49,6 +51,7 @@ class Exchange:
         stamps: Stamps,
         check_header: Callable[[bytes, int], None],
         want_metrics: bool = True,
+        together: bool = False,
         observers: Sequence[str] = (),
         about: About | None = None,
         lifecycle: Lifecycle | None = None,
@@ -61,6 +64,7 @@ class Exchange:
         self.until = until  # time.monotonic() at which the caller gives up
         self.stamps = stamps
         self.want_metrics = want_metrics
+        self.together = together  # the server may compute it as a part of a batch
         self.observers = observers
         self.about = about or About(request_id, 0)
         self._lifecycle = lifecycle or Lifecycle("edge")

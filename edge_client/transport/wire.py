@@ -75,6 +75,7 @@ def request_header(exchange: Exchange, outgoing: Outgoing, acknowledge: Sequence
         payload_bytes=outgoing.nbytes,
         deadline_ms=min(2**32 - 1, max(1, int(exchange.remaining() * 1000))),
         want_metrics=exchange.want_metrics,
+        together=exchange.together,
         file=outgoing.file,
         hooks=exchange.observers,
         traceparent=exchange.about.carrier.get("traceparent"),
@@ -88,7 +89,9 @@ def request_header(exchange: Exchange, outgoing: Outgoing, acknowledge: Sequence
 def outgoing(early: EarlyOutput, codec: str | Sequence[Codec]) -> Outgoing:
     """A frontier (`shared_hooks.EarlyOutput`) as bytes; the buffers are views, nothing is joined."""
     parcel = early.pack(codec=codec)
-    return Outgoing(early.crossing.digest, early.crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes)
+    crossing = early.crossing
+    sent = crossing.digest, crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes
+    return Outgoing(*sent, codecs=parcel.codecs[: len(early.pieces)])
 
 
 def outgoing_file(data: torch.Tensor, suffix: str, preprocess_digest: str) -> Outgoing:

@@ -2,19 +2,22 @@
 
 A tail is known by its cut and the form of the inputs. Compiled modules stand for the model's own in it, each for
 itself; everything else of the tail is as ever. Before it is used it must give what the model gives, on the example and
-on the values of `LIVE` requests, which are answered by the model meanwhile.
+on the values of `LIVE` requests, which are answered by the model meanwhile, and it must be faster.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import statistics
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from shared_hooks.compiling.compare import difference
@@ -35,7 +38,16 @@ ROUNDS: Final = 3
 MOST: Final = 64
 """Modules of one tail that are compiled."""
 
+RUNS: Final = 9
+"""Of each, when both are timed."""
+
 Key = tuple[int, str]
+Wins = Callable[[float, float], bool]
+
+
+def wins(own: float, compiled: float) -> bool:
+    """Whether a twentieth of the time is saved."""
+    return compiled < 0.95 * own
 
 
 class Standing(Enum):
@@ -74,7 +86,11 @@ class CompiledTails:
     must be of equal bits, which proves nothing of other values. Any thread may call.
     """
 
-    def __init__(self, wrapped: WrappedModel, *, rounding: bool, backend: str = "inductor") -> None:
+    def __init__(self, wrapped: WrappedModel, *, rounding: bool, backend: str = "inductor", wins: Wins = wins) -> None:
+        """``backend``: torch.compile's. ``wins`` is asked, with the seconds that a tail took of the model's own and as
+        compiled, whether it is worth to be used.
+        """
+        self._wins = wins
         self._wrapped = wrapped.beside()
         self._rounding = rounding
         self._backend = backend
@@ -163,7 +179,7 @@ class CompiledTails:
     def _check(self, tail: _Tail, values: _Values) -> None:
         if self._compared(tail, values):
             tail.checked += 1
-            if tail.checked >= LIVE and tail.standing is Standing.CHECKING:
+            if tail.checked >= LIVE and tail.standing is Standing.CHECKING and self._is_worth_it(tail, values):
                 tail.standing = Standing.USED
                 log.info("after %s: the compiled tail is used from now on", tail.name)
 
@@ -176,6 +192,27 @@ class CompiledTails:
         if wrong:
             self._refuse(tail, wrong)
         return not wrong
+
+    def _is_worth_it(self, tail: _Tail, values: _Values) -> bool:
+        """Both are timed in turns; else it is refused."""
+        took: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(RUNS):
+            for compiled, times in took.items():
+                early = values.early()
+                self._synchronize()
+                began = time.perf_counter()
+                self._wrapped.tail(early, substitutes=tail.compiled.get if compiled else None)
+                self._synchronize()
+                times.append(time.perf_counter() - began)
+        own, other = statistics.median(took[False]), statistics.median(took[True])
+        if not self._wins(own, other):
+            self._refuse(tail, f"it is no faster: {1e3 * other:.2f} ms, and {1e3 * own:.2f} ms of the model's own")
+            return False
+        return True
+
+    def _synchronize(self) -> None:
+        if self._wrapped.device.type == "cuda":
+            torch.cuda.synchronize(self._wrapped.device)
 
     def _refuse(self, tail: _Tail, why: str) -> None:
         tail.standing, tail.why, tail.compiled = Standing.REFUSED, why, {}

@@ -23,7 +23,8 @@ DEEP = f'[models.deep]\nfactory = "{Deep.__module__}:Deep"\nexample = {{args = [
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's interpreter in place of the compiler, which takes a minute."""
-    monkeypatch.setattr("cloud_server.models.served_model.CompiledTails", partial(CompiledTails, backend="aot_eager"))
+    made = partial(CompiledTails, backend="aot_eager", wins=lambda *_: True)
+    monkeypatch.setattr("cloud_server.models.served_model.CompiledTails", made)
 
 
 def test_a_tail_is_compiled_under_requests(tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_a_tail_is_compiled_under_requests(tmp_path: Path) -> None:
     spec, made = load_spec(f"deep={Deep.__module__}:Deep"), load_spec(f"deep={Deep.__module__}:Deep").load_model()
     with (
         fleet_of(file) as (fleet, server),
-        EdgeClient(f"127.0.0.1:{server.port}", spec, "first", metrics=False) as client,
+        EdgeClient(f"127.0.0.1:{server.port}", spec, "first", metrics=False, exact=False) as client,
     ):
         wanted = torch.no_grad()(made)
 
@@ -45,6 +46,8 @@ def test_a_tail_is_compiled_under_requests(tmp_path: Path) -> None:
         assert fleet["deep"].compiled == ["used", "used"]
         assert not asked(4), "nobody compiles but the operator"
         assert not client.infer(torch.randn(2, 8), split="input").compiled
+        with EdgeClient(f"127.0.0.1:{server.port}", spec, "first", metrics=False) as exact:
+            assert not exact.infer(torch.randn(2, 8)).compiled, "who does not allow it gets the model's own bits"
         custody = fleet["deep"]._engine()._custody  # type: ignore[attr-defined]
         custody.mended += 1
         assert not asked(2) and fleet["deep"].compiled == ["refused", "refused"]

@@ -11,11 +11,12 @@ from edge_client.adaptive.hedge import is_late
 from edge_client.load import Load
 from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.candidate import undominated
+from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.predict import predict
 from shared_hooks.errors import SpecError
-from tests.edge_client.planning.made import MS, Layer, funnel, profile
+from tests.edge_client.planning.made import MS, Layer, funnel, losses, profile, with_codecs
 from tests.edge_client.planning.world import SECOND, Phase, Run, World, controlled, oracle
 
 SHAPES = {
@@ -229,3 +230,32 @@ def test_what_is_dominated_never_wins(mbit: float, rtt: float, edge: float, serv
     now = predict(here, there, link(mbit, rtt), edge_factor=edge, server_factor=server)
     best = min(one.latency_ns for one in now)
     assert min(one.latency_ns for one in now if one.name in kept) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("shape", ["funnel", "wide", "slow edge", "fast edge"])
+def test_over_cuts_and_codecs_it_is_near_the_oracle_and_beats_what_loses_nothing(shape: str) -> None:
+    """int8 and int4 as the table allows them; bytes, encoding and decoding as both profiles have them."""
+    chosen, layers = Codecs.of("auto", losses(len(SHAPES[shape])), 0.01), SHAPES[shape]
+    edge, cloud = with_codecs(profile("edge", layers)), with_codecs(profile("cloud", layers))
+    means = []
+    for codecs in (chosen, Codecs.of("auto")):
+        phases = [Phase(SECONDS, mbit) for mbit in TRACE]
+        ideal, mine = (World(edge, cloud, phases, seed=5, codecs=codecs) for _ in range(2))
+        run = controlled(mine, SplitController(mine.edge, mine.cloud, mine.link(0), codecs=codecs), 100)
+        means.append(run.mean)
+        assert run.mean <= 1.10 * oracle(ideal, 100).mean
+        assert max(late_moves(run, mine)) <= 1
+        assert any(" + " in name for name in run.names)
+    assert means[0] <= 1.02 * means[1]
+
+
+def test_bytes_that_requests_take_move_the_choice_to_another_codec() -> None:
+    layers = [Layer(5, 5, 200_000), Layer(100, 5, 4)]
+    edge, cloud = with_codecs(profile("edge", layers, input_bytes=900_000)), with_codecs(profile("cloud", layers))
+    link = Link(Curve.line(MS, 1e6), Curve.line(0, 1e9))
+    controller = SplitController(edge, cloud, link, codecs=Codecs.of("auto", losses(2), 0.01))
+    assert controller.choose(0).candidate.key == "layer0 + int4"
+    for _ in range(3):
+        controller.observe_bytes("layer0 + int4", 199_000)
+    found = [controller.choose(number * SECOND).candidate.key for number in range(5)]
+    assert found[-1] == "layer0 + int8"

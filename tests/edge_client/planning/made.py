@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from edge_client.planning.loss_table import CodecLoss, CutLosses, LossTable
 from shared_hooks.metrics.reading import Reading
 from shared_hooks.metrics.records import TensorShape
-from shared_hooks.profiling.profile import CutProfile, FileInput, LayerProfile, ModelIdentity, Profile, Side
+from shared_hooks.profiling.profile import (
+    CodecProfile,
+    CutProfile,
+    FileInput,
+    LayerProfile,
+    ModelIdentity,
+    Profile,
+    Side,
+)
 from shared_hooks.profiling.quartiles import Quartiles
 
 MS = 1e6
@@ -101,3 +110,36 @@ def profile(
 def funnel(edge_ms: float = 300.0, cloud_ms: float = 15.0, layers: int = 12, first: int = 800_000) -> list[Layer]:
     """A convolutional net's shape: what crosses shrinks, the work is spread evenly."""
     return [Layer(edge_ms / layers, cloud_ms / layers, max(400, int(first * 0.5**at))) for at in range(layers)]
+
+
+SIZES = {"lz4": (0.8, 0.3, 0.1), "int8": (0.25, 1.0, 0.5), "int4": (0.12, 2.0, 0.7)}
+"""Of the bytes; milliseconds to encode and to decode."""
+
+
+def with_codecs(one: Profile) -> Profile:
+    """With `SIZES` measured at every cut."""
+    at = 1 if one.side == "edge" else 2
+    cuts = [
+        replace(
+            cut,
+            codecs={
+                name: CodecProfile(round(cut.wire_bytes * known[0]), exactly(known[at] * MS))
+                for name, known in SIZES.items()
+            },
+        )
+        for cut in one.cuts
+    ]
+    return replace(one, cuts=tuple(cuts), settings={**one.settings, "codec": "raw"})
+
+
+def loss(codec: str, high: float | None) -> CodecLoss:
+    return CodecLoss(codec, False, 100, 1.0, 0.0, 0.0, high, None, {}, False)
+
+
+def losses(layers: int) -> LossTable:
+    """int8 and int4 lose a little at every cut."""
+    names = ["input", *(f"layer{at}" for at in range(layers))]
+    cuts = tuple(
+        CutLosses(name, at - 1, 1, (loss("int8", 0.004), loss("int4", 0.008))) for at, name in enumerate(names)
+    )
+    return LossTable(ModelIdentity("made", "aa", "bb", "cc"), "classes", 100, 0, 0.95, 0.01, None, "now", cuts)

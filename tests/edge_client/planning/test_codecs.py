@@ -11,44 +11,21 @@ from edge_client.modes import CLOUD_ONLY
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Curve, Link
-from edge_client.planning.loss_table import CodecLoss, CutLosses, LossTable
+from edge_client.planning.loss_table import CutLosses, LossTable
 from edge_client.planning.objective import Constraints, decide
 from edge_client.planning.partitioners import Situation, find_partitioner
 from edge_client.planning.predict import predict
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile_file
-from shared_hooks.profiling.profile import CodecProfile, ModelIdentity, Profile
-from tests.edge_client.planning.made import MS, Layer, exactly, profile
+from shared_hooks.profiling.profile import ModelIdentity
+from tests.edge_client.planning.made import MS, Layer, loss, profile, with_codecs
 
 LAYERS = [Layer(5, 1, 100_000), Layer(5, 1, 50_000), Layer(5, 1, 40)]
-SIZES = {"lz4": (0.8, 0.3, 0.1), "int8": (0.25, 1.0, 0.5), "int4": (0.12, 2.0, 0.7)}
-"""Of the bytes; ms to encode and to decode."""
-
-
-def measured(one: Profile) -> Profile:
-    at = 1 if one.side == "edge" else 2
-    cuts = [
-        replace(
-            cut,
-            codecs={
-                name: CodecProfile(round(cut.wire_bytes * known[0]), exactly(known[at] * MS))
-                for name, known in SIZES.items()
-            },
-        )
-        for cut in one.cuts
-    ]
-    return replace(one, cuts=tuple(cuts), settings={**one.settings, "codec": "raw"})
-
-
-EDGE, CLOUD = measured(profile("edge", LAYERS)), measured(profile("cloud", LAYERS))
+EDGE, CLOUD = with_codecs(profile("edge", LAYERS)), with_codecs(profile("cloud", LAYERS))
 
 
 def link(bytes_per_second: float) -> Link:
     return Link(Curve.line(10 * MS, bytes_per_second), Curve.line(0, 1e9))
-
-
-def loss(codec: str, high: float | None) -> CodecLoss:
-    return CodecLoss(codec, False, 100, 1.0, 0.0, 0.0, high, None, {}, False)
 
 
 TABLE = LossTable(

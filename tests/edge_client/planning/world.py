@@ -11,6 +11,7 @@ from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.hedge import is_late
 from edge_client.modes import EDGE_ONLY
 from edge_client.planning.candidate import Candidate
+from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.predict import predict
 from shared_hooks.profiling.profile import Profile
@@ -39,6 +40,7 @@ class World:
     outliers: float = 0.0
     seed: int = 0
     tokens_at: float = 0.0
+    codecs: Codecs | None = None
     tokens: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,7 +113,8 @@ def oracle(world: World, period_ms: float) -> Run:
     def pick(now: float) -> Candidate:
         if world.rate(now) is None:
             return predict(world.edge, None, None)[0]
-        return min(predict(world.edge, world.cloud, world.link(now)), key=lambda one: one.latency_ns)
+        known = predict(world.edge, world.cloud, world.link(now), codecs=world.codecs)
+        return min(known, key=lambda one: one.latency_ns)
 
     return _run(world, period_ms, pick, None)
 
@@ -125,7 +128,7 @@ def _run(
     world: World, period_ms: float, pick: Callable[[float], Candidate] | None, controller: SplitController | None
 ) -> Run:
     run, now, total = Run(), 0.0, world.ends[-1]
-    truth = {one.name: one for one in predict(world.edge, world.cloud, world.link(0))}
+    truth = {one.key: one for one in predict(world.edge, world.cloud, world.link(0), codecs=world.codecs)}
     there, next_grid = True, 0.0
     while now < total:
         rate = world.rate(now)
@@ -135,14 +138,14 @@ def _run(
                 (controller.server_back if there else controller.server_gone)(int(now))
             choice = controller.choose(int(now))
             candidate = choice.candidate
-            name = candidate.name
+            name = candidate.key
             if choice.moved:
                 run.moves.append((now, name, choice.reason))
             _probe(world, controller, now, run)
         else:
             assert pick is not None
             candidate = pick(now)
-            name = candidate.name
+            name = candidate.key
         end = _request(world, controller, truth, candidate, now)
         run.began.append(now)
         run.latencies.append(end - now)
@@ -172,7 +175,7 @@ def _request(
     world: World, controller: SplitController | None, truth: dict[str, Candidate], chosen: Candidate, now: float
 ) -> float:
     """When it is answered. ``chosen``: with what was predicted of it."""
-    name = chosen.name
+    name = chosen.key
     true = truth[name]
     work = world.shaken(true.stages_ns["edge"])
     if controller:
@@ -205,4 +208,5 @@ def _request(
     if controller:
         controller.observe_transfer(int(end), true.bytes_up, true.bytes_down, int(network))
         controller.observe_server(int(end), name, int(tail), 0)
+        controller.observe_bytes(name, true.bytes_up)
     return end

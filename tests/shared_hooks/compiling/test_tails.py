@@ -55,7 +55,9 @@ def parts(early: EarlyOutput) -> tuple[bytes, memoryview]:
 @contextmanager
 def tails(made: nn.Module, **options: Any) -> Iterator[tuple[WrappedModel, CompiledTails]]:
     with WrappedModel(made) as wrapped:
-        compiled = CompiledTails(wrapped, **{"rounding": False, "backend": "aot_eager", **options})
+        compiled = CompiledTails(
+            wrapped, **{"rounding": False, "backend": "aot_eager", "wins": lambda *_: True, **options}
+        )
         compiled.add(wrapped.head("0", torch.randn(SHAPE)))
         try:
             yield wrapped, compiled
@@ -148,6 +150,14 @@ def test_rounding_within_bounds_is_used_where_it_is_allowed() -> None:
         eventually(lambda: asked(wrapped, compiled, torch.randn(SHAPE))[1])
         out, _ = asked(wrapped, compiled, x := torch.randn(SHAPE))
         assert not torch.equal(out, wrapped.whole(x)) and not difference(out, wrapped.whole(x), rounding=True)
+
+
+def test_what_wins_nothing_is_not_used() -> None:
+    asked_for: list[tuple[float, float]] = []
+    with tails(model(), wins=lambda own, other: asked_for.append((own, other)) is not None) as (wrapped, compiled):
+        assert settled(compiled) == "checking"
+        eventually(lambda: not asked(wrapped, compiled, torch.randn(SHAPE))[1] and standing(compiled) == "refused")
+        assert asked_for and "no faster" in next(iter(compiled.standings().values()))[1]
 
 
 def broken(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:

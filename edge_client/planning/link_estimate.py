@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from edge_client.adaptive.tracker import Tracker
 from edge_client.planning.link import Curve, Link
+from edge_client.planning.tracker import Tracker
 
 FLOOR: Final = 32 << 10
 TINY: Final = 2 << 10
