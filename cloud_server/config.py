@@ -213,8 +213,12 @@ def _observers(table: Table) -> tuple[str, ...]:
 
 def _limits(table: Table) -> Limits:
     values: dict[str, Any] = {
-        each.name: table.take(each.name, float if isinstance(each.default, float) else int) for each in fields(Limits)
+        each.name: table.take(each.name, float if isinstance(each.default, float) else int)
+        for each in fields(Limits)
+        if not isinstance(each.default, tuple)
     }
+    sizes = table.take_list("preferred_batch_size", int, "an array of integers")
+    values["preferred_batch_size"] = None if sizes is None else tuple(sizes)
     for old, new in _OLD_LIMITS.items():
         if old in table:
             warnings.warn(

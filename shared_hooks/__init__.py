@@ -37,6 +37,7 @@ explanation, explaining   one cut explained
 verification, report      every cut against the whole model
 wrapped     `WrappedModel`
 observers   looks at modules on either side
+batching    requests of several callers as one batch
 profiling   layers and cuts measured
 showing     what objects say of themselves: a line, a table, a small picture
 version     of all three packages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,16 @@ class WrappedModel:
             self._attached = False
             for module in self._modules:
                 attach.detach(module)
+
+    def beside(self) -> WrappedModel:
+        """Another one of the same model, with plans, recipes and results of its own, without hooks and metrics."""
+        made = WrappedModel(self.model, self.depth, metrics=False, rehearsals=self._rehearsals)
+        made._turns = self._turns  # a model that keeps state runs once at a time, whoever runs it
+        return made
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Meanwhile nobody else runs the model, if it may keep state; nests in one thread."""
+        return self._turns.one()
 
     # -- planning -----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any
 from cloud_server.fleet.pins import Home, Loaded, Parked, Pinned, unpinned
 from cloud_server.models import Computed, Engine, EngineSession, Leave, Progress, room_for
 from cloud_server.models.admission import check_file, check_frontier, check_step
-from cloud_server.models.engine import Company
+from cloud_server.models.engine import Batching, Company
 from shared_hooks import Crossing
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 from shared_hooks.modules.manifest import Manifest
@@ -210,6 +210,11 @@ class Version:
     def company(self) -> Company | None:
         home = self._home
         return None if home is None else home.loaded.engine.company
+
+    @property
+    def batching(self) -> Batching | None:
+        home = self._home
+        return None if home is None else home.loaded.engine.batching
 
     def manifest(self) -> Manifest:
         """What its digests are made of, also while its weights are away."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -78,7 +78,9 @@ class Computed:
         is_done: bool = True,
         company: int = 0,
     ) -> Computed:
-        """``transforms``: modules whose output a Transform may have changed. ``company``: steps computed together."""
+        """``transforms``: modules whose output a Transform may have changed. ``company``: requests or steps
+        that were computed together.
+        """
         reply = split_pb2.ReplyHeader(
             header=header,
             payload_bytes=nbytes,
@@ -186,6 +188,59 @@ class Residence(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Kin:
+    """Requests with an equal ``key`` may be one batch. ``rows``: of this one."""
+
+    key: Hashable
+    rows: int
+
+
+class BegunTail(Protocol):
+    """A request's frontier, unpacked. One of `end` and `alone` is called, in the thread that began it."""
+
+    @property
+    def is_made(self) -> bool:
+        """Whether `Batching.run` has computed it."""
+        ...
+
+    def end(self) -> Computed:
+        """Its part of the batch, packed."""
+        ...
+
+    def alone(self) -> Computed:
+        """What `Engine.compute` gives."""
+        ...
+
+
+class Batching(Protocol):
+    """Requests of several clients at one cut of one model, computed as one batch."""
+
+    def kin(self, crossing: Crossing) -> Kin | None:
+        """What is known of this cut; quick. None where its requests go alone, or `learn` was not called."""
+        ...
+
+    def learn(self, crossing: Crossing) -> bool:
+        """Finds out whether its requests may be batched, unless that is known: plans and runs the model. Whether it
+        did.
+        """
+        ...
+
+    def begin(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> BegunTail:
+        """A complete payload, as `Engine.compute` takes it. Raises an IsthmusError."""
+        ...
+
+    def run(self, begun: Sequence[BegunTail]) -> None:
+        """One tail for several of one kin. After any error none is computed; CutRefused and InputMismatch say that they
+        cannot be joined, others come of computing them.
+        """
+        ...
+
+    def doubt(self, begun: BegunTail, reason: str) -> None:
+        """A batch failed, and none of it did so alone: for a while requests like this one go alone."""
+        ...
+
+
 class Engine(Protocol):
     """The tail of one model. Methods are called by several threads."""
 
@@ -200,6 +255,11 @@ class Engine(Protocol):
     @property
     def company(self) -> Company | None:
         """None where each step is computed alone."""
+        ...
+
+    @property
+    def batching(self) -> Batching | None:
+        """None where each request is computed alone."""
         ...
 
     def manifest(self) -> Manifest:

@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,13 +15,16 @@ from torch import nn
 from cloud_server.entries import ModelEntry, WarmUp
 from cloud_server.limits import FileLimits, Limits
 from cloud_server.models.admission import check_file, check_frontier, check_step
+from cloud_server.models.batching import BatchedTails
 from cloud_server.models.custody import Custody
 from cloud_server.models.decoding import DecodingTails
-from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, owned, room_for
+from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, room_for
 from cloud_server.models.form import Form, form_of
 from cloud_server.models.frames import KeptFrames
+from cloud_server.models.packing import packed
 from cloud_server.models.warming import warm_up
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
+from shared_hooks.batching import Batches
 from shared_hooks.errors import (
     CutRefused,
     Disagreement,
@@ -92,6 +95,8 @@ class ServedModel:
         self._custody = Custody(entry.spec.model_id, model, lambda: entry.spec.load_model(device))
         most = (rehearsals or RehearsalLimits()).held_bytes
         self._decoding = DecodingTails(self._wrapped, device, self._custody, entry.decoding, most)
+        batches = Batches(self._wrapped, partial(entry.spec.example, device))
+        self.batching = BatchedTails(batches, device, self._custody, self._lifecycle, self._unpacked, self._tail)
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
@@ -130,6 +135,7 @@ class ServedModel:
     def close(self, why: str) -> None:
         """Nobody asks it any more: its decoding sessions are lost, saying ``why``, and what it hooked is as before."""
         self._decoding.close(why)
+        self.batching.batches.close()
         self._wrapped.detach()
 
     @property
@@ -181,6 +187,10 @@ class ServedModel:
 
     def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
         """The tail on one payload, in whose memory it may work. Raises ModelFailed with the model's error as cause."""
+        return self._tail(*self._unpacked(crossing, header, payload), want_metrics)
+
+    def _unpacked(self, crossing: Crossing, header: bytes, payload: memoryview) -> tuple[EarlyOutput, int]:
+        """The frontier, and the nanoseconds that it took to unpack."""
         self.check_cut(crossing)  # it may have been admitted while no model was there to ask
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
@@ -188,8 +198,10 @@ class ServedModel:
         most = payload.nbytes + crossing.payload_bytes
         early = EarlyOutput.unpack(crossing, header, payload, most, disposable=True, bound=bound)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=early)
-        decoded = time.perf_counter_ns()
-        return self._run(decoded - started, want_metrics, early, start=crossing.layer_id)
+        return early, time.perf_counter_ns() - started
+
+    def _tail(self, early: EarlyOutput, decode_ns: int, want_metrics: bool) -> Computed:
+        return self._run(decode_ns, want_metrics, early, start=early.layer_id)
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
@@ -262,17 +274,12 @@ class ServedModel:
         forward = self._wrapped.get_forward_metrics() if want_metrics else None
         if start is None:
             self._lifecycle.emit(Stage.AFTER_TAIL, split=FILE, output=output)
-        self._lifecycle.emit(Stage.BEFORE_ENCODE, value=output)
-        parcel = Parcel.of_value(output)
-        self._lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
-        return Computed.of(
-            parcel.header,
-            owned(parcel),
-            parcel.nbytes,
+        return packed(
+            self._lifecycle,
+            output,
             decode_ns=decode_ns,
             inject_ns=durations.get("inject", 0),
             compute_ns=durations.get("compute", durations.get("whole", 0)) + computed - returned,
-            encode_ns=time.perf_counter_ns() - computed,
             layers=layers,
             forward=forward,
             transforms=names,

@@ -30,7 +30,7 @@ class PooledModel:
     def __init__(self, pool: Pool, identity: Identity, lifecycle: Lifecycle) -> None:
         """``lifecycle`` knows which request a thread works for."""
         self.identity = identity
-        self.company = None
+        self.company = self.batching = None
         """A worker takes one request at a time."""
         self.residence = None
         self._pool = pool

@@ -61,6 +61,7 @@ class FakeEngine:
         self.computed = 0
 
     company = None
+    batching = None
     residence = None
 
     def manifest(self) -> Manifest:
