@@ -32,6 +32,7 @@ planning    from a recording to cuts
 generation  step by step: models that keep state between calls, each half with its own
 head        a forward that stops early
 tail        a forward that starts late
+middle      ... and stops early, too
 mapping     the module tree joined with what ran; ONNX files
 explanation, explaining   one cut explained
 verification, report      every cut against the whole model

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from enum import Enum
+from typing import Protocol
 
 from cloud_server import wire
 from cloud_server.decoding import Turn
@@ -21,6 +22,13 @@ from shared_hooks.lifecycle import About
 
 TRACEPARENT = 55
 """Characters of W3C's traceparent."""
+
+
+class Readable(Protocol):
+    """Where payloads may lie (`streams.Area`)."""
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """All of ``into``. Raises BadFrame."""
 
 
 class State(Enum):
@@ -87,6 +95,12 @@ class Request:
         """Makes room for the payload: one buffer. Raises ServerUnavailable without the memory."""
         if self.payload_bytes:
             self.payload = self.engine.allocate(self.payload_bytes)
+
+    def read(self, source: Readable, offset: int) -> None:
+        """The whole payload, from where it lies. Raises BadFrame where there is less."""
+        if (payload := self.payload).nbytes:  # else it is over already
+            source.read(offset, payload)
+            self._received = payload.nbytes
 
     def write(self, chunk: ChunkFrame) -> bool:
         """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""

@@ -25,6 +25,7 @@ from shared_hooks.forward import (
     Placeholder,
     Session,
     arguments_of,
+    check_real,
     is_form,
     is_mapped,
     kind_of,
@@ -58,7 +59,12 @@ from shared_hooks.tensors import ClassFinder, Structure, no_class, tensors_in, u
 
 
 class TailSession(Session):
-    """Replays the prefix of one recipe and then runs the rest as any session does."""
+    """Replays the prefix of one recipe and then runs the rest as any session does.
+
+    ``ends``: whether it runs to the model's end.
+    """
+
+    ends = True
 
     def __init__(
         self,
@@ -135,6 +141,19 @@ class TailSession(Session):
         if self.recipe.is_open:
             self.at_cut = self.recipe.versions(), generators.fingerprint(self.crossing.generators, self.device)
         self.resumed_at = time.perf_counter_ns()
+
+    def begin(self) -> None:
+        """Watch the prefix; without one, the cut is where the model begins."""
+        if self.steps:
+            self.enter()
+        else:
+            self.resume()
+
+    def through(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model's own output."""
+        output = model(*args, **kwargs)
+        check_real(tensors_in(output))
+        return output
 
     def enter(self) -> None:
         """Watch the prefix; below the function level there is rarely anything to replay."""
