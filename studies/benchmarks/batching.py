@@ -53,9 +53,10 @@ def measure(options: Options) -> Row:
                 found = probe("batching_clients", *words, threads=options.threads)
         seconds, company = found["seconds"], found["company"]
         share = ratio(seconds["together"], seconds["exact"])
+        met = statistics.mean(company["together"])
         note = (
-            f"{1 / share:.2f} times the requests a
-            second; the model alone gains {gain:.2f} times from rows of {CLIENTS}; " f"{statistics.mean(company['together']):.1f} met on the average"
+            f"{1 / share:.2f} times the requests a second; the model alone gains {gain:.2f} times from {CLIENTS} rows; "
+            f"{met:.1f} met on the average"
         )
         limit = LIMIT if gain >= 1.5 / 0.9 else None  # where there is something to gain
         lines += [
