@@ -29,6 +29,7 @@ from cloud_server.models.engine import (
     Leave,
     Progress,
     Residence,
+    inexact,
     room_for,
 )
 from cloud_server.models.form import leaves
@@ -50,6 +51,7 @@ __all__ = [
     "Progress",
     "Residence",
     "ServedModel",
+    "inexact",
     "leaves",
     "room_for",
 ]
