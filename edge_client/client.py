@@ -410,7 +410,8 @@ class EdgeClient(Standing):
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["raise", "return"] = "raise",
     ) -> Iterator[Answer | Failure]:
-        """Answers in the order of ``inputs``, with up to `max_in_flight` requests under way.
+        """Answers in the order of ``inputs``, with several requests under way: as many as keep the way to the server
+        busy, within `ConnectionOptions.max_in_flight` and ``max_in_flight_bytes``.
 
         An input is what `infer` takes; a tuple always is the positional arguments, a dictionary the keyword arguments.
         With ``prepare`` it may be anything, and ``prepare(input)`` gives ``(args, kwargs)`` (its time and errors belong

@@ -57,6 +57,7 @@ class ConnectionOptions:
     max_in_flight: int | None = None  # unanswered requests; None: `AT_ONCE`, and `OF_A_RUN` where that fills the pipe
     max_in_flight_bytes: int = 128 << 20  # ... and what they send; one request may always go
     chunk_bytes: int = wire.CHUNK_BYTES
+    area_bytes: int = 32 << 20  # of shared memory for payloads to a server on this machine; 0 = none
     max_answer_bytes: int = 1 << 30
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
     credentials: Credentials = field(default_factory=Credentials)
@@ -68,6 +69,8 @@ class ConnectionOptions:
             most = getattr(self, name)
             if most is not None and most < 1:
                 raise SpecError(f"{name}={most}: must be 1 or more")
+        if not 0 <= self.area_bytes <= 1 << 40:
+            raise SpecError(f"area_bytes={self.area_bytes}: must be 0 to {1 << 40}")
         for name in ("patience", "welcome_within", "heartbeat"):
             check_seconds(name, getattr(self, name))
 

@@ -46,7 +46,9 @@ def main(address: str, edge: int, cloud: int, rounds: int, most: int | None = No
     x = image()
     found: dict[str, list[float]] = {name: [] for name in ("head", "tail", "alone", "stream")}
     choice = ModelChoice(target(MODEL), device="cpu", threads=1)
-    with EdgeClient(address, choice, split=CUT, connection=ConnectionOptions(max_in_flight=most)) as client:
+    # no memory that both see: between two machines there is none
+    connection = ConnectionOptions(max_in_flight=most, area_bytes=0)
+    with EdgeClient(address, choice, split=CUT, connection=connection) as client:
         early = client.wrapped.forward(x, end=CUT)
         client.infer(x)
         rows: dict[str, list[float]] = {}
