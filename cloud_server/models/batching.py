@@ -18,6 +18,7 @@ from shared_hooks import Crossing, EarlyOutput
 from shared_hooks.batching import Batches, Joinable, Made
 from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed
 from shared_hooks.lifecycle import Lifecycle, Stage
+from shared_hooks.tensors.staging import wait
 
 Unpack = Callable[[Crossing, bytes, memoryview], tuple[EarlyOutput, int]]
 """A complete payload as a frontier, and the nanoseconds that took."""
@@ -71,8 +72,7 @@ class BatchedTails:
         started = time.perf_counter_ns()
         try:
             made = self.batches.run([one.early for one in parts], joinable)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # the kernels are only launched until here
+            wait(self._device)  # the kernels are only launched until here
         except IsthmusError:
             raise
         except Exception as error:
