@@ -16,6 +16,7 @@ from typing import Any
 
 from shared_hooks.batching.family import Family, Rows
 from shared_hooks.batching.proof import Doubt, Proof
+from shared_hooks.batching.samples import order_of
 from shared_hooks.crossing import Crossing, EarlyOutput
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, TooLarge
 from shared_hooks.forward import context
@@ -289,7 +290,11 @@ class Batches:
 def _key(crossing: Crossing, rows: Rows, layer_id: int | None = None) -> Hashable:
     """What inputs share whatever their rows; with a cut, that too."""
     forms = [
-        [dtype_name(form.dtype), [-1 if grows and axis == rows.axis else size for axis, size in enumerate(form.shape)]]
+        [
+            dtype_name(form.dtype),
+            order_of(form),
+            [-1 if grows and axis == rows.axis else size for axis, size in enumerate(form.shape)],
+        ]
         for form, grows in zip(crossing.inputs, rows.batched, strict=True)
     ]
     around = {name: value for name, value in crossing.context.items() if name != "torch"}

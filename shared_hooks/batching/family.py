@@ -74,7 +74,7 @@ class Family:
         forms, slots, marks = [], [], []
         for leaf, form in enumerate(self._forms):
             shape, sizes = sizes[: len(form.shape)], sizes[len(form.shape) :]
-            stride = tuple(torch.empty(shape, device="meta").stride())
+            stride = tuple(torch.empty(shape, device="meta").stride())  # how it lies changes no work
             forms.append(TensorForm(shape, stride, form.dtype))
             count = math.prod(shape)
             slots.append(Slot(form.dtype, count, (View((count,), (1,), 0),), written=True))
@@ -171,7 +171,8 @@ def _form_of(slot: Slot) -> tuple[torch.dtype, int]:
 
 
 def _core(crossing: Crossing) -> bytes:
-    """What both sides must see alike. The context is compared before each tail, the plan's digest covers what follows;
-    how pieces travel is over by then.
+    """What both sides must see alike. The context is compared before each tail, the plan's digest covers what follows,
+    how pieces travel is over by then; and what a run was seen to leave behind (`Crossing.leaves`) hangs on what ran
+    before it: a batch's tail may leave what this side has seen.
     """
-    return replace(crossing, plan_digest="", books=(), cache={}).to_bytes()
+    return replace(crossing, plan_digest="", leaves=(), books=(), cache={}).to_bytes()

@@ -15,7 +15,7 @@ from shared_hooks.batching import Batches
 from shared_hooks.batching.proof import agree
 from shared_hooks.errors import CutRefused, InputMismatch
 from shared_hooks.tensors import flatten
-from tests.shared_hooks.batching.models import Conv, Mixes, OneRowIsSpecial, Sequence, Words
+from tests.shared_hooks.batching.models import Capturing, Conv, Mixes, OneRowIsSpecial, Sequence, Words
 
 Inputs = Callable[[int], tuple[torch.Tensor, ...]]
 
@@ -27,6 +27,11 @@ INDEPENDENT: dict[str, tuple[Callable[[], nn.Module], Inputs, tuple[str, ...]]] 
         ("input", "words", "layers.layers.0"),
     ),
     "sequences": (Sequence, lambda n: (torch.randn(5, n, 8),), ("input", "lstm", "layers.layers.0")),
+    "channels last": (
+        Conv,
+        lambda n: (torch.randn(n, 3, 8, 8).contiguous(memory_format=torch.channels_last),),
+        ("input", "b"),
+    ),
     "one row is special": (OneRowIsSpecial, lambda n: (torch.randn(n, 8),), ("input", "a")),
 }
 
@@ -137,6 +142,15 @@ def test_each_new_size_is_tried_before_it_is_used() -> None:
     with pytest.raises(CutRefused, match="7 rows together do not give what they give alone"):
         sides.run([early] * 7)
     assert sides.batches.of(early.crossing) is None, "it is not tried again at once"
+
+
+def test_what_the_model_has_built_before_this_side_looked_is_in_nobodys_way() -> None:
+    """The edge's plan saw it come, the server's does not."""
+    sides = Sides(Capturing, lambda n: (torch.randn(n, 8),))
+    x = torch.randn(1, 8)
+    early = sides.head("a", x)
+    assert early.crossing.leaves
+    assert sides.alike(sides.run([early, early])[0], (x,))
 
 
 def test_frontiers_of_two_cuts_are_no_batch() -> None:
