@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from cloud_server.entries import ModelEntry, WarmUp
 from cloud_server.limits import FileLimits, Limits
@@ -19,6 +17,7 @@ from cloud_server.models.batching import BatchedTails
 from cloud_server.models.custody import Custody
 from cloud_server.models.decoding import DecodingTails
 from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, inexact, room_for
+from cloud_server.models.facts import about, bytes_of, check_plan
 from cloud_server.models.form import Form, form_of
 from cloud_server.models.frames import KeptFrames
 from cloud_server.models.packing import packed
@@ -28,20 +27,17 @@ from shared_hooks.batching import Batches
 from shared_hooks.compiling import CompiledTails
 from shared_hooks.errors import (
     CutRefused,
-    Disagreement,
     IsthmusError,
     ModelFailed,
     PlanMismatch,
     SpecError,
     TooLarge,
-    UnknownLayer,
 )
 from shared_hooks.forward import Kind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.observers import named, transforms
-from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
@@ -170,33 +166,7 @@ class ServedModel:
         client says otherwise.
         """
         if self._plan is not None and crossing.signature == self._plan.signature:
-            self._check_plan(self._plan, crossing)
-
-    def _check_plan(self, plan: Plan, crossing: Crossing) -> None:
-        if crossing.plan_digest != plan.digest:
-            if self._branches:
-                return  # another path through the model, taken for this input's data: its layers are its own
-            raise Disagreement(
-                "plan: on inputs of these shapes the client's model ran other operations or layers than this side's, "
-                "and it does not branch on data: the code differs"
-            )
-        cut = crossing.layer_id
-        try:
-            layer = plan.resolve(cut)
-        except UnknownLayer as error:
-            raise Disagreement(f"the request's cut: {error}") from error
-        name = layer.name if layer else "input"
-        if name != crossing.layer_name:
-            raise Disagreement(f'layer {cut} is "{name}" here, and "{crossing.layer_name}" in the request')
-        plan.cutting(cut)  # raises CutRefused where this side would not cut
-        here = plan.frontier_bytes(cut)
-        # A client that knows more paths through the model than this plan sends what those read, too, but never less;
-        # before the first layer, who knows nothing of the model sends all inputs.
-        may_be_more = self._branches or cut < 0
-        if crossing.payload_bytes < here or (crossing.payload_bytes > here and not may_be_more):
-            raise Disagreement(
-                f"after {name} {here} bytes cross by this side's plan, {crossing.payload_bytes} by the request"
-            )
+            check_plan(self._plan, crossing, branches=self._branches)
 
     def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
         """The tail on one payload, in whose memory it may work. Raises ModelFailed with the model's error as cause."""
@@ -341,17 +311,3 @@ class ServedModel:
         options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds, codecs=tuple(codecs))
         made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
         return to_json(made)
-
-
-def bytes_of(model: nn.Module) -> int:
-    """Memory of its parameters and buffers; what two share counts once."""
-    storages = {
-        one.untyped_storage().data_ptr(): one.untyped_storage() for one in (*model.parameters(), *model.buffers())
-    }
-    return sum(one.nbytes() for one in storages.values())
-
-
-def about(device: torch.device) -> dict[str, str]:
-    """Versions, device and kind of machine, for messages, logs, and a client that compares answers."""
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {"python": platform.python_version(), "device": f"{device} ({where})", **kind(device)}
