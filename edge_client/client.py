@@ -23,7 +23,7 @@ from edge_client.inputs.reader import several
 from edge_client.inputs.swallowed import Swallowed
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import AUTO, CLOUD_FILE, EDGE_ONLY
-from edge_client.planning.codecs import Codecs
+from edge_client.planning.codecs import Codecs, learnt
 from edge_client.planning.link import Link
 from edge_client.planning.loss_table import LossTable
 from edge_client.request import (
@@ -149,11 +149,19 @@ class EdgeClient(Standing):
         if self.choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):
             what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
-        chosen = Codecs.of(codec, calibration, max_loss)
+        chosen, table = Codecs.of(codec, calibration, max_loss), learnt(codec, calibration)
+        if chosen is not None and chosen.table is not None:
+            table = chosen.table
         chooser = None if chosen is None else Chooser(chosen, None if server is None else self._probed)
         plain = codec if chosen is None else "raw"
         made = EdgeModel(
-            self.choice, codec=plain, chooser=chooser, metrics=metrics, observers=observers, lifecycle=lifecycle
+            self.choice,
+            codec=plain,
+            chooser=chooser,
+            learnt=table,
+            metrics=metrics,
+            observers=observers,
+            lifecycle=lifecycle,
         )
         super().__init__(server, made, connection, otherwise=fallback is not None)
         self.requests = Requests(

@@ -251,7 +251,9 @@ def _add_codec(command: argparse.ArgumentParser, *, auto: str = "") -> None:
 
 
 def _add_losses(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--calibration", metavar="FILE", help="of edge-client calibrate, for --codec auto")
+    command.add_argument(
+        "--calibration", metavar="FILE", help="of edge-client calibrate, for --codec auto, basis, frames"
+    )
     command.add_argument(
         "--max-loss", metavar="SHARE", help="that --codec auto may lose, such as 0.5%% (default: nothing)"
     )
@@ -437,6 +439,9 @@ def _add_calibrate(commands: Commands, model: Parser) -> None:
         help="of the output (default: by the spec, names and shapes)",
     )
     study.add_argument("--seconds", type=_seconds, metavar="S", help="begin no input after this long")
+    study.add_argument(
+        "--learn", type=int, metavar="N", help='of the inputs, for "basis" to learn from (default: a quarter)'
+    )
     study.add_argument("--out", metavar="DIR", help="calibration.json and report.html go here")
 
 
