@@ -159,7 +159,9 @@ class Turns:
         if request.batching is None or request.crossing is None:
             return False
         try:
-            return self._bounded(request, partial(request.batching.learn, request.crossing))
+            # meanwhile this worker answers nobody else, as while it rehearses
+            with self._overtime.limited(self._limits.max_rehearsal_seconds), paid_by(*request.party):
+                return request.batching.learn(request.crossing)
         except BaseException as error:
             log.warning("whether requests at %s may be batched: %s: %s", request.split, type(error).__name__, error)
             return True

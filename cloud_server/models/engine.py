@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -77,15 +78,17 @@ class Computed:
         session_bytes: int = 0,
         is_done: bool = True,
         company: int = 0,
+        compiled: bool = False,
     ) -> Computed:
         """``transforms``: modules whose output a Transform may have changed. ``company``: requests or steps
-        that were computed together.
+        that were computed together. ``compiled``: a compiled tail was used, if it did not break.
         """
         reply = split_pb2.ReplyHeader(
             header=header,
             payload_bytes=nbytes,
             transforms=transforms,
             company=company,
+            compiled=compiled,
             durations=split_pb2.Durations(
                 decode_ns=decode_ns, inject_ns=inject_ns, compute_ns=compute_ns, encode_ns=encode_ns
             ),
@@ -172,6 +175,9 @@ class Company(Protocol):
         """What becomes of each call of a `Begun.run`, in order; ``ended``: see `Together.run`."""
         ...
 
+
+inexact: ContextVar[bool] = ContextVar("isthmus_inexact", default=False)
+"""Whether the request that this thread computes allows other last bits than the model's own."""
 
 Leave = Callable[[], None]
 """Takes what was put in a line out of it; nothing where it is not there any more."""

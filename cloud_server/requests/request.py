@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cloud_server import wire
 from cloud_server.decoding import Turn
-from cloud_server.models import FILE, Batching, Computed, Engine, Kin
+from cloud_server.models import FILE, Batching, Computed, Engine, Kin, inexact
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
 from cloud_server.work import Payer
@@ -155,6 +155,7 @@ class Request:
 
     def compute(self, max_bytes: int) -> Computed:
         """The engine's answer to the complete payload. ``max_bytes`` bounds what a file may be decoded to."""
+        inexact.set(self.together)  # of this thread, which computes one request after the other
         if not self.observers:
             return self._compute(max_bytes)
         with self.engine.observing(self.observers) as found:

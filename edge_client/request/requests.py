@@ -456,6 +456,7 @@ class Requests:
                 exchange.observers, running.head.observations, exchange.reply.observations
             ),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
+            compiled=exchange.reply.compiled,
             company=max(1, exchange.reply.company),
             witness=witness,
             codecs=running.head.outgoing.codecs,

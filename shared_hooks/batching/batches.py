@@ -191,12 +191,15 @@ class Batches:
 
     def _look_at(self, crossing: Crossing) -> None:
         started = time.monotonic()
-        found: _Kin | Doubt
+        found: _Kin | Doubt = Doubt("finding out took too long")
         try:
             with self.wrapped.turn(), context.restored(crossing.context):
                 found = self._found(crossing)
-        finally:
+        finally:  # also where the caller's time is over
             self._spent.append((time.monotonic(), time.monotonic() - started, payer.get().account))
+            self._remember(crossing, found)
+
+    def _remember(self, crossing: Crossing, found: _Kin | Doubt) -> None:
         with self._lock:
             self._known[crossing.digest] = found
             self._known.move_to_end(crossing.digest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,10 +12,10 @@ import torch
 
 from shared_hooks.batching.growth import SIZES, Growth, of_pieces
 from shared_hooks.batching.samples import Samples
-from shared_hooks.crossing import Crossing, Slot, TensorForm
+from shared_hooks.crossing import INPUTS, Crossing, EarlyOutput, Mark, Slot, TensorForm
 from shared_hooks.errors import CutRefused
-from shared_hooks.planning import Plan, Rule
-from shared_hooks.tensors import ClassFinder, unflatten
+from shared_hooks.planning import INPUT, Plan, Rule
+from shared_hooks.tensors import ClassFinder, View, unflatten
 from shared_hooks.wrapped import WrappedModel
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -47,12 +48,16 @@ class Family:
         example: Sequence[torch.Tensor] | None,
         find: ClassFinder,
     ) -> None:
-        """Plans. Raises CutRefused where rows cannot be told, or depend on each other; and what the model raises."""
+        """Plans. Raises CutRefused where rows cannot be told, or depend on each other, TooLarge where that would be
+        more work than a request may be, and what the model raises.
+        """
         self.rows = rows
         self.wrapped = wrapped
         self._structure = crossing.input_structure
         self._forms = crossing.inputs
         self._find = find
+        self._context = crossing.context
+        self._foresee()
         self._samples = Samples(crossing.inputs, rows.batched, rows.axis, example, wrapped.device)
         self.plans = [self._plan(size) for size in SIZES]
 
@@ -60,6 +65,23 @@ class Family:
         """Random ones, new at each call."""
         made: Inputs = unflatten(self._structure, self._samples.rows(rows), self._find)
         return made
+
+    def _foresee(self) -> None:
+        """What comes here as a few words of a client's is about to be run: its work is counted first, on tensors
+        without memory. Raises TooLarge.
+        """
+        sizes = self._sizes(sum(SIZES))
+        forms, slots, marks = [], [], []
+        for leaf, form in enumerate(self._forms):
+            shape, sizes = sizes[: len(form.shape)], sizes[len(form.shape) :]
+            stride = tuple(torch.empty(shape, device="meta").stride())
+            forms.append(TensorForm(shape, stride, form.dtype))
+            count = math.prod(shape)
+            slots.append(Slot(form.dtype, count, (View((count,), (1,), 0),), written=True))
+            marks.append(Mark(INPUTS, leaf, leaf, View(shape, stride, 0), form.dtype))
+        cut = -1, INPUT, self.wrapped.depth, self._context, self._structure
+        crossing = Crossing(*cut, tuple(forms), tuple(slots), tuple(marks), (), (), (), (), "")
+        self.wrapped.recipes.recipe(EarlyOutput(crossing, (), ()), self.wrapped.device)
 
     def _plan(self, rows: int) -> Plan:
         args, kwargs = self.inputs(rows)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks import EarlyOutput, RehearsalLimits, WrappedModel
 from shared_hooks.batching import Batches
 from shared_hooks.batching.proof import agree
 from shared_hooks.errors import CutRefused, InputMismatch
@@ -167,6 +167,17 @@ def test_a_batch_that_would_take_too_much_memory_is_made_in_parts() -> None:
     assert known is not None
     made = sides.batches.run(earlies, [known] * 8)
     assert [one.company for one in made] == [4] * 8
+
+
+def test_inputs_of_which_the_model_would_make_too_much_are_not_run() -> None:
+    """What crosses late is small, whatever a client says that its inputs were."""
+    make, inputs, _ = INDEPENDENT["convolutions"]
+    sides = Sides(make, inputs)
+    limits = RehearsalLimits(elements=500)
+    sides.batches = Batches(WrappedModel(sides.model, rehearsals=limits))
+    early = sides.head("head", *inputs(1))
+    sides.batches.learn(early.crossing)
+    assert "dimension 0: on inputs of this form the model computes too many" in sides.batches.reason(early.crossing)
 
 
 def test_proofs_take_no_more_of_a_minute_than_they_may() -> None:
