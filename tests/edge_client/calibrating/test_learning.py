@@ -86,11 +86,9 @@ def test_what_is_no_calibration_for_it_is_refused(tmp_path: Path) -> None:
             EdgeClient(server.address, server.spec, split="first", codec="basis", calibration=foreign) as client,
         ):
             client.infer(INPUTS[0])
-        for wrong, said in ((study(learn=0).table, "has no books"), (foreign, "is for")):
+        for codec, wrong, said in (("basis", study(learn=0).table, "has no books"), ("int8", foreign, "is for")):
             with pytest.raises(SpecError, match=said):
-                EdgeClient(
-                    server.address, server.spec, codec="basis" if said != "is for" else "int8", calibration=wrong
-                )
+                EdgeClient(server.address, server.spec, codec=codec, calibration=wrong)
     with pytest.raises(SpecError, match="learn"):
         study(learn=-1)
     path = tmp_path / "table.json"
