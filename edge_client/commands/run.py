@@ -26,6 +26,7 @@ from edge_client.commands.report import Report
 from edge_client.commands.run_journal import RunJournal
 from edge_client.commands.server import needed, running
 from edge_client.modes import EDGE_ONLY
+from edge_client.planning.codecs import Codecs
 from edge_client.screen.progress import progress
 from edge_client.screen.text import one_line, printable
 from edge_client.transport import ConnectionOptions, now_ns
@@ -52,6 +53,7 @@ def main(options: argparse.Namespace) -> int:
     check_json_target(options.json)
     witnesses.check(options.witness, options.split, options.log_level)
     _check_only_head(options)
+    Codecs.of(options.codec, options.calibration, options.max_loss)  # before a server is started
     chooses = None
     if options.split == AUTO:
         from edge_client.commands import auto  # loads what plans, profiles and measures
