@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from edge_client.call import Call
-from edge_client.choosing.chooser import Chooser
 from edge_client.inputs.unfit import another_size, unfit
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY, WORDS
@@ -37,6 +36,9 @@ from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.texts import Texts
 from shared_hooks.tensors import classes_of, flatten, unflatten
+
+if TYPE_CHECKING:
+    from edge_client.choosing.chooser import Chooser
 
 Cut = int | str
 Books = tuple[Book | None, ...]
