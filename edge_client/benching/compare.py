@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from edge_client.benching.spread import CONFIDENCE
 
-FIGURES: Final = ("p50", "p90", "p99", "goodput")
+IN_TIME: Final = "in time"
+FIGURES: Final = ("p50", "p90", "p99", IN_TIME)
+"""Not goodput, which is more where chance has let more arrive, but its share of what arrived."""
 LOWER, HIGHER, SAME, FEW = "lower", "higher", "no difference seen", "too few to say"
 
 
@@ -17,7 +19,7 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row for each figure of each rate that both have: rate, figure, a, b, ratio (B to A), low, high, verdict.
 
     Intervals hold together with `CONFIDENCE` for all rows (Bonferroni), and know each run's own noise, not what lies
-    between two runs. Latencies in ns, goodput a second; None: among requests without an answer.
+    between two runs. Latencies in ns, None among requests without an answer; "in time" is a share, 0 to 1.
     """
     steps = {one["rate"]: one for one in b["steps"]}
     pairs = [(one, steps[one["rate"]]) for one in a["steps"] if one["rate"] in steps]
@@ -26,19 +28,26 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _row(a: Mapping[str, Any], b: Mapping[str, Any], figure: str, z: float) -> dict[str, Any]:
-    mine, theirs = (one["goodput"] if figure == "goodput" else one["latency"][figure] for one in (a, b))
+    mine, theirs = (_figure(one, figure) for one in (a, b))
     ratio = low = high = None
     verdict = FEW
     if mine["value"] and theirs["value"]:
         ratio = theirs["value"] / mine["value"]
         known = [one["spread"] for one in (mine, theirs)]
-        sure = figure == "goodput" or (mine["sure"] and theirs["sure"])
-        if sure and known[0] is not None and known[1] is not None:
+        if mine["sure"] and theirs["sure"] and known[0] is not None and known[1] is not None:
             width = z * math.hypot(known[0], known[1])
             low, high = ratio * math.exp(-width), ratio * math.exp(width)
             verdict = LOWER if high < 1 else HIGHER if low > 1 else SAME
     rows = {"a": mine["value"], "b": theirs["value"], "ratio": ratio, "low": low, "high": high}
     return {"rate": a["rate"], "figure": figure, **rows, "verdict": verdict}
+
+
+def _figure(step: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if name != IN_TIME:
+        found: Mapping[str, Any] = step["latency"][name]
+        return found
+    share = step["in_time"] / step["requests"] if step["requests"] else None
+    return {"value": share, "spread": step["goodput"]["spread"], "sure": True}
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

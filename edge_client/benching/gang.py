@@ -117,6 +117,8 @@ class Several:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         self._processes = []
         self._stack.close()
 

@@ -52,6 +52,7 @@ def render(known: Mapping[str, Any]) -> str:
         kept=f"{KEPT:.0%}",
         deadline=duration(1e9 * how["deadline"]),
         rates=_rates(known),
+        outcomes=_outcomes(known),
         ways=_ways(known),
         errors=[[f"{one['rate']:g}", name, f"{count}"] for one in steps for name, count in one["errors"].items()],
         generator=_generator(known),
@@ -90,23 +91,30 @@ def _cards(known: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _rates(known: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     headers = ["rate", "offered", "throughput", "goodput", "p50", "p90", "p99", "p99 between", "beyond p99"]
-    headers += ["late", "refused", "lost", "put off", "pending", "together"]
     rows = []
     for one in known["steps"]:
-        quantiles = one["latency"]
-        p99, server = quantiles["p99"], one["server"]
+        quantiles, p99 = one["latency"], one["latency"]["p99"]
+        unsure = p99["low"] is None or p99["high"] is None
         rows.append(
             [
                 f"{one['rate']:g}",
                 *(f"{value:.1f}" for value in (one["offered"], one["throughput"], one["goodput"]["value"])),
                 *(duration(quantiles[name]["value"]) for name in ("p50", "p90", "p99")),
-                "–"
-                if p99["low"] is None or p99["high"] is None
-                else f"{duration(p99['low'])} and {duration(p99['high'])}",
-                *(f"{value}" for value in (p99["beyond"], one["late"], one["refused"], one["lost"], one["put_off"])),
-                *("–" if value is None else f"{value:.1f}" for value in (server["pending_mean"], server["company"])),
+                "–" if unsure else f"{duration(p99['low'])} and {duration(p99['high'])}",
+                f"{p99['beyond']}",
             ]
         )
+    return headers, rows
+
+
+def _outcomes(known: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    keys = ("requests", "in_time", "late", "refused", "lost", "put_off")
+    headers = ["rate", *(key.replace("_", " ") for key in keys), "pending there", "computed together"]
+    rows = []
+    for one in known["steps"]:
+        said = [one["server"][key] for key in ("pending_mean", "company")]
+        shown = ["–" if value is None else f"{value:.1f}" for value in said]
+        rows.append([f"{one['rate']:g}", *(f"{one[key]}" for key in keys), *shown])
     return headers, rows
 
 

@@ -42,8 +42,13 @@ def read(path: str | Path) -> dict[str, Any]:
         if value["format"] != FORMAT:
             raise SpecError(f"{path}: its format is {value['format']!r:.60}; this release reads {FORMAT!r}")
         for one in value["steps"]:
-            float(one["rate"]), float(one["throughput"]), one["goodput"]["value"], one["latency"]["p99"]["value"]
-        dict(value["settings"])
+            figures = [one["rate"], one["requests"], one["in_time"]]
+            figures += [one["goodput"]["spread"]]
+            figures += [one["latency"][name][key] for name in ("p50", "p90", "p99") for key in ("value", "spread")]
+            if not all(figure is None or isinstance(figure, (int, float)) for figure in figures):
+                raise TypeError(f"at {one['rate']!r:.20} a second a figure is no number")
+            _ = [one["latency"][name]["sure"] for name in ("p50", "p90", "p99")], one["generator"]["bottleneck"]
+        _ = dict(value["settings"]), value["knee"], value["ended"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecError(f"{path}: not the results of a bench: {type(error).__name__}: {error}") from error
     known: dict[str, Any] = value

@@ -83,11 +83,11 @@ def _throughput(shots: Sequence[Shot], every: dict[int, Ended], warmup: float, s
 def _goodput(took: np.ndarray, limit: float, seconds: float) -> dict[str, Any]:
     """Requests answered in time, a second."""
     rate = len(took) / seconds if seconds else 0.0
-    return estimate(took, lambda some: rate * float((some <= limit).mean())).as_dict() if len(took) else _nothing()
-
-
-def _nothing() -> dict[str, Any]:
-    return {"value": 0.0, "low": None, "high": None, "spread": None}
+    if not len(took):
+        return {"value": 0.0, "low": None, "high": None, "spread": None}
+    found = estimate(took, lambda some: rate * float((some <= limit).mean()))
+    least = 1 / len(took)  # where all were in time, one more might not be
+    return {**found.as_dict(), "spread": None if found.spread is None else max(found.spread, least)}
 
 
 def _latency(took: np.ndarray) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from edge_client.benching.compare import compare, differences
+from edge_client.benching.compare import IN_TIME, compare, differences
 from edge_client.benching.results import is_bench, read
 from edge_client.benching.spread import CONFIDENCE
 from edge_client.commands import exits
@@ -50,11 +50,10 @@ def text(known: Mapping[str, Any]) -> str:
         return "\n".join([*lines, "", "no rate is in both"])
     rows = []
     for one in known["compared"]:
-        factor = 1.0 if one["figure"] == "goodput" else 1e-6
-        values = ["-" if one[key] is None else f"{one[key] * factor:.1f}" for key in ("a", "b")]
+        values = [_shown(one["figure"], one[key]) for key in ("a", "b")]
         ratio = "-" if one["ratio"] is None else f"{one['ratio']:.3f}"
         interval = "" if one["low"] is None else f"{one['low']:.2f} to {one['high']:.2f}"
-        name = one["figure"] if one["figure"] == "goodput" else f"{one['figure']} ms"
+        name = one["figure"] if one["figure"] == IN_TIME else f"{one['figure']} ms"
         rows.append([f"{one['rate']:g}", name, *values, ratio, interval, one["verdict"]])
     headers = ["rate/s", "figure", "A", "B", "B / A", "interval", "B is"]
     lines += ["", table(headers, rows, right=(0, 2, 3, 4)), ""]
@@ -63,3 +62,7 @@ def text(known: Mapping[str, Any]) -> str:
     lines.append(f"the intervals hold together with {known['confidence']:.0%} confidence, and know each")
     lines.append("run's own noise, not what lies between two runs")
     return "\n".join(lines)
+
+
+def _shown(figure: str, value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}" if figure == IN_TIME else f"{value / 1e6:.1f}"

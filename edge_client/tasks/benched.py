@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import fill
 from typing import Any, Final
 
 from edge_client.benching import page
 from edge_client.benching.results import FORMAT, KEPT, knee
+from edge_client.benching.spread import FEW_BEYOND
 from edge_client.screen.table import Column, fitted
 from edge_client.screen.text import finite, printable
 from edge_client.spoken import option
@@ -85,10 +87,15 @@ class Benched(Tabular):
         elif self.steps:
             lines.append(f"knee: none: at the lowest rate fewer than {KEPT:.0%} are answered within {deadline}")
         lines.append("goodput: answers within it, a second; latency counts from when a request was to begin")
+        if any(not one["latency"][name]["sure"] for one in self.steps for name in ("p50", "p90", "p99")):
+            lines.append(f"?: fewer than {FEW_BEYOND} requests are beyond it; more {option('seconds')} make it sure")
         lines += [line for one in self.steps for line in _told(one)]
         if self.ended is not None:
             lines.append(f"NOT COMPLETE: {printable(self.ended)}")
-        return "\n".join(lines)
+        narrow = [
+            line if width is None or "\n" in line else fill(line, width, subsequent_indent="  ") for line in lines
+        ]
+        return "\n".join(narrow)
 
 
 def _columns(steps: Sequence[Mapping[str, Any]]) -> list[Column]:
@@ -120,10 +127,7 @@ def _ms(one: Mapping[str, Any]) -> str:
 
 
 def _told(one: Mapping[str, Any]) -> list[str]:
-    p99, at = one["latency"]["p99"], f"{one['rate']:g}/s"
-    lines = []
-    if not p99["sure"]:
-        lines.append(f"{at}: p99?: {p99['beyond']} requests are beyond it; more {option('seconds')} for 10 and more")
+    at, lines = f"{one['rate']:g}/s", []
     if one["errors"]:
         lines.append(f"{at}: errors: {', '.join(f'{count} {name}' for name, count in one['errors'].items())}")
     if one["abandoned"]:
