@@ -26,6 +26,7 @@ weights = "resnet.safetensors"
 depth = 3                            # how far hooks descend; absent = down to the leaves
 decoding = "my_package.tails:make"   # (WrappedModel, layer) -> what decodes behind it; absent = the engine's own
 device = "cuda:1"                    # absent = the server's
+compile = "rounding"                 # compile those tails; true: use them only where bits are equal; absent = false
 warm_up = { cuts = ["layer3"], batch_sizes = [1, 8] }  # tails that are run before it serves; absent = the shortest one
 
 [limits]                             # see limits.py
@@ -213,8 +214,12 @@ def _observers(table: Table) -> tuple[str, ...]:
 
 def _limits(table: Table) -> Limits:
     values: dict[str, Any] = {
-        each.name: table.take(each.name, float if isinstance(each.default, float) else int) for each in fields(Limits)
+        each.name: table.take(each.name, float if isinstance(each.default, float) else int)
+        for each in fields(Limits)
+        if not isinstance(each.default, tuple)
     }
+    sizes = table.take_list("preferred_batch_size", int, "an array of integers")
+    values["preferred_batch_size"] = None if sizes is None else tuple(sizes)
     for old, new in _OLD_LIMITS.items():
         if old in table:
             warnings.warn(

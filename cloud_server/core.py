@@ -16,7 +16,7 @@ from functools import partial
 from cloud_server.access import Caller, Quotas, granted
 from cloud_server.decoding import Sessions
 from cloud_server.fleet import Fleet
-from cloud_server.limits import Limits
+from cloud_server.limits import NEVER, Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Request, RequestTable
 from cloud_server.streams import CrossingCache, Pace, Probe, StreamSession
@@ -77,6 +77,7 @@ class Core:
             together=self._turns.several,
             most=self.limits.max_batch_size,
             delay=self.limits.max_queue_delay_microseconds / 1e6,
+            preferred=self.limits.preferred_batch_size,
         )
         self._probes: Counter[str] = Counter()
         self.profiles = Profiles(self.engines, self.limits, self._workers, self._quotas)
@@ -240,6 +241,7 @@ class Core:
     def _wait(self, request: Request) -> Callable[[], None]:
         """Puts it in the line. Raises ServerUnavailable where it would wait there in vain."""
         self._check_time(request)
+        self._check_queue(request)
         payer = request.payer
         turn = Turn(request, self._turns.one, lambda: self._workers.forecast(payer).takes)
         put = partial(self._put, turn, request)
@@ -247,7 +249,19 @@ class Core:
         return put() if residence is None else residence.enter(request.caller.account, put)
 
     def _put(self, turn: Turn, request: Request) -> Callable[[], None]:
-        return self._workers.put(turn, request.payer, request.kin)
+        kin = self._turns.kin(request)
+        if kin is None:
+            return self._workers.put(turn, request.payer)
+        return self._workers.put(turn, request.payer, kin.key, kin.rows)
+
+    def _check_queue(self, request: Request) -> None:
+        """Raises ServerUnavailable where enough of its model wait already; it is counted, too."""
+        most = self.limits.max_queue_size
+        if most < NEVER and self.requests.queued(request.engine) > most:
+            model = request.engine.identity.model_id
+            raise ServerUnavailable(
+                f'{most} requests wait for model "{model}", the limit (max_queue_size); try again later'
+            )
 
     # What lasts too long
 

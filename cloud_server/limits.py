@@ -101,9 +101,15 @@ class Limits:
     session_idle_seconds: float = 600.0
     """How long a decoding session is kept without a step."""
     max_batch_size: int = 16
-    """Steps of decoding sessions that are computed together, of clients that allow it."""
+    """Rows of requests at one cut, or steps of decoding sessions, that are computed together, of clients that allow
+    it.
+    """
+    preferred_batch_size: tuple[int, ...] = ()
+    """Rows that are best computed together: where as many wait, so many are taken, and none waits for more."""
     max_queue_delay_microseconds: int = 0
-    """How long a worker that nobody else waits for keeps such a step, for others to come."""
+    """How long a worker that nobody else waits for keeps such a request or step, for others to come."""
+    max_queue_size: int = NEVER
+    """Requests of one model that wait for a worker."""
     max_frames_bytes: int = 256 * MIB
     """Symbols that one model keeps of clients' last frames, for the differences to them (codec "frames")."""
     max_answers: int = 4096
@@ -163,6 +169,9 @@ class Limits:
             if field.name == "max_queue_delay_microseconds":
                 if not 0 <= value <= LONGEST_DELAY:
                     raise SpecError(f"limits.{field.name}: expected 0 to {LONGEST_DELAY}, found {value}")
+            elif field.name == "preferred_batch_size":
+                if not all(0 < size <= self.max_batch_size for size in value):
+                    raise SpecError(f"limits.{field.name}: expected sizes of 1 to max_batch_size, found {list(value)}")
             elif not value > 0:  # rejects NaN, too
                 raise SpecError(f"limits.{field.name}: expected a number above 0, found {value}")
             if field.name.endswith("_seconds") and value > LONGEST_SECONDS:

@@ -1,12 +1,16 @@
-"""What a worker does: a request is computed and answered, or several steps of decoding sessions at once.
+"""What a worker does: a request is computed and answered, or several at once: steps of decoding sessions, or requests
+of one cut as a batch.
 
 Several are begun one after the other, computed together, and ended one after the other, so that hooks, and whatever is
-kept for a thread, know one request at a time. Of what goes wrong in one the others hear nothing.
+kept for a thread, know one request at a time. Of what goes wrong in one the others hear nothing: where a batch fails,
+each is computed alone, and whose request fails then goes alone for a while.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,18 +18,23 @@ from typing import Any, TypeVar
 
 from cloud_server.decoding import Taken
 from cloud_server.limits import Limits
-from cloud_server.models import Computed
+from cloud_server.models import BegunTail, Computed, Kin
 from cloud_server.requests import Answer, Request, RequestTable, replies
 from cloud_server.work import Overtime, QueueClocks, Watchdog
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed, TooLarge
+from shared_hooks.errors import Cancelled, CutRefused, InputMismatch, IsthmusError, ModelFailed, TooLarge
 from shared_hooks.generation.together import Outcome
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tail import paid_by
 
+log = logging.getLogger(__name__)
+
 Load = Callable[..., split_pb2.Load]
 """As `Core.load`."""
 Result = TypeVar("Result")
+APART_SECONDS = 60.0
+"""How long a client goes alone of whom a request has spoilt a batch."""
+MAX_APART = 4096
 NOT_BEGUN: Outcome[None] = Outcome(None, None, company=1, meetings=0)
 
 
@@ -51,6 +60,8 @@ class Turns:
         self._lifecycle = lifecycle
         self._load = load
         self._overtime = Watchdog(limits.max_compute_seconds)
+        self._apart: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """Clients that go alone, and until when."""
 
     def close(self) -> None:
         """No turn follows."""
@@ -58,12 +69,24 @@ class Turns:
 
     def one(self, turn: Turn) -> bool:
         """Decides whether the request is still wanted, computes, answers. False without a result."""
-        return self._starts(turn) and self._alone(turn.request)
+        if not self._starts(turn):
+            return False
+        return self._alone(turn.request) and not self._learns(turn.request)
+
+    def kin(self, request: Request) -> Kin | None:
+        """What it may be computed together with; None where it goes alone."""
+        until = self._apart.get(request.party)
+        return None if until is not None and until > time.monotonic() else request.kin
 
     def several(self, turns: Sequence[Any]) -> list[bool]:
-        """The same of steps of one kin (`Request.kin`), computed together."""
+        """The same of steps or requests of one kin (`Request.kin`), computed together."""
         wanted = [turn.request for turn in turns if self._starts(turn)]
-        counts = [self._alone(wanted[0])] if len(wanted) == 1 else self._together([_Step(one) for one in wanted])
+        if len(wanted) < 2:
+            counts = [self._alone(one) for one in wanted]
+        elif wanted[0].turn is None:
+            counts = self._batched([_Part(one) for one in wanted])
+        else:
+            counts = self._together([_Step(one) for one in wanted])
         found = dict(zip(map(id, wanted), counts, strict=True))
         return [found.get(id(turn.request), False) for turn in turns]
 
@@ -93,6 +116,55 @@ class Turns:
             for (step, _), outcome in zip(begun, outcomes, strict=True):
                 step.outcome = outcome
         return [self._answered(step.request, step.started_ns, step.end) for step in steps]
+
+    def _batched(self, parts: list[_Part]) -> list[bool]:
+        for part in parts:
+            with self._lifecycle.request(part.request.about):
+                part.begin()
+        begun = [part.begun for part in parts if part.begun is not None]
+        batching = parts[0].request.batching
+        error: BaseException | None = None
+        if batching is not None and len(begun) > 1:
+            try:
+                self._bounded(parts[0].request, partial(batching.run, begun))
+            except (CutRefused, InputMismatch):
+                pass  # they are no batch, and nobody's fault
+            except BaseException as wrong:
+                error = wrong
+        alone = [part.begun is None or not part.begun.is_made for part in parts]
+        counts = []
+        for part, on_its_own in zip(parts, alone, strict=True):
+            end = partial(self._bounded, part.request, part.alone) if on_its_own else part.end
+            counts.append(self._answered(part.request, part.started_ns, end))
+        if error is not None:
+            self._blame(parts, counts, error)
+        return counts
+
+    def _blame(self, parts: list[_Part], counts: list[bool], error: BaseException) -> None:
+        """A batch failed: whose request fails alone, too, goes alone for a while; else all of its kin do."""
+        spoilt = [part.request.party for part, count in zip(parts, counts, strict=True) if not count]
+        for party in spoilt:
+            self._apart[party] = time.monotonic() + APART_SECONDS
+            self._apart.move_to_end(party)
+        while len(self._apart) > MAX_APART:
+            self._apart.popitem(last=False)
+        batching = parts[0].request.batching
+        if not spoilt and batching is not None and parts[0].begun is not None:
+            batching.doubt(parts[0].begun, f"{type(error).__name__}: {error}")
+
+    def _learns(self, request: Request) -> bool:
+        """Finds out whether the next ones like this may be batched, if that is not known: whether it did. The request
+        is answered already, and pays for it.
+        """
+        if request.batching is None or request.crossing is None:
+            return False
+        try:
+            # meanwhile this worker answers nobody else, as while it rehearses
+            with self._overtime.limited(self._limits.max_rehearsal_seconds), paid_by(*request.party):
+                return request.batching.learn(request.crossing)
+        except BaseException as error:
+            log.warning("whether requests at %s may be batched: %s: %s", request.split, type(error).__name__, error)
+            return True
 
     def _bounded(self, request: Request, compute: Callable[[], Result]) -> Result:
         """``compute()``, within its time and on its account. Raises TooLarge."""
@@ -126,6 +198,40 @@ class Turns:
             return replies.failure(request, failure), failure
         self._lifecycle.emit(Stage.ON_RESULT, computed=computed)
         return answer, None
+
+
+class _Part:
+    """One of several requests."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.started_ns = time.perf_counter_ns()
+        self.begun: BegunTail | None = None
+        self._error: BaseException | None = None
+
+    def begin(self) -> None:
+        """``begun`` stays None where it cannot be."""
+        request = self.request
+        try:
+            assert request.batching is not None and request.crossing is not None
+            with paid_by(*request.party):
+                self.begun = request.batching.begin(
+                    request.crossing, request.header, request.payload, request.want_metrics
+                )
+        except BaseException as error:  # `alone` raises it
+            self._error = error
+
+    def end(self) -> Computed:
+        """Its part of the batch."""
+        assert self.begun is not None
+        return self.begun.end()
+
+    def alone(self) -> Computed:
+        """Computed by itself. Raises what went wrong."""
+        if self.begun is None:
+            assert self._error is not None
+            raise self._error
+        return self.begun.alone()
 
 
 class _Step:

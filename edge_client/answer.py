@@ -41,7 +41,8 @@ class Answer:
     forward_cloud: ForwardMetrics | None = None
     observations: Mapping[str, Observations] = field(default_factory=dict)  # "edge", "cloud": what observers found
     transforms: Sequence[str] = ()  # modules whose output is changed: the edge's, then the cloud's
-    company: int = 1  # of a step of a decoding session: how many were computed together at the most
+    compiled: bool = False  # whether the server used a tail that torch.compile has made: last bits may differ
+    company: int = 1  # how many requests (or steps) the server computed as one batch; 1: exact, as the model gives it
     fallback: str = ""  # why it was answered on the edge, though it was to be split; empty: it was not
     witness: Witness | None = None  # the comparison with the whole model here; None: it was not compared
     codecs: Sequence[str] = ()  # by name, what each tensor of the frontier travelled with; empty without a cut
@@ -70,7 +71,8 @@ class Answer:
         parts["other"] = max(0, self.measured_ns - sum(parts.values()))  # preparing, planning, waiting, encoding
         took = f"{duration(self.measured_ns)}: " + " + ".join(f"{name} {duration(ns)}" for name, ns in parts.items())
         sent = f"{size(self.bytes_up)} up, {size(self.bytes_down)} down" if self.layer_id is not None else ""
-        return told(self, f"output={brief(self.output)}", where, took, sent, self._best())
+        made = f"in a batch of {self.company} requests: not exact" if self.company > 1 else ""
+        return told(self, f"output={brief(self.output)}", where, took, sent, made, self._best())
 
     def _best(self) -> str:
         found = self._told_result()

@@ -97,6 +97,10 @@ class EdgeClient(Standing):
     `connection.patience` (a second where nobody listens at the address), later requests do not wait for it again; the
     server is called beside them until it is back.
 
+    `exact=False` lets the server compute a request as one row of a batch with other clients' (docs/batching.md), where
+    it has proven that rows do not influence each other: more answers a second, and last bits that may differ, as a
+    batch's do. `Answer.company` says how many there were; 1 is exact. What a witness compares is always exact.
+
     What `infer` takes and `Answer.result` is follows the model's spec, as in ``edge-client run`` (docs/python.md);
     ``preprocess``, ``postprocess``, ``labels``, ``call_kwargs`` switch one of its parts off.
 
@@ -120,6 +124,7 @@ class EdgeClient(Standing):
         observers: Iterable[str] = (),
         witness: float = 0.0,
         fallback: Literal["edge"] | None = None,
+        exact: bool = True,
         lifecycle: Lifecycle | None = None,
         connection: ConnectionOptions | None = None,
         auto: AutoOptions | None = None,
@@ -160,6 +165,7 @@ class EdgeClient(Standing):
             client_id=self._client_id,
             witness=witness,
             fallback=fallback is not None,
+            exact=exact,
             postprocess=self._postprocess if postprocess and self.spec is not None else None,
         )
         self._reader = InputReader(self.wrapped.model, self.spec, preprocess=preprocess, call_kwargs=call_kwargs)
@@ -280,7 +286,14 @@ class EdgeClient(Standing):
     ) -> None:
         self.close()
 
-    def infer(self, *args: Any, split: Cut | None = None, deadline: float | None = None, **kwargs: Any) -> Answer:
+    def infer(
+        self,
+        *args: Any,
+        split: Cut | None = None,
+        deadline: float | None = None,
+        exact: bool | None = None,
+        **kwargs: Any,
+    ) -> Answer:
         """The model's output for ``(*args, **kwargs)``: head here, tail on the server.
 
         An input by itself may be a tensor, a numpy array, a PIL image, a camera's frame (uint8, HWC, RGB), the path or
@@ -288,32 +301,48 @@ class EdgeClient(Standing):
         `Call`, which goes to the model as it is. Pictures and files are read as the spec says.
 
         Raises DeadlineExceeded, ServerUnavailable, UnknownLayer, CutRefused, InputMismatch, ModelFailed, ...
-        (shared_hooks.errors). If the model's own arguments are called ``split`` or ``deadline``, give a `Call`.
+        (shared_hooks.errors). If the model's own arguments are called ``split``, ``deadline`` or ``exact``, give a
+        `Call`.
         """
-        return self.submit(*args, split=split, deadline=deadline, **kwargs).result()
+        return self.submit(*args, split=split, deadline=deadline, exact=exact, **kwargs).result()
 
-    def submit(self, *args: Any, split: Cut | None = None, deadline: float | None = None, **kwargs: Any) -> Pending:
+    def submit(
+        self,
+        *args: Any,
+        split: Cut | None = None,
+        deadline: float | None = None,
+        exact: bool | None = None,
+        **kwargs: Any,
+    ) -> Pending:
         """`infer` in two steps: runs the head, and returns while the rest is under way."""
         stamps, cut, until = Stamps(), self._cut(split), self.until(deadline)
         item = args[0] if len(args) == 1 and not kwargs else None
         if cut in (AUTO, CLOUD_FILE) and item is not None and self._reader.is_file(item):
-            return self._submit(Path(item) if isinstance(item, str) else item, cut, stamps, until)
+            return self._submit(Path(item) if isinstance(item, str) else item, cut, stamps, until, exact=exact)
         if cut == CLOUD_FILE:
             work_of(item if item is not None else args, cut)  # which says what it takes
         call = self._reader.call(args, kwargs)
         if not isinstance(item, torch.Tensor):
             stamps.prepared = now_ns()
-        return self._submit(call, cut, stamps, until)
+        return self._submit(call, cut, stamps, until, exact=exact)
 
-    def _submit(self, item: Any, cut: Cut, stamps: Stamps, until: float, position: Position | None = None) -> Pending:
+    def _submit(
+        self,
+        item: Any,
+        cut: Cut,
+        stamps: Stamps,
+        until: float,
+        position: Position | None = None,
+        exact: bool | None = None,
+    ) -> Pending:
         """``item``: a `Call`; or an input file, where it may be sent as it is."""
         if isinstance(item, Call) and item.kwargs:
             self._swallowed.look(item)
         if cut == AUTO:
             chooser = self._chooser(item)
-            return Pending(chooser.begin(item, until, position, stamps), chooser.finish, chooser.leave)
+            return Pending(chooser.begin(item, until, position, stamps, exact), chooser.finish, chooser.leave)
         work = work_of(item, cut) or item
-        running = self.requests.begin(work, cut, stamps, until, position)
+        running = self.requests.begin(work, cut, stamps, until, position, exact)
         return Pending(running, self.requests.finish, self.requests.cancel)
 
     def _chooser(self, item: Any) -> AutoClient:
@@ -354,6 +383,7 @@ class EdgeClient(Standing):
         *,
         split: Cut | None = None,
         deadline: float | None = None,
+        exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["raise"] = "raise",
     ) -> Iterator[Answer]: ...
@@ -364,6 +394,7 @@ class EdgeClient(Standing):
         *,
         split: Cut | None = None,
         deadline: float | None = None,
+        exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["return"],
     ) -> Iterator[Answer | Failure]: ...
@@ -373,6 +404,7 @@ class EdgeClient(Standing):
         *,
         split: Cut | None = None,
         deadline: float | None = None,
+        exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["raise", "return"] = "raise",
     ) -> Iterator[Answer | Failure]:
@@ -390,7 +422,7 @@ class EdgeClient(Standing):
         iteration early cancels what is under way. Do not change an input before its answer has come: the frontier is
         sent from the input's memory (the checksum detects a change, and the request fails).
         """
-        return self.iterate(inputs, split=split, deadline=deadline, prepare=prepare, failures=failures)
+        return self.iterate(inputs, split=split, deadline=deadline, exact=exact, prepare=prepare, failures=failures)
 
     def iterate(
         self,
@@ -398,6 +430,7 @@ class EdgeClient(Standing):
         *,
         split: Cut | None = None,
         deadline: float | None = None,
+        exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["raise", "return"] = "raise",
         begun: Callable[[Pending], None] = lambda pending: None,
@@ -418,7 +451,7 @@ class EdgeClient(Standing):
             else:
                 item = Call(*prepare(item)) if prepare is not None else self._reader.read(item)
                 stamps.prepared = now_ns()
-            pending = self._submit(item, cut, stamps, until, position)
+            pending = self._submit(item, cut, stamps, until, position, exact)
             begun(pending)
             return pending
 

@@ -32,11 +32,14 @@ planning    from a recording to cuts
 generation  step by step: models that keep state between calls, each half with its own
 head        a forward that stops early
 tail        a forward that starts late
+middle      ... and stops early, too
 mapping     the module tree joined with what ran; ONNX files
 explanation, explaining   one cut explained
 verification, report      every cut against the whole model
 wrapped     `WrappedModel`
+compiling   tails whose modules torch.compile has made faster
 observers   looks at modules on either side
+batching    requests of several callers as one batch
 profiling   layers and cuts measured
 showing     what objects say of themselves: a line, a table, a small picture
 version     of all three packages

@@ -60,54 +60,51 @@ class Attempt:
         return True
 
 
-class HeadSession(Session):
-    """Runs up to one layer and captures a tensor on the storage of every slot."""
+class Banking:
+    """What a session does that stops at a cut: a tensor on the storage of every slot is captured on the way.
 
-    def __init__(
+    ``target`` is the cut, ``cutting`` what is captured for it; ``begins`` the seq from which on the session runs, 0
+    from the beginning. What is before it is given: ``found``, slot -> tensor, and ``read``, operation -> structure.
+    """
+
+    def stop_at(
         self,
-        modules: dict[nn.Module, ModuleInfo],
-        measurement: Measurement | None,
-        save: set[int | str],
         plan: Plan,
         cutting: Cutting,
-        crossing: Crossing,
-        inputs: list[torch.Tensor],
+        target: Crossing,
+        follower: Follower | None,
+        begins: int = 0,
+        read: dict[int, Structure] | None = None,
     ) -> None:
-        super().__init__(modules, measurement, save)
+        """To be called first."""
         self.plan = plan
         self.cutting = cutting
-        self.crossing = crossing
-        self.exit = HookExitException(f"cut after layer {crossing.layer_id}")
+        self.target = target
+        self.exit = HookExitException(f"cut after layer {target.layer_id}")
         self.stopped = False
-        self.states = generators.now(crossing.generators)
+        self.states = generators.now(target.generators)
         self.in_opaque = 0
         self.in_operation = False
-        self.values: dict[int, Structure] = {}
+        self.read: dict[int, Structure] = {} if read is None else read
         self.other_values = False
         self.found: dict[int, torch.Tensor] = {}
-        dynamic = any(seq < cutting.position for seq in plan.trace.dynamic)
-        # of a foretold cut there is no plan to follow: the values that are read must be those of its like
-        self.follower = Follower(plan.trace, inputs) if dynamic and crossing.plan_digest else None
+        self.follower = follower
         self.wanted: dict[Any, list[tuple[int, Capture]]] = {}
-        for slot, capture in enumerate(cutting.captures):
-            if capture.kind == "input":
-                self.found[slot] = inputs[capture.leaf]
-            elif capture.kind != "nothing":
-                self.wanted.setdefault(capture.where, []).append((slot, capture))
+        self.first_op = sum(op.seq < begins for op in plan.trace.ops) if begins else 0
+        self.first_unseen = sum(op.seq < begins for op in plan.trace.unseen) if begins else 0
 
-    def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.stopped:
-            # the model swallowed the exit and went on
-            raise self.exit
-        if not info.opaque:
-            return super().run(info, forward, args, kwargs)
-        self.in_opaque += 1
-        try:
-            return super().run(info, forward, args, kwargs)
-        finally:
-            self.in_opaque -= 1
+    @property
+    def is_watched(self) -> bool:
+        """Whether operations count now."""
+        return not self.stopped and not self.in_opaque
 
-    def module_done(self, frame: Frame, output: Any) -> None:
+    def want(self, slot: int, capture: Capture) -> None:
+        """A result on the way is this slot's."""
+        if capture.kind != "nothing":
+            self.wanted.setdefault(capture.where, []).append((slot, capture))
+
+    def bank_module(self, frame: Frame, output: Any) -> None:
+        """A module, layer or not, has run."""
         if self.follower is not None:
             call = self.plan.calls.get((frame.info.path, frame.number))
             with torch._C.DisableTorchFunction():  # our own look at the tensors is no operation of the model's
@@ -118,21 +115,20 @@ class HeadSession(Session):
         if wanted:
             self.capture(wanted, leaves_of(output))
 
-    def layer_done(self, frame: Frame, output: Any) -> None:
-        super().layer_done(frame, output)
-        number = self.next_layer
+    def bank_layer(self, number: int, path: str) -> None:
+        """A layer has run: at the cut the session leaves."""
         paths = self.plan.paths
-        if number >= len(paths) or paths[number] != frame.info.path:
+        if number >= len(paths) or paths[number] != path:
             raise Diverged
-        if number == self.crossing.layer_id:
+        if number == self.target.layer_id:
             self.stopped = True
             # here, because what leaves the forward may put generators back
-            if generators.AT_CUT in self.crossing.generators:
-                at = self.crossing.generators.index(generators.AT_CUT)
+            if generators.AT_CUT in self.target.generators:
+                at = self.target.generators.index(generators.AT_CUT)
                 self.states = (*self.states[:at], *generators.now((generators.AT_CUT,)), *self.states[at + 1 :])
             raise self.exit
 
-    def release(self) -> None:
+    def release_bank(self) -> None:
         self.found.clear()
         # its frames refer to this session: a cycle that would keep the frontier until the collector runs
         self.exit.__traceback__ = None
@@ -151,7 +147,7 @@ class HeadSession(Session):
         """Cut the pieces out of the captured storages, as they are now."""
         pieces: list[torch.Tensor] = []
         starts: list[int] = []
-        crossing = self.crossing
+        crossing = self.target
         if self.other_values:
             if not crossing.plan_digest:  # foretold, and no plan is there to say what crosses whatever the values
                 raise Diverged
@@ -169,8 +165,55 @@ class HeadSession(Session):
             for piece in slot.pieces:
                 view = whole.as_strided(piece.shape, piece.stride, origin + piece.offset)
                 pieces.append(view.clone() if capture.copy else view)
-        values = tuple(self.values[ordinal] for ordinal in self.cutting.banked)
+        values = tuple(self.read[ordinal] for ordinal in self.cutting.banked)
         return EarlyOutput(crossing, tuple(pieces), values, self.states, tuple(starts) if any(starts) else ())
+
+
+class HeadSession(Banking, Session):
+    """Runs up to one layer and captures a tensor on the storage of every slot."""
+
+    def __init__(
+        self,
+        modules: dict[nn.Module, ModuleInfo],
+        measurement: Measurement | None,
+        save: set[int | str],
+        plan: Plan,
+        cutting: Cutting,
+        crossing: Crossing,
+        inputs: list[torch.Tensor],
+    ) -> None:
+        super().__init__(modules, measurement, save)
+        dynamic = any(seq < cutting.position for seq in plan.trace.dynamic)
+        # of a foretold cut there is no plan to follow: the values that are read must be those of its like
+        follower = Follower(plan.trace, inputs) if dynamic and crossing.plan_digest else None
+        self.stop_at(plan, cutting, crossing, follower)
+        for slot, capture in enumerate(cutting.captures):
+            if capture.kind == "input":
+                self.found[slot] = inputs[capture.leaf]
+            else:
+                self.want(slot, capture)
+
+    def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.stopped:
+            # the model swallowed the exit and went on
+            raise self.exit
+        if not info.opaque:
+            return super().run(info, forward, args, kwargs)
+        self.in_opaque += 1
+        try:
+            return super().run(info, forward, args, kwargs)
+        finally:
+            self.in_opaque -= 1
+
+    def module_done(self, frame: Frame, output: Any) -> None:
+        self.bank_module(frame, output)
+
+    def layer_done(self, frame: Frame, output: Any) -> None:
+        super().layer_done(frame, output)
+        self.bank_layer(self.next_layer, frame.info.path)
+
+    def release(self) -> None:
+        self.release_bank()
 
 
 def _storage_of(slot: Slot, capture: Capture, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -185,12 +228,12 @@ def _storage_of(slot: Slot, capture: Capture, tensor: torch.Tensor) -> tuple[tor
 
 
 class HeadMode(TorchFunctionMode):
-    """Counts the operations of a head by the recorder's rule, and compares them with the plan."""
+    """Counts the operations before a cut by the recorder's rule, and compares them with the plan."""
 
-    def __init__(self, session: HeadSession) -> None:
+    def __init__(self, session: Banking) -> None:
         super().__init__()
         self.session = session
-        self.count = 0
+        self.count = session.first_op
         self.names = session.plan.names
         self.ops = session.plan.trace.ops
         self.banked = set(session.cutting.banked)
@@ -205,7 +248,7 @@ class HeadMode(TorchFunctionMode):
             result = func(*args, **kwargs)
         finally:
             session.in_operation = before
-        if session.stopped or session.in_opaque:
+        if not session.is_watched:
             return result
         name = name_of(func)
         kind = kind_of(name, bool(arguments), result)
@@ -231,25 +274,25 @@ class HeadMode(TorchFunctionMode):
         except UnknownHolder:
             structure = None
         if number in self.banked and structure is not None:
-            self.session.values[number] = structure
+            self.session.read[number] = structure
         if structure is None or structure != self.ops[number].structure:
             self.session.other_values = True
 
 
 class WatchBelow(TorchDispatchMode):
-    """Counts the kernels of a head that no operation stands for, likewise."""
+    """Counts the kernels before a cut that no operation stands for, likewise."""
 
-    def __init__(self, session: HeadSession) -> None:
+    def __init__(self, session: Banking) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.session = session
-        self.count = 0
+        self.count = session.first_unseen
         self.unseen = session.plan.trace.unseen
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # a kernel that is called is no operation of the model's
             result = func(*args, **(kwargs or {}))
         session = self.session
-        if session.stopped or session.in_opaque or session.in_operation:
+        if not session.is_watched or session.in_operation:
             return result
         number = self.count
         self.count += 1
@@ -262,7 +305,7 @@ class WatchBelow(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def watching(session: HeadSession) -> Iterator[None]:
+def watching(session: Banking) -> Iterator[None]:
     """The modes that the head's cut needs."""
     with contextlib.ExitStack() as modes:
         if session.cutting.watched:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from shared_hooks.crossing import Crossing, EarlyOutput, generators
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, PlanMismatch, UnknownLayer
-from shared_hooks.forward import HookExitException, Session, check_real, context, interruptible
+from shared_hooks.forward import HookExitException, Session, context, interruptible
 from shared_hooks.head import Attempt, Diverged, HeadSession, watching
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
@@ -26,12 +27,12 @@ from shared_hooks.planning import Cut, Cutting, Layers, Loads, Plan, Planner
 from shared_hooks.purity import Turns
 from shared_hooks.showing import told
 from shared_hooks.state import PythonState
-from shared_hooks.tensors import classes_of, flatten, tensors_in
+from shared_hooks.tensors import classes_of, flatten
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
     from shared_hooks.explanation import Explanation
     from shared_hooks.report import Report
-    from shared_hooks.tail import RecipeBook, RehearsalLimits, TailSession
+    from shared_hooks.tail import RecipeBook, RehearsalLimits, Substitutes, TailSession
 
 
 class WrappedModel:
@@ -100,6 +101,16 @@ class WrappedModel:
             self._attached = False
             for module in self._modules:
                 attach.detach(module)
+
+    def beside(self) -> WrappedModel:
+        """Another one of the same model, with plans, recipes and results of its own, without hooks and metrics."""
+        made = WrappedModel(self.model, self.depth, metrics=False, rehearsals=self._rehearsals)
+        made._turns = self._turns  # a model that keeps state runs once at a time, whoever runs it
+        return made
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Meanwhile nobody else runs the model, if it may keep state; nests in one thread."""
+        return self._turns.one()
 
     # -- planning -----------------------------------------------------------------------------------------------
 
@@ -184,20 +195,19 @@ class WrappedModel:
         """Run the head (``end``), the tail (``start``) or the whole model (neither).
 
         ``end=cut`` runs up to and including the cut layer and returns an `EarlyOutput`. ``start=cut`` takes that
-        `EarlyOutput` as its only argument and returns the model's own output. A cut is a layer id, a layer name, or
+        `EarlyOutput` as its only argument and returns the model's own output; with a later ``end``, too, a middle part,
+        it gives the `EarlyOutput` that a head would have given there. A cut is a layer id, a layer name, or
         ``"input"``. Everything runs without gradients. Raises `UnknownLayer`, `CutRefused`, `PlanMismatch`, and
         whatever the model raises.
         """
         self._check_attached()
         early = args[0] if len(args) == 1 and isinstance(args[0], EarlyOutput) else None
-        if start is None and early is not None:
+        if start is None and early is not None:  # an EarlyOutput says where it was cut
             start = early.layer_id
         if start is not None:
-            if end is not None:
-                raise InputMismatch("start and end together (a middle part) are not supported")
             if early is None or kwargs:
                 raise InputMismatch("forward(early, start=...) takes an EarlyOutput and nothing else")
-            return self._tail(early, start)
+            return self._tail(early, start) if end is None else self._middle(early, start, end)
         if end is not None:
             return self.head(end, *args, **kwargs)
         return self._without_cut(args, kwargs)
@@ -229,10 +239,12 @@ class WrappedModel:
             self.lifecycle.emit(Stage.AFTER_HEAD, split=early.layer_name, early=early)
         return early
 
-    def tail(self, early: EarlyOutput, /) -> Any:
-        """Resume from what a head gave; the model's own output."""
+    def tail(self, early: EarlyOutput, /, *, substitutes: Substitutes | None = None) -> Any:
+        """Resume from what a head gave; the model's own output. ``substitutes``: what runs in place of modules
+        behind the cut (`shared_hooks.compiling`); layers inside of these are not seen.
+        """
         self._check_attached()
-        return self._tail(early, early.layer_id)
+        return self._tail(early, early.layer_id, substitutes)
 
     def _check_saved(self, plans: list[Plan]) -> None:
         """Names and ids in `save_layers` must exist; a layer of another path does."""
@@ -319,10 +331,25 @@ class WrappedModel:
         if not session.stopped:
             raise Diverged
 
-    def _tail(self, early: EarlyOutput, start: Cut) -> Any:
-        from shared_hooks.tail import TailSession
+    def _middle(self, early: EarlyOutput, start: Cut, end: Cut) -> EarlyOutput:
+        from shared_hooks.middle import MiddleSession, span_between
 
         crossing = early.crossing
+        self._check_start(crossing, start)
+        if end in (crossing.layer_id, crossing.layer_name):
+            return early
+        with context.restored(crossing.context):
+            span = span_between(self._planner, early, end, self.device, self._find)
+        found: EarlyOutput = self._resumed(early, partial(MiddleSession, span))
+        return found
+
+    def _tail(self, early: EarlyOutput, start: Cut, substitutes: Substitutes | None = None) -> Any:
+        from shared_hooks.tail import TailSession
+
+        self._check_start(early.crossing, start)
+        return self._resumed(early, partial(TailSession, substitutes=substitutes))
+
+    def _check_start(self, crossing: Crossing, start: Cut) -> None:
         if (
             start not in (crossing.layer_id, crossing.layer_name, str(crossing.layer_id))
             and self._aliases.get(str(start)) != crossing.layer_name
@@ -333,10 +360,14 @@ class WrappedModel:
         if crossing.depth != self.depth:
             raise Disagreement(f"the head was planned with depth={crossing.depth}, this side has depth={self.depth}")
         context.check(crossing.context, self._modules, crossing.cache)
+
+    def _resumed(self, early: EarlyOutput, kind: Callable[..., TailSession]) -> Any:
+        """From a cut on, as far as a session of this kind goes."""
+        crossing = early.crossing
         self.lifecycle.emit(Stage.BEFORE_INJECT, split=crossing.layer_name, early=early)
         started = time.perf_counter_ns()
         recipe = self.recipes.recipe(early, self.device)
-        session: TailSession = self._session(TailSession, early, recipe, self.device, self.lifecycle)
+        session: TailSession = self._session(kind, early, recipe, self.device, self.lifecycle)
         with (
             self._turns.one(),
             torch.no_grad(),
@@ -349,14 +380,10 @@ class WrappedModel:
             try:
                 generators.restore(crossing.generators, early.generators)
                 args, kwargs = session.inputs(self._find)
-                if recipe.steps:
-                    session.enter()
-                else:
-                    session.resume()
+                session.begin()
                 with interruptible():
-                    output = self.model(*args, **kwargs)
-                check_real(tensors_in(output))
-                ended = session.failure is None
+                    output = session.through(self.model, args, kwargs)
+                ended = session.failure is None and session.ends
                 if ended:
                     session.check_left()
             finally:

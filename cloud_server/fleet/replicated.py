@@ -19,6 +19,8 @@ class Replicated:
 
     company = None
     """Decoding sessions live on one replica each: a group would have to be of one."""
+    batching = None
+    """A request goes to whichever replica has the fewest, and is computed there alone."""
     residence = None
 
     def __init__(self, replicas: Sequence[Engine]) -> None:

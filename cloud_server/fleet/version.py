@@ -17,7 +17,7 @@ from typing import Any
 from cloud_server.fleet.pins import Home, Loaded, Parked, Pinned, unpinned
 from cloud_server.models import Computed, Engine, EngineSession, Leave, Progress, room_for
 from cloud_server.models.admission import check_file, check_frontier, check_step
-from cloud_server.models.engine import Company
+from cloud_server.models.engine import Batching, Company
 from shared_hooks import Crossing
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 from shared_hooks.modules.manifest import Manifest
@@ -66,6 +66,12 @@ class Version:
     def is_resident(self) -> bool:
         """Whether its weights are in memory, and are to stay."""
         return self._home is not None and not self._leaving
+
+    @property
+    def compiled(self) -> list[str]:
+        """How its compiled tails stand, one word for each; none while its weights are away."""
+        home = self._home
+        return [] if home is None else list(home.loaded.compiled())
 
     @property
     def waiting(self) -> int:
@@ -210,6 +216,11 @@ class Version:
     def company(self) -> Company | None:
         home = self._home
         return None if home is None else home.loaded.engine.company
+
+    @property
+    def batching(self) -> Batching | None:
+        home = self._home
+        return None if home is None else home.loaded.engine.batching
 
     def manifest(self) -> Manifest:
         """What its digests are made of, also while its weights are away."""

@@ -5,6 +5,9 @@ served_model   ... in this process
 form           what goes in and comes out, by name
 admission      what a request announces, checked without the model
 decoding       decoding sessions, in this process
+batching       requests of several clients as one batch
+packing        an output as the bytes of an answer
+facts          what its plan, memory and machine say
 warming        tails that are run before the model serves
 frames         what frames that are sent as differences refer to
 custody        checks after every request that the model did not change
@@ -16,14 +19,18 @@ May import entries, limits.
 
 from cloud_server.models.engine import (
     FILE,
+    Batching,
     Begun,
+    BegunTail,
     Computed,
     Engine,
     EngineSession,
     Identity,
+    Kin,
     Leave,
     Progress,
     Residence,
+    inexact,
     room_for,
 )
 from cloud_server.models.form import leaves
@@ -32,16 +39,20 @@ from cloud_server.models.served_model import ServedModel
 
 __all__ = [
     "FILE",
+    "Batching",
     "Begun",
+    "BegunTail",
     "Computed",
     "Engine",
     "EngineSession",
     "Identity",
+    "Kin",
     "Leave",
     "Profiles",
     "Progress",
     "Residence",
     "ServedModel",
+    "inexact",
     "leaves",
     "room_for",
 ]

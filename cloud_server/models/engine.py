@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -77,13 +78,17 @@ class Computed:
         session_bytes: int = 0,
         is_done: bool = True,
         company: int = 0,
+        compiled: bool = False,
     ) -> Computed:
-        """``transforms``: modules whose output a Transform may have changed. ``company``: steps computed together."""
+        """``transforms``: modules whose output a Transform may have changed. ``company``: requests or steps
+        that were computed together. ``compiled``: a compiled tail was used, if it did not break.
+        """
         reply = split_pb2.ReplyHeader(
             header=header,
             payload_bytes=nbytes,
             transforms=transforms,
             company=company,
+            compiled=compiled,
             durations=split_pb2.Durations(
                 decode_ns=decode_ns, inject_ns=inject_ns, compute_ns=compute_ns, encode_ns=encode_ns
             ),
@@ -171,6 +176,9 @@ class Company(Protocol):
         ...
 
 
+inexact: ContextVar[bool] = ContextVar("isthmus_inexact", default=False)
+"""Whether the request that this thread computes allows other last bits than the model's own."""
+
 Leave = Callable[[], None]
 """Takes what was put in a line out of it; nothing where it is not there any more."""
 
@@ -183,6 +191,59 @@ class Residence(Protocol):
         called: when that which was put is over. Never blocks. Raises what the model went by, where it is not to come
         back.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class Kin:
+    """Requests with an equal ``key`` may be one batch. ``rows``: of this one."""
+
+    key: Hashable
+    rows: int
+
+
+class BegunTail(Protocol):
+    """A request's frontier, unpacked. One of `end` and `alone` is called, in the thread that began it."""
+
+    @property
+    def is_made(self) -> bool:
+        """Whether `Batching.run` has computed it."""
+        ...
+
+    def end(self) -> Computed:
+        """Its part of the batch, packed."""
+        ...
+
+    def alone(self) -> Computed:
+        """What `Engine.compute` gives."""
+        ...
+
+
+class Batching(Protocol):
+    """Requests of several clients at one cut of one model, computed as one batch."""
+
+    def kin(self, crossing: Crossing) -> Kin | None:
+        """What is known of this cut; quick. None where its requests go alone, or `learn` was not called."""
+        ...
+
+    def learn(self, crossing: Crossing) -> bool:
+        """Finds out whether its requests may be batched, unless that is known: plans and runs the model. Whether it
+        did.
+        """
+        ...
+
+    def begin(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> BegunTail:
+        """A complete payload, as `Engine.compute` takes it. Raises an IsthmusError."""
+        ...
+
+    def run(self, begun: Sequence[BegunTail]) -> None:
+        """One tail for several of one kin. After any error none is computed; CutRefused and InputMismatch say that they
+        cannot be joined, others come of computing them.
+        """
+        ...
+
+    def doubt(self, begun: BegunTail, reason: str) -> None:
+        """A batch failed, and none of it did so alone: for a while requests like this one go alone."""
         ...
 
 
@@ -200,6 +261,11 @@ class Engine(Protocol):
     @property
     def company(self) -> Company | None:
         """None where each step is computed alone."""
+        ...
+
+    @property
+    def batching(self) -> Batching | None:
+        """None where each request is computed alone."""
         ...
 
     def manifest(self) -> Manifest:

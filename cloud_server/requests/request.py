@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from enum import Enum
+from typing import Protocol
 
 from cloud_server import wire
 from cloud_server.decoding import Turn
-from cloud_server.models import FILE, Computed, Engine
+from cloud_server.models import FILE, Batching, Computed, Engine, Kin, inexact
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
 from cloud_server.work import Payer
@@ -21,6 +22,13 @@ from shared_hooks.lifecycle import About
 
 TRACEPARENT = 55
 """Characters of W3C's traceparent."""
+
+
+class Readable(Protocol):
+    """Where payloads may lie (`streams.Area`)."""
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """All of ``into``. Raises BadFrame."""
 
 
 class State(Enum):
@@ -61,6 +69,8 @@ class Request:
         self.payload_bytes = frame.payload_bytes
         self.deadline_ms = frame.deadline_ms
         self.want_metrics = frame.want_metrics
+        self.together = frame.together
+        """Whether its client takes last bits as a batch has them."""
         self.observers = tuple(frame.hooks)
         self.inline_bytes = outlet.inline_bytes
         self.observations = b""
@@ -85,6 +95,12 @@ class Request:
         """Makes room for the payload: one buffer. Raises ServerUnavailable without the memory."""
         if self.payload_bytes:
             self.payload = self.engine.allocate(self.payload_bytes)
+
+    def read(self, source: Readable, offset: int) -> None:
+        """The whole payload, from where it lies. Raises BadFrame where there is less."""
+        if (payload := self.payload).nbytes:  # else it is over already
+            source.read(offset, payload)
+            self._received = payload.nbytes
 
     def write(self, chunk: ChunkFrame) -> bool:
         """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""
@@ -139,6 +155,7 @@ class Request:
 
     def compute(self, max_bytes: int) -> Computed:
         """The engine's answer to the complete payload. ``max_bytes`` bounds what a file may be decoded to."""
+        inexact.set(self.together)  # of this thread, which computes one request after the other
         if not self.observers:
             return self._compute(max_bytes)
         with self.engine.observing(self.observers) as found:
@@ -166,14 +183,26 @@ class Request:
         return Payer(self.key[0], self.key[1], self.caller.policy.weight)
 
     @property
-    def kin(self) -> Hashable:
-        """Equal for requests that may be computed together: small steps behind one cut, which their clients allow."""
-        if self.turn is None or self.engine.company is None or self.observers:
+    def kin(self) -> Kin | None:
+        """Of an equal key for requests that may be computed together, which their clients allow: those of one cut that
+        is known to take batches, and small steps behind one cut.
+        """
+        if self.observers:
             return None
+        if self.turn is None:
+            batching = self.batching
+            return None if batching is None or self.crossing is None else batching.kin(self.crossing)
         step = self.turn.step
-        if not step.together or step.close or step.number == 0 or self.payload_bytes > wire.INLINE_BYTES:
+        if self.engine.company is None or not step.together or step.close or step.number == 0:
             return None
-        return self.engine.identity.model_id, step.cut
+        if self.payload_bytes > wire.INLINE_BYTES:
+            return None
+        return Kin((self.engine.identity.model_id, step.cut), 1)
+
+    @property
+    def batching(self) -> Batching | None:
+        """What computes it together with others; None where it goes alone, as its client or its kind wants it."""
+        return self.engine.batching if self.together and self.crossing is not None and self.turn is None else None
 
     @property
     def age_seconds(self) -> float:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from cloud_server.limits import Limits
+from cloud_server.models import Engine
 from cloud_server.requests import replies
 from cloud_server.requests.answers import Answer, Key
 from cloud_server.requests.outlet import Outlet
@@ -238,6 +239,11 @@ class RequestTable:
         with self.changed:
             waiting = (State.QUEUED, State.RUNNING)
             return sum(one.state in waiting and one is not but for one in self._live.values())
+
+    def queued(self, engine: Engine) -> int:
+        """Requests of this model that wait for a worker."""
+        with self.changed:
+            return sum(one.state is State.QUEUED and one.engine is engine for one in self._live.values())
 
     def states(self) -> Counter[State]:
         """How many requests there are in each state."""

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from cloud_server.access import Policy
 from cloud_server.limits import Limits
-from cloud_server.telemetry.histogram import Histogram
+from cloud_server.telemetry.histogram import SIZES, Histogram
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, QuotaExceeded
 from shared_hooks.lifecycle import About, Event
@@ -79,6 +79,7 @@ class RequestCounts(Collector):
         self._lock = threading.Lock()
         self._models = models
         self._times = {model: [Histogram() for _ in DURATIONS] for model in (*models, UNKNOWN)}
+        self._sizes = {model: Histogram(SIZES, 1) for model in self._times}
         self._accounts: dict[tuple[str, str], _Account] = {}
         self._identities: set[str] = set()
         self._refusals: Counter[str] = Counter()
@@ -105,6 +106,7 @@ class RequestCounts(Collector):
             durations = time.perf_counter_ns() - event.began_ns, took.receive_ns, took.queue_ns, *work
             for histogram, ns in zip(self._times[account.model], durations, strict=True):
                 histogram.add(ns)
+            self._sizes[account.model].add(max(1, reply.company))
             if reply.forward.energy:
                 joules = reply.readings[reply.forward.energy - 1]
                 if joules.HasField("value"):
@@ -139,6 +141,7 @@ class RequestCounts(Collector):
                 identity = OTHERS
         if model not in self._times and model in self._models:  # loaded since
             self._times[model] = [Histogram() for _ in DURATIONS]
+            self._sizes[model] = Histogram(SIZES, 1)
         key = (model if model in self._times else UNKNOWN, identity)
         return self._accounts.setdefault(key, _Account(*key))
 
@@ -189,5 +192,12 @@ class RequestCounts(Collector):
             family = HistogramMetricFamily(f"isthmus_{name}_duration_seconds", text, labels=("model",))
             for model, times in self._times.items():
                 if model != UNKNOWN:
-                    family.add_metric((model,), times[number].buckets(), times[number].seconds)
+                    family.add_metric((model,), times[number].buckets(), times[number].total)
             yield family
+        family = HistogramMetricFamily(
+            "isthmus_batch_size", "Requests or steps that were computed as one with an answered one.", labels=("model",)
+        )
+        for model, sizes in self._sizes.items():
+            if model != UNKNOWN:
+                family.add_metric((model,), sizes.buckets(), sizes.total)
+        yield family

@@ -40,9 +40,9 @@ class Forecast:
 class Place(Generic[Job]):
     """A job in the line, or one that a worker has."""
 
-    __slots__ = ("guess", "job", "kin", "number", "payer")
+    __slots__ = ("guess", "job", "kin", "number", "payer", "rows")
 
-    def __init__(self, number: int, job: Job, payer: Payer, guess: float, kin: Hashable = None) -> None:
+    def __init__(self, number: int, job: Job, payer: Payer, guess: float, kin: Hashable = None, rows: int = 1) -> None:
         self.number = number
         self.job = job
         self.payer = payer
@@ -50,6 +50,8 @@ class Place(Generic[Job]):
         """Seconds that it is thought to take."""
         self.kin = kin
         """What it shares with jobs that may be done together with it; None: it is done alone."""
+        self.rows = rows
+        """How much it is of what is done together."""
 
 
 class _Waiting(Generic[Job]):
@@ -86,7 +88,7 @@ class Line(Generic[Job]):
         """Those with a job that waits or runs, and those whose clients' flows are still remembered."""
         self._costs = Costs()
         self._kin: Counter[Hashable] = Counter()
-        """How many wait of each."""
+        """Rows that wait of each."""
         self._seconds = 0.0
         self._length = 0
 
@@ -94,9 +96,9 @@ class Line(Generic[Job]):
         """Jobs that wait."""
         return self._length
 
-    def put(self, job: Job, payer: Payer, kin: Hashable = None) -> Place[Job]:
-        """The job waits behind the others of its client. ``kin``: equal ones may be done together."""
-        place = Place(next(self._numbers), job, payer, self.cost(payer), kin)
+    def put(self, job: Job, payer: Payer, kin: Hashable = None, rows: int = 1) -> Place[Job]:
+        """The job waits behind the others of its client. ``kin``: equal ones may be done together; it has ``rows``."""
+        place = Place(next(self._numbers), job, payer, self.cost(payer), kin, rows)
         account = self._accounts.get(payer.account)
         if account is None:
             account = self._accounts[payer.account] = _Account()
@@ -107,7 +109,7 @@ class Line(Generic[Job]):
         account.flows.wait(payer.client)
         self._flows.wait(payer.account, payer.weight)
         if kin is not None:
-            self._kin[kin] += 1
+            self._kin[kin] += rows
         self._length += 1
         self._weigh(account, waiting, place.guess)
         return place
@@ -131,22 +133,27 @@ class Line(Generic[Job]):
         return self._taken(name, client)
 
     def kin(self, place: Place[Job], most: int) -> list[Place[Job]]:
-        """Up to ``most`` jobs more that may be done together with this one, which a worker has: each is the next of its
-        client, and who has had least is asked first.
+        """Jobs of up to ``most`` rows more that may be done together with this one, which a worker has: each is the
+        next of its client, and who has had least is asked first.
         """
         found: list[Place[Job]] = []
-        while place.kin is not None and self._kin[place.kin] and len(found) < most:
+        while place.kin is not None and self._kin[place.kin] and most > 0:
             candidates = [
                 (self._flows.place(name), account.flows.place(client), name, client)
                 for name, account in self._accounts.items()
                 for client, waiting in account.clients.items()
-                if next(iter(waiting.places.values())).kin == place.kin
+                if (first := next(iter(waiting.places.values()))).kin == place.kin and first.rows <= most
             ]
             if not candidates:
                 break
             *_, name, client = min(candidates)
             found.append(self._taken(name, client))
+            most -= found[-1].rows
         return found
+
+    def waiting(self, kin: Hashable) -> int:
+        """Rows that wait of this kin."""
+        return self._kin.get(kin, 0)
 
     def _taken(self, name: str, client: str) -> Place[Job]:
         """A worker has the next job of this client."""
@@ -226,7 +233,7 @@ class Line(Generic[Job]):
         """One job fewer waits; it was taken out of its client's already."""
         self._length -= 1
         if place.kin is not None:
-            self._kin[place.kin] -= 1
+            self._kin[place.kin] -= place.rows
             if not self._kin[place.kin]:
                 del self._kin[place.kin]
         self._weigh(account, waiting, -place.guess)

@@ -37,17 +37,20 @@ class Workers:
         together: Together | None = None,
         most: int = 1,
         delay: float = 0.0,
+        preferred: Sequence[int] = (),
     ) -> None:
         """``clock`` (seconds) says what a job took.
 
-        ``together`` does up to ``most`` jobs of one kin. For more of them a worker waits ``delay`` seconds at the
-        longest, and only while nobody else waits for it.
+        ``together`` does jobs of one kin, up to ``most`` rows; where enough wait, as many as the largest of
+        ``preferred`` that they fill. For more of them a worker waits ``delay`` seconds at the longest, and only while
+        nobody else waits for it, nor once they are as many as one of ``preferred``.
         """
         self.count = count
         self._clock = clock
         self._together = together
         self._most = most if together is not None else 1
         self._delay = delay
+        self._preferred = sorted(preferred)
         self._line: Line[Job] = Line(count)
         self._changed = threading.Condition()
         self._stopped = False
@@ -60,12 +63,12 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def put(self, job: Job, payer: Payer, kin: Hashable = None) -> Callable[[], None]:
+    def put(self, job: Job, payer: Payer, kin: Hashable = None, rows: int = 1) -> Callable[[], None]:
         """The job waits behind the others of its client; what is given takes it out again, if no thread has it yet.
-        Jobs of one ``kin`` may be done together.
+        Jobs of one ``kin`` may be done together; this one has ``rows`` of what is bounded then.
         """
         with self._changed:
-            place = self._line.put(job, payer, kin)
+            place = self._line.put(job, payer, kin, rows)
             self._changed.notify()
 
         def leave() -> None:
@@ -116,7 +119,11 @@ class Workers:
     def _taken(self) -> list[Place[Job]]:
         """The next job, and those that are done with it; none where nobody waits. The caller holds the lock."""
         place = self._line.take()
-        return [] if place is None else [place, *self._line.kin(place, self._most - 1)]
+        if place is None or place.kin is None:
+            return [] if place is None else [place]
+        there = place.rows + self._line.waiting(place.kin)
+        most = max((size for size in self._preferred if place.rows < size <= there), default=self._most)
+        return [place, *self._line.kin(place, most - place.rows)]
 
     def _next(self) -> list[Place[Job]]:
         with self._changed:
@@ -128,12 +135,12 @@ class Workers:
 
     def _wait_for_kin(self, places: list[Place[Job]]) -> None:
         until = time.monotonic() + self._delay
-        while len(places) < self._most and not self._line and not self._stopped:
+        while (rows := _rows(places)) < self._most and rows not in self._preferred:
             left = until - time.monotonic()
-            if left <= 0:
-                return
+            if left <= 0 or self._line or self._stopped:
+                break
             self._changed.wait(left)
-            places += self._line.kin(places[0], self._most - len(places))
+            places += self._line.kin(places[0], self._most - rows)
         if self._line:
             self._changed.notify()  # what was said to this thread may be for another one that does nothing
 
@@ -154,12 +161,16 @@ class Workers:
         finally:
             self._thread.doing = before
         with self._changed:
-            each = (self._clock() - doing.resumed) / len(places)
+            each = (self._clock() - doing.resumed) / _rows(places)
             for place, count in zip(places, counts, strict=True):
-                self._line.done(place, each, count)
+                self._line.done(place, each * place.rows, count)
 
     @property
     def _doing(self) -> _Doing:
         """What this worker's thread does."""
         doing: _Doing = self._thread.doing
         return doing
+
+
+def _rows(places: Sequence[Place[Job]]) -> int:
+    return sum(place.rows for place in places)

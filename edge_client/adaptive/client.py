@@ -55,6 +55,7 @@ class Flight:
     stamps: Stamps
     until: float
     running: Running | Done
+    exact: bool | None = None  # None: as the client has it
     bytes_ahead: int = 0
     hedged: Future[Answer] | None = None
 
@@ -154,13 +155,28 @@ class AutoClient:
 
     # One request
 
-    def begin(self, item: Any, until: float, position: Position | None = None, stamps: Stamps | None = None) -> Flight:
+    def begin(
+        self,
+        item: Any,
+        until: float,
+        position: Position | None = None,
+        stamps: Stamps | None = None,
+        exact: bool | None = None,
+    ) -> Flight:
         """Chooses, and runs what is to run here. ``until``: as of `EdgeClient.until`; ``stamps``: of a call before."""
-        flight = self._send(item, None, stamps or Stamps(), until, position)
+        flight = self._send(item, None, stamps or Stamps(), until, position, exact)
         self._flying.append(flight)
         return flight
 
-    def _send(self, item: Any, call: Call | None, stamps: Stamps, until: float, position: Position | None) -> Flight:
+    def _send(
+        self,
+        item: Any,
+        call: Call | None,
+        stamps: Stamps,
+        until: float,
+        position: Position | None,
+        exact: bool | None,
+    ) -> Flight:
         """Choose, and begin there. A cut that a witness takes out of use just then is chosen once, and not again."""
         tried: set[str] = set()
         while True:
@@ -172,13 +188,13 @@ class AutoClient:
             ahead = sum(_unsent(flight) for flight in self._flying)
             try:
                 codec = choice.candidate.codec if name == choice.candidate.name else ""
-                running = self.client.requests.begin(work, name, stamps, until, position, codec)
+                running = self.client.requests.begin(work, name, stamps, until, position, exact, codec)
             except CutRefused:
                 if name in tried or not self._is_refused(name):
                     raise
                 tried.add(name)
                 continue
-            return Flight(item, call, choice, stamps, until, running, ahead)
+            return Flight(item, call, choice, stamps, until, running, exact, ahead)
 
     def _choose(self, item: Any) -> tuple[Choice, str]:
         """What the controller says, and where that is for this item."""
@@ -280,7 +296,7 @@ class AutoClient:
         began = old.called if old.prepared is None else old.prepared
         stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
         stamps.retry_ns = now_ns() - began - old.aside_ns
-        new = self._send(flight.item, flight.call, stamps, flight.until, position)
+        new = self._send(flight.item, flight.call, stamps, flight.until, position, flight.exact)
         flight.call, flight.choice, flight.stamps = new.call, new.choice, new.stamps
         flight.running, flight.bytes_ahead, flight.hedged = new.running, new.bytes_ahead, None
         return self._answer(flight)

@@ -104,7 +104,14 @@ class EdgeClient:
     ) -> None:
         await self.close()
 
-    async def infer(self, *args: Any, split: Cut | None = None, deadline: float | None = None, **kwargs: Any) -> Answer:
+    async def infer(
+        self,
+        *args: Any,
+        split: Cut | None = None,
+        deadline: float | None = None,
+        exact: bool | None = None,
+        **kwargs: Any,
+    ) -> Answer:
         """As `edge_client.EdgeClient.infer`. The deadline counts from here, the wait for a thread included."""
         client, held = self.client, Held()
         until = client.until(deadline)
@@ -113,7 +120,7 @@ class EdgeClient:
             left = until - time.monotonic()
             if left <= 0:
                 raise DeadlineExceeded("too many requests are under way: this one was not begun before its deadline")
-            return client.submit(*args, split=split, deadline=left, **kwargs)
+            return client.submit(*args, split=split, deadline=left, exact=exact, **kwargs)
 
         assert self._threads is not None
         try:
@@ -129,6 +136,7 @@ class EdgeClient:
         *,
         split: Cut | None = None,
         deadline: float | None = None,
+        exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["raise"] = "raise",
     ) -> AsyncIterator[Answer]: ...
@@ -139,6 +147,7 @@ class EdgeClient:
         *,
         split: Cut | None = None,
         deadline: float | None = None,
+        exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["return"],
     ) -> AsyncIterator[Answer | Failure]: ...
@@ -148,6 +157,7 @@ class EdgeClient:
         *,
         split: Cut | None = None,
         deadline: float | None = None,
+        exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["raise", "return"] = "raise",
     ) -> AsyncIterator[Answer | Failure]:
@@ -170,6 +180,7 @@ class EdgeClient:
             inputs if fed is None else fed,
             split=split,
             deadline=deadline,
+            exact=exact,
             prepare=prepare,
             failures=failures,
             begun=begun,

@@ -169,6 +169,12 @@ def _add_run(commands: Commands, model: Parser) -> None:
         choices=("edge",),
         help="answer on the edge what the server does not: gone, other weights, refused",
     )
+    run.add_argument(
+        "--exact",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="--no-exact: the server may compute inputs in batches with other clients'; last bits then differ",
+    )
     run.add_argument("--layers", action="store_true", help="print each layer's time on both sides")
     run.add_argument(
         "--dashboard",

@@ -101,4 +101,5 @@ class Outcome:
             "codecs": list(self.answer.codecs),
             "witness": self.answer.witness.as_dict() if self.answer.witness else None,
             "fallback": self.answer.fallback or None,
+            "company": self.answer.company,
         }

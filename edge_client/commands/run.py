@@ -85,6 +85,7 @@ def _run(
         observers=options.observers,
         witness=options.witness,
         fallback=options.fallback,
+        exact=options.exact,
         lifecycle=lifecycle,
         connection=ConnectionOptions(
             patience=options.patience,

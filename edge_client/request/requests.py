@@ -69,6 +69,7 @@ class Running:
     kept: Kept | None = None  # for a witness
     over: bool = False  # hooks have heard how it ended, or will
     again: Running | None = None  # what was begun in its place
+    exact: bool = True
     codec: str = ""  # chosen with the cut
     bytes_ahead: int = 0  # of requests that were to be sent before it, where codecs are chosen
 
@@ -99,9 +100,13 @@ class Requests:
         client_id: str = "",
         witness: float = 0.0,
         fallback: bool = False,
+        exact: bool = True,
         postprocess: Callable[[Any], Any] | None = None,
     ) -> None:
-        """``fallback``: what the server does not answer is answered here. ``postprocess``: output -> result."""
+        """``fallback``: what the server does not answer is answered here. ``exact``: of requests that do not say
+        whether a batch's last bits will do. ``postprocess``: output -> result.
+        """
+        self._exact = exact
         self._postprocess = postprocess
         self._edge_model = edge_model
         self._fallback = fallback
@@ -124,6 +129,7 @@ class Requests:
         stamps: Stamps,
         until: float,
         position: Position | None = None,
+        exact: bool | None = None,
         codec: str = "",
     ) -> Running | Done:
         """Wait for a place, run the head, submit; or, without a cut, run everything. A path is sent as it is.
@@ -131,6 +137,7 @@ class Requests:
         ``position``: where in its run the input is; None for one by itself. ``codec``: chosen with the cut, where
         codecs are chosen.
         """
+        exact = self._exact if exact is None else exact
         if cut == EDGE_ONLY:
             assert isinstance(work, Call)
             return Done(self.local(work, stamps, position))
@@ -144,7 +151,7 @@ class Requests:
                     self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
                     self._over(about, answer=answer)
                     return Done(answer)
-                return self._begin(work, cut, stamps, until, about, codec=codec)
+                return self._begin(work, cut, stamps, until, about, exact, codec=codec)
         except BaseException as error:
             self._over(about, error)
             raise
@@ -156,6 +163,7 @@ class Requests:
         stamps: Stamps,
         until: float,
         about: About,
+        exact: bool,
         before: Running | None = None,
         codec: str = "",
     ) -> Running:
@@ -171,21 +179,25 @@ class Requests:
                 offered = wire.FIRST_CODECS if connection.welcome is None else wire.codecs_of(connection.welcome)
                 head = self._edge_model.head(work, "input" if cut == CLOUD_ONLY else cut, stamps, offered, codec)
             id = about.id if before is None else next(self._ids)  # the server has answered the old one
-            exchange = self._exchange(id, head.outgoing, stamps, until, about)
+            # what is compared with the whole model here is to be that, bit for bit
+            together = not (exact or kept is not None)
+            exchange = self._exchange(id, head.outgoing, stamps, until, about, together)
         except BaseException:
             self._places.release()
             raise
         ahead = self._bytes_ahead()
         self._sending.append(exchange)
         connection.submit(exchange)
-        return Running(connection, exchange, work, cut, head, about, kept, codec=codec, bytes_ahead=ahead)
+        return Running(connection, exchange, work, cut, head, about, kept, exact=exact, codec=codec, bytes_ahead=ahead)
 
     def _bytes_ahead(self) -> int:
         """Of requests that have still to be sent, and take the link first."""
         self._sending = [one for one in self._sending if one.stamps.last_sent is None and not one.settled]
         return sum(one.bytes_up for one in self._sending)
 
-    def _exchange(self, id: int, outgoing: Outgoing, stamps: Stamps, until: float, about: About) -> Exchange:
+    def _exchange(
+        self, id: int, outgoing: Outgoing, stamps: Stamps, until: float, about: About, together: bool = False
+    ) -> Exchange:
         """Which gives its place back when it is settled."""
         return Exchange(
             id,
@@ -194,6 +206,7 @@ class Requests:
             stamps=stamps,
             check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
             want_metrics=self._metrics and self._edge_model.wrapped.metrics_enabled,
+            together=together,
             observers=self._edge_model.observers,
             about=about,
             lifecycle=self.lifecycle,
@@ -323,7 +336,9 @@ class Requests:
             self._edge_model.frames.lost(running.head.frame)
         stamps = _anew(running.exchange.stamps)
         until = running.exchange.until
-        running.again = self._begin(running.work, running.cut, stamps, until, running.about, running, running.codec)
+        running.again = self._begin(
+            running.work, running.cut, stamps, until, running.about, running.exact, running, running.codec
+        )
         return self._collect(running.again)
 
     def cancel(self, running: Running | Done, why: str) -> None:
@@ -441,6 +456,8 @@ class Requests:
                 exchange.observers, running.head.observations, exchange.reply.observations
             ),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
+            compiled=exchange.reply.compiled,
+            company=max(1, exchange.reply.company),
             witness=witness,
             codecs=running.head.outgoing.codecs,
         )

@@ -51,6 +51,7 @@ class Exchange:
         stamps: Stamps,
         check_header: Callable[[bytes, int], None],
         want_metrics: bool = True,
+        together: bool = False,
         observers: Sequence[str] = (),
         about: About | None = None,
         lifecycle: Lifecycle | None = None,
@@ -63,6 +64,7 @@ class Exchange:
         self.until = until  # time.monotonic() at which the caller gives up
         self.stamps = stamps
         self.want_metrics = want_metrics
+        self.together = together  # the server may compute it as a part of a batch
         self.observers = observers
         self.about = about or About(request_id, 0)
         self._lifecycle = lifecycle or Lifecycle("edge")

@@ -53,6 +53,7 @@ class ConnectionOptions:
     heartbeat: float = 1.0  # the server is asked for a sign of life so often; four missing ones break the stream
     max_in_flight: int = 4  # unanswered requests on the stream; the server's own limit may be lower
     chunk_bytes: int = wire.CHUNK_BYTES
+    area_bytes: int = 32 << 20  # of shared memory for payloads to a server on this machine; 0 = none
     max_answer_bytes: int = 1 << 30
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
     credentials: Credentials = field(default_factory=Credentials)
@@ -62,6 +63,8 @@ class ConnectionOptions:
             raise SpecError(f"chunk_bytes={self.chunk_bytes}: must be {wire.MIN_CHUNK_BYTES} to {wire.MAX_CHUNK_BYTES}")
         if self.max_in_flight < 1:
             raise SpecError(f"max_in_flight={self.max_in_flight}: must be 1 or more")
+        if not 0 <= self.area_bytes <= 1 << 40:
+            raise SpecError(f"area_bytes={self.area_bytes}: must be 0 to {1 << 40}")
         for name in ("patience", "welcome_within", "heartbeat"):
             check_seconds(name, getattr(self, name))
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from edge_client.transport import wire
+from edge_client.transport.area import LEAST, Area
 from edge_client.transport.exchange import Exchange
 from edge_client.transport.pieces import ROOM, Pieces
 from edge_client.transport.times import now_ns
@@ -36,10 +37,20 @@ CANCELS_KEPT: Final = 1024  # a stalled stream cannot take more; the deadline on
 class Outbox(Iterator[ClientFrame]):
     """Frames of one stream. One thread pulls, any thread puts. Nothing but ``hello`` leaves before `open`."""
 
-    def __init__(self, hello: split_pb2.ClientFrame, chunk_bytes: int, lifecycle: Lifecycle | None = None) -> None:
+    def __init__(
+        self,
+        hello: split_pb2.ClientFrame,
+        chunk_bytes: int,
+        lifecycle: Lifecycle | None = None,
+        area: Area | None = None,
+    ) -> None:
+        """``area``: where payloads lie if the server reads there; ``hello`` tells of it."""
         self._lifecycle = lifecycle or Lifecycle("edge")
         self._changed = threading.Condition()
         self._pieces = Pieces(chunk_bytes)
+        self._area = area
+        self._into_area: tuple[int, Exchange] | None = None
+        """A payload to be copied there before the frame goes out that was picked, and its place."""
         self._headed = False
         self._pulled: tuple[int, float] = (0, 0.0)
         """Payload in the frame that gRPC took last, in bytes, and when."""
@@ -61,12 +72,15 @@ class Outbox(Iterator[ClientFrame]):
         self._finished = False
         self._aborted = False
 
-    def open(self, max_in_flight: int, message_bytes: int = 0) -> None:
+    def open(self, max_in_flight: int, message_bytes: int = 0, area: bool = False) -> None:
         """The server has welcomed: requests may go, ``max_in_flight`` of them unanswered at a time.
 
         ``message_bytes``: the largest message that it takes, payloads beginning in headers; 0 = an older server.
+        ``area``: whether it reads there.
         """
         with self._changed:
+            if not area:
+                self._area = None
             if message_bytes:
                 self._headed = True
                 self._pieces.up_to(message_bytes)
@@ -148,7 +162,14 @@ class Outbox(Iterator[ClientFrame]):
         if (begins := self._begins) is not None:
             self._begins = None
             self._lifecycle.emit(Stage.BEFORE_SEND, begins.about, nbytes=begins.bytes_up)
+        self._fill_area()
         return frame
+
+    def _fill_area(self) -> None:
+        """Without the lock, for it takes a while."""
+        filling, self._into_area = self._into_area, None
+        if filling is not None and self._area is not None and (outgoing := filling[1].outgoing) is not None:
+            self._area.write(filling[0], outgoing.buffers)
 
     def _sent(self) -> None:
         """gRPC asks for more: the previous frame is on its way."""
@@ -178,6 +199,8 @@ class Outbox(Iterator[ClientFrame]):
     def _leave(self, request_id: int) -> bool:
         """Take a request out of those begun; True when it was one. The last to leave a draining stream ends it."""
         left = self._begun.pop(request_id, None) is not None
+        if self._area is not None:
+            self._area.free(request_id)
         if self._draining and not self._begun:
             self._finished = True
         return left
@@ -232,6 +255,13 @@ class Outbox(Iterator[ClientFrame]):
             yield wire.cut_frame(outgoing)
             self._sending_cut = False
         header = wire.request_header(exchange, outgoing, self._take_acknowledged() if self._headed else ())
+        if self._area is not None and outgoing.nbytes >= LEAST:
+            offset = self._area.take(exchange.id, outgoing.nbytes)
+            if offset is not None:
+                header.area_offset = offset
+                self._into_area, self._handed_over = (offset, exchange), exchange
+                yield HeadedRequest(header)
+                return
         left = outgoing.nbytes
         chunks = cut(exchange.id, outgoing.buffers, lambda: self._pieces.nbytes)
         whole = outgoing.decoding is not None and outgoing.nbytes <= self.inline_bytes

@@ -75,6 +75,7 @@ def request_header(exchange: Exchange, outgoing: Outgoing, acknowledge: Sequence
         payload_bytes=outgoing.nbytes,
         deadline_ms=min(2**32 - 1, max(1, int(exchange.remaining() * 1000))),
         want_metrics=exchange.want_metrics,
+        together=exchange.together,
         file=outgoing.file,
         hooks=exchange.observers,
         traceparent=exchange.about.carrier.get("traceparent"),

@@ -20,7 +20,7 @@ from torch import nn
 
 from shared_hooks.forward import UNSEEN, Session
 from shared_hooks.generation.tail import Tail
-from shared_hooks.head import Diverged, HeadSession
+from shared_hooks.head import Banking, Diverged
 from shared_hooks.modules import Runner, Shim, Shown, attach, call_name, running
 from shared_hooks.observers.deferred import Deferred, read
 
@@ -199,7 +199,7 @@ class ModuleObservers:
         try:
             output = self._shown(observed, module, forward, args, kwargs)
             # a head that runs to the model's end missed its cut
-            counts = not isinstance(session, HeadSession)
+            counts = not isinstance(session, Banking)
             return output
         except BaseException as error:
             # a step that fails is asked for again

@@ -17,6 +17,7 @@ from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
 from shared_hooks.planning.following import Follower
 from shared_hooks.planning.layers import LayerInfo, Layers
+from shared_hooks.planning.lengths import Rule
 from shared_hooks.planning.plan import INPUT, Cut, Plan
 from shared_hooks.planning.planner import Loads, Planner
 
@@ -32,6 +33,7 @@ __all__ = [
     "Loads",
     "Plan",
     "Planner",
+    "Rule",
     "blocks",
     "last_layer",
 ]

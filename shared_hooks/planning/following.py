@@ -7,6 +7,7 @@ storage, storages being told apart by the order in which they appear.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,6 +46,18 @@ class Follower:
             if not value.storage.opaque:
                 self.bases[tensor.untyped_storage()._cdata] = int(tensor.storage_offset()) - value.view.offset
                 self._same(tensor, value)
+
+    @classmethod
+    def of_storages(cls, slots: Mapping[Storage, torch.Tensor]) -> Follower:
+        """Of a run that begins in the middle: flat tensors that hold the storages of what came before."""
+        made = cls.__new__(cls)
+        made.storages, made.bases, made.keys, made.alive = {}, {}, {}, []
+        for storage, slot in slots.items():
+            untyped = slot.untyped_storage()
+            made.storages[untyped._cdata], made.keys[storage] = storage, untyped._cdata
+            made.bases[untyped._cdata] = int(slot.storage_offset())
+            made.alive.append(StorageWeakRef(untyped))
+        return made
 
     def operation(self, op: Op, arguments: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
         """One torch function."""

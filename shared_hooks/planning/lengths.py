@@ -67,7 +67,7 @@ def family_of(key: Any, tensors: list[torch.Tensor]) -> tuple[Any, Sizes] | None
 class _Family:
     def __init__(self) -> None:
         self.plans: OrderedDict[Sizes, Plan] = OrderedDict()
-        self.rules: dict[Any, _Rule | None] = {}
+        self.rules: dict[Any, Rule | None] = {}
 
     def add(self, sizes: Sizes, plan: Plan) -> None:
         self.plans[sizes] = plan
@@ -86,7 +86,7 @@ class _Family:
                     return found
         return None
 
-    def _rule(self, sizes: Sizes, moving: tuple[bool, ...], cut: Cut) -> _Rule | None:
+    def _rule(self, sizes: Sizes, moving: tuple[bool, ...], cut: Cut) -> Rule | None:
         """From plans that have these sizes but for those that move."""
         like = [
             (known, plan)
@@ -99,12 +99,14 @@ class _Family:
             return None
         chosen = list(distinct.values())[-SAMPLES:]
         try:
-            return _Rule.of([known for known, _ in chosen], [plan for _, plan in chosen], first, cut)
+            if any(plan.layer_id(cut) < 0 for _, plan in chosen):
+                return None  # all inputs cross: a plan of them says it as well
+            return Rule.of([known for known, _ in chosen], [plan for _, plan in chosen], first, cut)
         except (CutRefused, UnknownLayer):
             return None
 
 
-class _Rule:
+class Rule:
     """How the numbers of one cut move with the size at position ``first`` of all sizes."""
 
     def __init__(self, plan: Plan, cutting: Cutting, crossing: Crossing, skeleton: Any, first: int) -> None:
@@ -117,16 +119,18 @@ class _Rule:
         self.lengths: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, sizes: list[Sizes], plans: list[Plan], first: int, cut: Cut) -> _Rule | None:
-        made: _Rule | None = None
+    def of(cls, sizes: list[Sizes], plans: list[Plan], first: int, cut: Cut, *, wide: bool = True) -> Rule | None:
+        """From three plans of these sizes; None where they differ in more than numbers. ``wide``: see `Plan.cutting`.
+        Raises CutRefused, UnknownLayer.
+        """
+        made: Rule | None = None
         numbers: list[list[int]] = []
         for known, plan in zip(sizes, plans, strict=True):
             number = plan.layer_id(cut)
-            if number < 0:
-                return None
-            cutting, crossing = plan.cutting(number, wide=True)
+            cutting, crossing = plan.cutting(number, wide=wide)
             own: list[int] = []
-            parts = _parts(cutting, crossing), tuple(plan.trace.path_items(number)), known
+            items = () if number < 0 else tuple(plan.trace.path_items(number))
+            parts = _parts(cutting, crossing), items, known
             skeleton = _apart(parts, own)
             rule = cls(plan, cutting, crossing, skeleton, first)
             if made is not None and made.skeleton != skeleton:
@@ -139,6 +143,7 @@ class _Rule:
         return made
 
     def at(self, sizes: Sizes) -> tuple[Plan, Cutting, Crossing] | None:
+        """Of these sizes; None where a number follows no rule."""
         length = sizes[self.first]
         memo: dict[tuple[int, ...], int | None] = {}
         numbers: list[int] = []
@@ -156,10 +161,11 @@ class _Rule:
         digest = PathDigest()
         for item in items:
             digest.item(item)
+        path = digest.hexadecimal() if self.crossing.layer_id >= 0 else ""
         known = {"slots": slots, "marks": marks, "fills": fills, "given": given, "reads": reads, "layouts": layouts}
         cutting = dataclasses.replace(self.cutting, captures=captures, storages=(), **known)
         crossing = dataclasses.replace(
-            self.crossing, inputs=inputs, path_digest=digest.hexadecimal(), plan_digest="", cache={}, **known
+            self.crossing, inputs=inputs, path_digest=path, plan_digest="", cache={}, **known
         )
         return self.plan, cutting, crossing
 

@@ -31,6 +31,8 @@ class Placing:
         self.holes = {} if holes is None else holes
         self.tainted = {slot.untyped_storage()._cdata for slot in slots}
         self.kept: list[Any] = []
+        self.filled: dict[int, torch.Tensor] | None = None
+        """Slot -> the memory that got its content, where somebody wants to know."""
         self.made: set[int] = set()
         """Storages of constants that this request's Python made; noted only where some are written."""
 
@@ -38,6 +40,7 @@ class Placing:
         """Let go of the frontier."""
         self.slots.clear()
         self.kept.clear()
+        self.filled = None
 
     def is_tainted(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of the prefix depends on the inputs."""
@@ -119,6 +122,8 @@ class Placing:
         for piece in pieces:
             target = whole.as_strided(piece.shape, piece.stride, piece.offset)
             target.copy_(slot.as_strided(piece.shape, piece.stride, slot.storage_offset() + piece.offset))
+        if self.filled is not None:
+            self.filled[number] = whole
 
 
 def _placeholder(form: TensorForm, device: torch.device) -> Placeholder:

@@ -25,6 +25,7 @@ from shared_hooks.forward import (
     Placeholder,
     Session,
     arguments_of,
+    check_real,
     is_form,
     is_mapped,
     kind_of,
@@ -56,9 +57,19 @@ from shared_hooks.tail.rehearsal import arguments_from
 from shared_hooks.tail.slots import slots_of
 from shared_hooks.tensors import ClassFinder, Structure, no_class, tensors_in, unflatten
 
+Substitute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Runs in place of a module's forward, which it is given with the arguments."""
+Substitutes = Callable[[nn.Module], Substitute | None]
+"""What runs in place of a module that is called behind the cut; None: the module itself."""
+
 
 class TailSession(Session):
-    """Replays the prefix of one recipe and then runs the rest as any session does."""
+    """Replays the prefix of one recipe and then runs the rest as any session does.
+
+    ``ends``: whether it runs to the model's end.
+    """
+
+    ends = True
 
     def __init__(
         self,
@@ -69,8 +80,10 @@ class TailSession(Session):
         recipe: Recipe,
         device: torch.device,
         lifecycle: Lifecycle,
+        substitutes: Substitutes | None = None,
     ) -> None:
         super().__init__(modules, measurement, save)
+        self.substitutes = substitutes
         self.lifecycle = lifecycle
         self.recipe = recipe
         self.crossing = early.crossing
@@ -136,6 +149,19 @@ class TailSession(Session):
             self.at_cut = self.recipe.versions(), generators.fingerprint(self.crossing.generators, self.device)
         self.resumed_at = time.perf_counter_ns()
 
+    def begin(self) -> None:
+        """Watch the prefix; without one, the cut is where the model begins."""
+        if self.steps:
+            self.enter()
+        else:
+            self.resume()
+
+    def through(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model's own output."""
+        output = model(*args, **kwargs)
+        check_real(tensors_in(output))
+        return output
+
     def enter(self) -> None:
         """Watch the prefix; below the function level there is rarely anything to replay."""
         for mode in (Replay(self), Below(self)) if self.shared.has_below else (Replay(self),):
@@ -149,6 +175,18 @@ class TailSession(Session):
             if not only_on_top or mode in on_top:
                 self.modes.remove(mode)
                 mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call that begins behind the cut lies wholly behind it, and something else may run in its place."""
+        if self.resumed and self.substitutes is not None:
+            found = self.substitutes(module)
+            if found is not None:
+                if self.stack:
+                    self.stack[-1].has_child = True
+                return found(forward, args, kwargs)
+        return super().call(module, forward, args, kwargs)
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.resumed:

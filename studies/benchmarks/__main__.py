@@ -30,6 +30,8 @@ ROWS = {
     "decoding": ("decoding", "a token of a split generate()"),
     "together": ("together", "decode steps together"),
     "company": ("company", "sessions of one server together"),
+    "batching": ("batching", "requests of several clients as a batch"),
+    "compiled": ("compiled", "compiled tails"),
     "drafting": ("drafting", "drafts over 40 ms"),
     "plan": ("plan_cost", "time and memory of planning"),
     "naive": ("naive", "baseline: naive resume"),

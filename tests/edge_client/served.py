@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from prometheus_client import CollectorRegistry
 
-from cloud_server import CloudServer, Core, ModelEntry, ServedModel
+from cloud_server import CloudServer, Core, Limits, ModelEntry, ServedModel
 from cloud_server.telemetry.served import counted
 from shared_hooks.lifecycle import Event, Lifecycle
 from shared_hooks.models import ModelSpec, load_spec
@@ -84,7 +84,9 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, frames_bytes: int = 1 << 20, text: str = SPEC) -> Iterator[Served]:
+def served(
+    folder: Path, frames_bytes: int = 1 << 20, text: str = SPEC, limits: Limits | None = None
+) -> Iterator[Served]:
     """Serves the model of a spec (`Small`) in ``folder``; the gate is open. ``frames_bytes``: kept of frames."""
     path = folder / "small.toml"
     path.write_text(text)
@@ -92,7 +94,7 @@ def served(folder: Path, frames_bytes: int = 1 << 20, text: str = SPEC) -> Itera
     gate.opened.set()
     lifecycle.register(gate)
     engine = ServedModel(ModelEntry(spec), torch.device("cpu"), lifecycle, frames_bytes=frames_bytes)
-    with Core([engine], lifecycle=lifecycle) as core, counted(core, {}) as registry:
+    with Core([engine], limits, lifecycle=lifecycle) as core, counted(core, {}) as registry:
         server = CloudServer(core, "127.0.0.1:0")
         server.start()
         try:

@@ -123,10 +123,24 @@ def test_energy_where_it_was_read() -> None:
     assert value(registry, "energy_joules_total", model="a", status="estimated") == 1
 
 
+def test_how_many_requests_were_computed_as_one() -> None:
+    counts, registry, lifecycle = RequestCounts(["a"]), CollectorRegistry(), Lifecycle("cloud")
+    registry.register(counts)
+    lifecycle.register(counts)
+    for company in (0, 1, 3, 3, 3):
+        reply = Computed.of(b"", (), 0, company=company).reply
+        lifecycle.emit(Stage.AFTER_REQUEST, About(1, 0, None, "a"), error=None, nbytes=0, reply=reply, began_ns=0)
+    assert value(registry, "batch_size_bucket", model="a", le="1") == 2
+    assert (
+        value(registry, "batch_size_bucket", model="a", le="4") == value(registry, "batch_size_count", model="a") == 5
+    )
+    assert value(registry, "batch_size_sum", model="a") == 11
+
+
 def test_buckets_hold_what_is_at_most_their_bound() -> None:
     histogram = Histogram()
     for seconds in (0.0, BUCKETS[0], 2 * BUCKETS[0], 100.0, 101.0):
         histogram.add(round(seconds * 1e9))
     found = dict(histogram.buckets())
     assert (found["0.0001"], found["0.00025"], found["100.0"], found["+Inf"]) == (2, 3, 4, 5)
-    assert histogram.seconds == pytest.approx(201.0003)
+    assert histogram.total == pytest.approx(201.0003)

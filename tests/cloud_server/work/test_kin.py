@@ -11,7 +11,7 @@ import pytest
 from cloud_server.work.line import Line, Place
 from cloud_server.work.payer import Payer
 from cloud_server.work.workers import Job, Workers
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, eventually
 
 KIN = "a model and a cut"
 
@@ -48,6 +48,15 @@ class TestWhoIsTakenAlong:
             line.put(job, Payer("a"), kin)
         line.put("b1", Payer("b"), KIN)
         assert [served(line, 16) for _ in range(3)] == [["a1", "a2", "b1"], ["a3"], ["a4"]]
+
+    def test_rows_are_what_is_bounded_and_smaller_jobs_fill_what_is_left(self) -> None:
+        line: Line[str] = Line()
+        for job, rows in (("a", 2), ("b", 3), ("c", 1), ("d", 2)):
+            line.put(job, Payer(job), KIN, rows)
+        first = line.take()
+        assert first is not None and line.waiting(KIN) == 6
+        assert [place.job for place in line.kin(first, 3 - first.rows)] == ["c"]
+        assert line.waiting(KIN) == 5
 
     def test_one_that_has_left_is_not_taken(self) -> None:
         line: Line[str] = Line()
@@ -98,9 +107,9 @@ class TestFairness:
 class Crowd:
     """Workers and the groups that they did."""
 
-    def __init__(self, *, most: int, delay: float = 0.0, count: int = 1) -> None:
+    def __init__(self, *, most: int, delay: float = 0.0, count: int = 1, preferred: Sequence[int] = ()) -> None:
         self.groups: list[int] = []
-        self.workers = Workers(count, together=self._together, most=most, delay=delay)
+        self.workers = Workers(count, together=self._together, most=most, delay=delay, preferred=preferred)
         self._done = threading.Semaphore(0)
 
     def job(self) -> bool:
@@ -138,3 +147,32 @@ class TestDelay:
         crowd.workers.put(crowd.job, Payer("a"), KIN)
         crowd.workers.stop(PATIENCE)
         crowd.wait(1)
+
+    def test_nor_one_of_a_size_that_is_preferred(self) -> None:
+        crowd = Crowd(most=8, delay=1e6, preferred=(3,))
+        for number in range(3):
+            crowd.workers.put(crowd.job, Payer(f"{number}"), KIN)
+        crowd.wait(3)
+        assert crowd.groups == [3]
+        crowd.workers.stop()
+
+
+def test_of_those_that_wait_as_many_are_taken_as_is_preferred() -> None:
+    held = threading.Event()
+    crowd = Crowd(most=8, preferred=(2, 4))
+    crowd.workers.put(lambda: held.wait(PATIENCE), Payer("holder"))
+    for number in range(7):
+        crowd.workers.put(crowd.job, Payer(f"{number}"), KIN)
+    held.set()
+    crowd.wait(7)
+    crowd.workers.stop()
+    assert crowd.groups == [4, 2]  # and one alone
+
+
+def test_each_pays_by_its_rows() -> None:
+    now = iter([0.0, 4.0])
+    workers = Workers(1, lambda: next(now), together=lambda jobs: [True] * len(jobs), most=4, delay=1e6)
+    workers.put(lambda: True, Payer("one"), KIN, 1)
+    workers.put(lambda: True, Payer("three"), KIN, 3)
+    eventually(lambda: [workers._line.cost(Payer(name)) for name in ("one", "three")] == [1.0, 3.0])
+    workers.stop()

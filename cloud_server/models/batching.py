@@ -1,0 +1,121 @@
+"""Requests of several clients as one batch of a model in this process.
+
+What joins, and how, is the engine's own (`shared_hooks.batching`); here a request is unpacked, watched and packed as
+any tail's. Hooks see one request after the other: all before the batch is computed, and all after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cloud_server.models.custody import Custody
+from cloud_server.models.engine import BegunTail, Computed, Kin
+from cloud_server.models.packing import packed
+from shared_hooks import Crossing, EarlyOutput
+from shared_hooks.batching import Batches, Joinable, Made
+from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed
+from shared_hooks.lifecycle import Lifecycle, Stage
+
+Unpack = Callable[[Crossing, bytes, memoryview], tuple[EarlyOutput, int]]
+"""A complete payload as a frontier, and the nanoseconds that took."""
+Alone = Callable[[EarlyOutput, int, bool], Computed]
+"""Computes a frontier by itself: what was unpacked, the nanoseconds that took, and whether metrics are wanted."""
+
+
+class BatchedTails:
+    """An `engine.Batching`. Any thread may call."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        device: torch.device,
+        custody: Custody,
+        lifecycle: Lifecycle,
+        unpack: Unpack,
+        alone: Alone,
+    ) -> None:
+        self.batches = batches
+        self.lifecycle = lifecycle
+        self.unpack = unpack
+        self.alone = alone
+        self._device = device
+        self._custody = custody
+
+    def kin(self, crossing: Crossing) -> Kin | None:
+        """A look at what is known."""
+        found = self.batches.of(crossing)
+        return None if found is None else Kin(("batch", found.kin), found.rows)
+
+    def learn(self, crossing: Crossing) -> bool:
+        """Some forty times the work of a row, once for a cut and a form of inputs."""
+        try:
+            return self.batches.learn(crossing)
+        finally:
+            self._custody.mend()
+
+    def begin(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> BegunTail:
+        """Unpacks it. Raises BadFrame, CutRefused."""
+        return _Begun(self, crossing, header, payload, want_metrics)
+
+    def run(self, begun: Sequence[BegunTail]) -> None:
+        """The model is looked after once, for all. Raises what `Batches.run` does, ModelFailed with the model's error
+        as cause.
+        """
+        parts = [one for one in begun if isinstance(one, _Begun)]
+        joinable = [one.joinable for one in parts if one.joinable is not None]
+        if len(joinable) < len(parts):
+            raise CutRefused("what was known of this cut is not believed any more")
+        started = time.perf_counter_ns()
+        try:
+            made = self.batches.run([one.early for one in parts], joinable)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # the kernels are only launched until here
+        except IsthmusError:
+            raise
+        except Exception as error:
+            raise ModelFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._custody.check()
+        took = time.perf_counter_ns() - started
+        for one, own in zip(parts, made, strict=True):
+            one.made, one.took_ns = own, took
+
+    def doubt(self, begun: BegunTail, reason: str) -> None:
+        """Until it is looked at again."""
+        assert isinstance(begun, _Begun)
+        if begun.joinable is not None:
+            self.batches.doubt(begun.joinable, reason)
+
+
+class _Begun:
+    """A request of a batch."""
+
+    def __init__(
+        self, tails: BatchedTails, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool
+    ) -> None:
+        self.joinable: Joinable | None = tails.batches.of(crossing)
+        self.made: Made | None = None
+        self.took_ns = 0
+        self._tails = tails
+        self._want_metrics = want_metrics
+        self.early, self._decode_ns = tails.unpack(crossing, header, payload)
+
+    @property
+    def is_made(self) -> bool:
+        return self.made is not None
+
+    def end(self) -> Computed:
+        assert self.made is not None
+        split, lifecycle, output = self.early.layer_name, self._tails.lifecycle, self.made.output
+        # nothing was done for this request alone that hooks could have been called beside
+        lifecycle.emit(Stage.BEFORE_INJECT, split=split, early=self.early)
+        lifecycle.emit(Stage.AFTER_INJECT, split=split)
+        lifecycle.emit(Stage.BEFORE_TAIL, split=split)
+        lifecycle.emit(Stage.AFTER_TAIL, split=split, output=output)
+        return packed(lifecycle, output, decode_ns=self._decode_ns, compute_ns=self.took_ns, company=self.made.company)
+
+    def alone(self) -> Computed:
+        return self._tails.alone(self.early, self._decode_ns, self._want_metrics)

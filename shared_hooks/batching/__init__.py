@@ -1,0 +1,18 @@
+"""Requests of several callers behind one cut, computed as one batch.
+
+batches  `Batches`: which may join, and one tail for those that do
+proof    rows together against rows alone, on random data
+family   plans of 1, 2 and 3 rows, and the cut of any number of rows
+samples  random inputs of a form
+joining  several frontiers made into one, an output taken apart: pure functions
+growth   which dimension of a tensor the rows are in
+
+May import wrapped, tail, planning, crossing, forward, modules, tensors, sharing, errors.
+"""
+
+from shared_hooks.batching.batches import Batches, Joinable, Made
+from shared_hooks.batching.growth import Growth
+from shared_hooks.batching.joining import Part, apart, joined
+from shared_hooks.batching.proof import Proof
+
+__all__ = ["Batches", "Growth", "Joinable", "Made", "Part", "Proof", "apart", "joined"]

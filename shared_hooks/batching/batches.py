@@ -1,0 +1,296 @@
+"""A model's batches: which requests may join, proven when the first of a kind comes, and one tail for those that do."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from shared_hooks.batching.family import Family, Rows
+from shared_hooks.batching.proof import Doubt, Proof
+from shared_hooks.crossing import Crossing, EarlyOutput
+from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, TooLarge
+from shared_hooks.forward import context
+from shared_hooks.modules import attach, holder_modules
+from shared_hooks.sharing import SharedCache
+from shared_hooks.tail import payer
+from shared_hooks.tensors import classes_of, dtype_name, flatten, unflatten
+from shared_hooks.wrapped import WrappedModel
+
+_numbers = itertools.count()
+"""Of proofs, of all models."""
+AXES = (0, 1)
+"""Dimensions of the inputs that are tried, the first that is proven counts: rows first, or a sequence's tokens."""
+MAX_FAMILIES = 16
+MAX_PROOFS = 128
+MAX_PROOF_BYTES = 256 << 20
+MAX_DIGESTS = 4096
+
+
+@dataclass(frozen=True)
+class Joinable:
+    """A cut whose requests may join others with an equal ``kin``; a request of it has ``rows``."""
+
+    kin: int
+    rows: int
+    proof: Proof
+
+
+@dataclass(frozen=True)
+class _Kin:
+    """Of a cut that is known: where its proof is kept, and its rows."""
+
+    key: Hashable
+    rows: int
+
+
+@dataclass(frozen=True)
+class Made:
+    """A request's output, and how many were computed together. Outputs of one batch may share memory."""
+
+    output: Any
+    company: int
+
+
+class Batches:
+    """Of one model. Any thread may call; one at a time finds something out."""
+
+    def __init__(
+        self,
+        wrapped: WrappedModel,
+        example: Callable[[], tuple[tuple[Any, ...], dict[str, Any]] | None] = lambda: None,
+        *,
+        max_bytes: int = 256 << 20,
+        seconds_a_minute: float = 20.0,
+    ) -> None:
+        """``example`` gives inputs of the model, whose values show what inputs may hold. ``seconds_a_minute``: what
+        proofs may take of any minute; those of one `payer` half of it.
+        """
+        self._served = wrapped
+        self._example = example
+        self._find = classes_of(holder_modules(wrapped.model))
+        self._families: SharedCache[Hashable, Family | Doubt] = SharedCache(MAX_FAMILIES, math.inf)
+        self._proofs: SharedCache[Hashable, tuple[int, Proof] | Doubt] = SharedCache(MAX_PROOFS, MAX_PROOF_BYTES)
+        self._known: OrderedDict[str, _Kin | Doubt] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._seconds = seconds_a_minute
+        self._spent: deque[tuple[float, float, str]] = deque()
+        self._lock = threading.Lock()
+        self._proving = threading.RLock()
+
+    @cached_property
+    def wrapped(self) -> WrappedModel:
+        """What runs the batches; the hooks of those who serve requests hear nothing of it."""
+        return self._served.beside()
+
+    def of(self, crossing: Crossing) -> Joinable | None:
+        """What is known of this cut; quick. None where nothing is known, or its requests go alone."""
+        found = self._look_up(crossing)
+        return found if isinstance(found, Joinable) else None
+
+    def reason(self, crossing: Crossing) -> str:
+        """Why requests of this cut are not joined; empty where they are, or nobody has looked."""
+        found = self._look_up(crossing)
+        return found.reason if isinstance(found, Doubt) else ""
+
+    def _look_up(self, crossing: Crossing) -> Joinable | Doubt | None:
+        with self._lock:
+            found = self._known.get(crossing.digest)
+            if isinstance(found, _Kin):
+                kept = self._proofs.get(found.key, payer.get())
+                if kept is None or isinstance(kept, Doubt):
+                    return None
+                number, proof = kept
+                if proof.doubt is None or proof.doubt.is_over:
+                    return Joinable(number, found.rows, proof)
+                found = proof.doubt
+            return None if found is None or found.is_over else found
+
+    def learn(self, crossing: Crossing) -> bool:
+        """Finds out about this cut, unless it is known, or there is no time for it now: plans and runs the model in
+        this thread, some forty times the work of a row. Whether it did.
+        """
+        if self._look_up(crossing) is not None or not self._proving.acquire(blocking=False):
+            return False
+        try:
+            looks = self._look_up(crossing) is None and self._has_time()
+            if looks:
+                self._look_at(crossing)
+            return looks
+        finally:
+            self._proving.release()
+
+    def doubt(self, joinable: Joinable, reason: str) -> None:
+        """A batch of it failed though no part did alone: for a while its requests go alone."""
+        joinable.proof.doubt = Doubt(reason)
+
+    def run(self, earlies: Sequence[EarlyOutput], joinable: Sequence[Joinable]) -> list[Made]:
+        """The model's outputs for several frontiers of one kin, from one tail, or a few where one would be too large.
+
+        Raises CutRefused, InputMismatch where they do not join, and what a tail raises; then none is computed.
+        """
+        proof, rows = joinable[0].proof, [one.rows for one in joinable]
+        if len({one.kin for one in joinable}) > 1:
+            raise InputMismatch("frontiers of several cuts, or forms of inputs, are no batch")
+        if len(earlies) == 1:
+            return [Made(self.wrapped.tail(earlies[0]), 1)]
+        if self._is_watched:
+            raise CutRefused("modules are observed, and observers would be shown several requests at once")
+        self._try(joinable[0], sum(rows))
+        if sum(rows) > proof.most:
+            half = len(rows) // 2
+            return [*self.run(earlies[:half], joinable[:half]), *self.run(earlies[half:], joinable[half:])]
+        structure, tensors = flatten(self.wrapped.tail(proof.joined(earlies, rows)))
+        if structure != proof.structure:
+            raise CutRefused("the batch gave another form of output than the rows alone")
+        return [Made(unflatten(structure, own, self._find), len(rows)) for own in proof.apart(tensors, rows)]
+
+    def close(self) -> None:
+        """The model is as before; nothing is run afterwards."""
+        if "wrapped" in self.__dict__:
+            self.wrapped.detach()
+
+    def _try(self, joinable: Joinable, rows: int) -> None:
+        """A number of rows that is new is tried on random data. Raises CutRefused where it is not as alone."""
+        proof = joinable.proof
+        if rows > proof.most or proof.knows(rows):
+            return
+        if not self._proving.acquire(blocking=False):
+            raise CutRefused("another batch is being proven")
+        try:
+            if proof.cut.at(rows).storage_bytes > self._max_bytes:
+                raise TooLarge(f"{rows} rows' frontiers take more than {self._max_bytes} bytes")
+            proof.check(rows)
+        except TooLarge:
+            proof.most = rows - 1
+        except IsthmusError as error:
+            self.doubt(joinable, str(error))
+            raise CutRefused(f"a batch of {rows} rows: {error}") from error
+        finally:
+            self._proving.release()
+
+    @property
+    def _is_watched(self) -> bool:
+        shims = map(attach.shim_of, self.wrapped.modules)
+        return any(shim is not None and shim.watching for shim in shims)
+
+    def _has_time(self) -> bool:
+        now = time.monotonic()
+        while self._spent and self._spent[0][0] < now - 60:
+            self._spent.popleft()
+        own = sum(seconds for _, seconds, who in self._spent if who == payer.get().account)
+        return sum(seconds for _, seconds, _ in self._spent) < self._seconds and own < self._seconds / 2
+
+    def _look_at(self, crossing: Crossing) -> None:
+        started = time.monotonic()
+        found: _Kin | Doubt = Doubt("finding out took too long")
+        try:
+            with self.wrapped.turn(), context.restored(crossing.context):
+                found = self._found(crossing)
+        finally:  # also where the caller's time is over
+            self._spent.append((time.monotonic(), time.monotonic() - started, payer.get().account))
+            self._remember(crossing, found)
+
+    def _remember(self, crossing: Crossing, found: _Kin | Doubt) -> None:
+        with self._lock:
+            self._known[crossing.digest] = found
+            self._known.move_to_end(crossing.digest)
+            while len(self._known) > MAX_DIGESTS:
+                self._known.popitem(last=False)
+
+    def _found(self, crossing: Crossing) -> _Kin | Doubt:
+        reasons = []
+        try:
+            context.check(crossing.context, self.wrapped.modules, {})
+            for rows in self._by_promise(crossing):
+                try:
+                    proof = self._proof(crossing, rows, crossing.layer_id)
+                    if proof.cut.is_at(crossing, rows.count):
+                        return _Kin(_key(crossing, rows, crossing.layer_id), rows.count)
+                    reasons.append("this side's plans describe another cut")
+                except CutRefused as error:
+                    reasons.append(f"dimension {rows.axis}: {error}")
+        except IsthmusError as error:
+            reasons.append(str(error))
+        return Doubt("; ".join(reasons) or "no dimension of the inputs could be that of a batch")
+
+    def _by_promise(self, crossing: Crossing) -> list[Rows]:
+        """Where the rows may be: where they are for the model as a whole, if that is known; else wherever the tail
+        takes them to be. Behind a late cut the tokens of a sequence, too, may be independent of each other.
+        """
+        candidates = []
+        for axis in AXES:
+            with suppress(CutRefused):
+                candidates.append(Rows(crossing.inputs, axis))
+        for rows in candidates:
+            with suppress(CutRefused):
+                self._proof(crossing, rows, -1)
+                return [rows]
+        return candidates
+
+    def _proof(self, crossing: Crossing, rows: Rows, layer_id: int) -> Proof:
+        """Raises CutRefused, with whatever was in the way."""
+        key = _key(crossing, rows, layer_id)
+        kept = self._kept(self._proofs, key)
+        if kept is None:
+            form = _key(crossing, rows)
+            family = self._kept(self._families, form)
+            if family is None:
+                family = self._make(self._families, form, lambda: self._family(crossing, rows), lambda made: 0)
+            kept = self._make(
+                self._proofs, key, lambda: (next(_numbers), Proof(family, layer_id)), lambda made: made[1].nbytes
+            )
+        proof: Proof = kept[1]
+        return proof
+
+    def _kept(self, cache: SharedCache[Hashable, Any], key: Hashable) -> Any:
+        """Raises what was in the way, while that is believed."""
+        with self._lock:
+            found = cache.get(key, payer.get())
+        if not isinstance(found, Doubt):
+            return found
+        if found.is_over:
+            return None
+        raise CutRefused(found.reason)
+
+    def _make(
+        self, cache: SharedCache[Hashable, Any], key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]
+    ) -> Any:
+        """Makes and keeps it, or what is in the way, which is raised."""
+        try:
+            made = make()
+        except Exception as error:
+            text = str(error) if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
+            with self._lock:
+                cache.put(key, Doubt(text), 0, payer.get())
+            raise CutRefused(text) from error
+        with self._lock:
+            cache.put(key, made, size(made), payer.get())
+        return made
+
+    def _family(self, crossing: Crossing, rows: Rows) -> Family:
+        example, like = self._example(), None
+        if example is not None:
+            structure, tensors = flatten(example)
+            dtypes = [tensor.dtype for tensor in tensors]
+            alike = structure == crossing.input_structure and dtypes == [form.dtype for form in crossing.inputs]
+            like = tensors if alike else None
+        return Family(self.wrapped, crossing, rows, like, self._find)
+
+
+def _key(crossing: Crossing, rows: Rows, layer_id: int | None = None) -> Hashable:
+    """What inputs share whatever their rows; with a cut, that too."""
+    forms = [
+        [dtype_name(form.dtype), [-1 if grows and axis == rows.axis else size for axis, size in enumerate(form.shape)]]
+        for form, grows in zip(crossing.inputs, rows.batched, strict=True)
+    ]
+    around = {name: value for name, value in crossing.context.items() if name != "torch"}
+    return json.dumps([crossing.depth, rows.axis, crossing.input_structure, forms, around], sort_keys=True), layer_id

@@ -1,0 +1,234 @@
+"""The middle: resume after one cut and stop at a later one. It is a tail that banks, as a head does.
+
+What crosses the second cut is worked out from a plan of this side: of inputs of the form that the first cut's
+description gives, whose values do not matter. Both cuts are of that plan, so a storage that crosses both is the same
+storage in both: it lies in a slot already. What is made between them is captured where the plan says. If the plan's
+path is not the one that the edge took (its description of the first cut differs), there is no middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.crossing import Crossing, EarlyOutput
+from shared_hooks.errors import CutRefused, UnknownLayer
+from shared_hooks.forward import Frame, HookExitException
+from shared_hooks.head import Banking, Diverged, watching
+from shared_hooks.modules import ModuleInfo
+from shared_hooks.planning import Capture, Cut, Cutting, Follower, Plan, Planner
+from shared_hooks.tail import TailSession
+from shared_hooks.tail.rehearsal import arguments_from
+from shared_hooks.tensors import ClassFinder, Structure, View, form_of
+
+
+@dataclass(frozen=True)
+class Span:
+    """A plan, and two cuts of it: ``first`` with what crossed there, ``last`` with what is to cross, the later one."""
+
+    plan: Plan
+    first: Cutting
+    last: Cutting
+    target: Crossing
+
+    @property
+    def has_decisions(self) -> bool:
+        """Whether Python reads data between the two."""
+        return any(self.first.position < seq < self.last.position for seq in self.plan.trace.dynamic)
+
+
+def span_between(planner: Planner, early: EarlyOutput, end: Cut, device: torch.device, find: ClassFinder) -> Span:
+    """The way from where ``early`` was cut to ``end``; inputs of its form are planned if none such was.
+
+    Raises UnknownLayer, and CutRefused with the reason.
+    """
+    wrong: Exception | None = None
+    for args, kwargs in likely_inputs(early.crossing, device, find):
+        try:
+            return span_of(planner.plans_for(args, kwargs), early, end)
+        except Exception as error:  # the model's own, too: these inputs are nobody's
+            wrong = wrong or error
+    if isinstance(wrong, CutRefused | UnknownLayer):
+        raise wrong
+    raise CutRefused(f"inputs of this form cannot be planned here: {type(wrong).__name__}: {wrong}") from wrong
+
+
+def span_of(plans: Iterable[Plan], early: EarlyOutput, end: Cut) -> Span:
+    """Of the plan whose path is the one that ``early`` came by. Raises UnknownLayer, and CutRefused with the reason."""
+    crossing, wrong = early.crossing, "no plan of this side takes the path that the first part took"
+    for plan in plans:
+        number = plan.layer_id(end)
+        if number < crossing.layer_id:
+            name = "input" if number < 0 else plan.trace.layers[number].name
+            raise CutRefused(f"end={name!r} comes before start={crossing.layer_name!r}, where the middle part begins")
+        known = _known_values(plan, crossing.layer_id)
+        wide = known is None or list(early.values) != known
+        try:
+            first, mine = plan.cutting(crossing.layer_id, wide=wide)
+        except CutRefused as error:
+            wrong = str(error)
+            continue
+        if not _is_same(mine, crossing):
+            continue
+        last, target = plan.cutting(number, wide=wide)
+        # the plan that is compared at the end is the edge's
+        if target.plan_digest != crossing.plan_digest:
+            target = replace(target, plan_digest=crossing.plan_digest, cache={})
+        return Span(plan, first, last, target)
+    raise CutRefused(f"between {crossing.layer_name} and {end}: {wrong}")
+
+
+def _known_values(plan: Plan, layer_id: int) -> list[Structure] | None:
+    """What the plan's own run read from data before a cut; None where there is no such cut."""
+    try:
+        banked = plan.cutting(layer_id)[0].banked
+    except CutRefused:
+        return None
+    return [plan.trace.ops[ordinal].structure or ["v", None] for ordinal in banked]
+
+
+def _is_same(mine: Crossing, theirs: Crossing) -> bool:
+    """Whether both are of one path, with the same storages; more of a storage may cross there than here."""
+    slots = [[(slot.dtype, slot.elements) for slot in one.slots] for one in (mine, theirs)]
+    return (
+        mine.path_digest == theirs.path_digest
+        and slots[0] == slots[1]
+        and mine.reads == theirs.reads
+        and mine.marks == theirs.marks
+        and set(mine.generators) <= set(theirs.generators)
+    )
+
+
+def likely_inputs(
+    crossing: Crossing, device: torch.device, find: ClassFinder
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Inputs of the form of a cut's, to plan with: values that many models take, then others."""
+    dice = torch.Generator().manual_seed(0)
+    for number in (0, 1):
+        tensors = []
+        for form in crossing.inputs:
+            whole = torch.full((View(form.shape, form.stride, 0).end,), number, dtype=form.dtype)
+            if form.dtype.is_floating_point and whole.itemsize >= 2:
+                whole = torch.rand(whole.shape, generator=dice).to(form.dtype)
+            tensors.append(whole.to(device).as_strided(form.shape, form.stride))
+        yield arguments_from(crossing.input_structure, tensors, find)
+
+
+class MiddleSession(Banking, TailSession):
+    """A tail of ``span.first`` that leaves at ``span.last`` with an `EarlyOutput`."""
+
+    ends = False
+
+    def __init__(self, span: Span, *tail: Any) -> None:
+        TailSession.__init__(self, *tail)
+        self.span = span
+        read = dict(zip(span.first.banked, self.values, strict=True))
+        self.stop_at(span.plan, span.last, span.target, None, span.first.position, read)
+        slots = dict(zip(span.first.storages, self.placing.slots, strict=True))
+        numbers = {storage: number for number, storage in enumerate(span.first.storages)}
+        self.placing.filled = {}
+        self.handed: dict[int, int] = {}
+        """Slots of the second cut that are slots of the first."""
+        if span.has_decisions:
+            self.follower = Follower.of_storages(slots)
+        captures = []
+        for number, (storage, capture) in enumerate(zip(span.last.storages, span.last.captures, strict=True)):
+            if storage in numbers and capture.kind != "nothing":
+                self.handed[number] = numbers[storage]
+                # this side's memory is the request's own, unless the frontier was handed on as it came
+                capture = Capture("slot", None, 0, View((storage.elements,), (1,), 0), copy=True)
+            elif capture.kind != "nothing" and storage.created <= span.first.position:
+                raise CutRefused(f"{_between(span)}: memory that the model had before crosses the second cut only")
+            else:
+                self.want(number, capture)
+            captures.append(capture)
+        self.cutting = replace(span.last, captures=tuple(captures))
+        self.watchers = ExitStack()
+
+    @property
+    def is_watched(self) -> bool:
+        return self.resumed and super().is_watched
+
+    def begin(self) -> None:
+        self.watchers.enter_context(watching(self))
+        super().begin()
+
+    def _resume(self) -> None:
+        self.in_operation = True  # what is done here is no operation of the model's
+        try:
+            with torch._C.DisableTorchFunction():
+                super()._resume()
+        finally:
+            self.in_operation = False
+
+    def leave(self, *, only_on_top: bool = False) -> None:
+        super().leave(only_on_top=only_on_top)
+        if not only_on_top:
+            self.watchers.close()
+
+    def through(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
+        """What crosses the second cut. Raises CutRefused where the model leaves the plan's path."""
+        try:
+            try:
+                model(*args, **kwargs)
+            except HookExitException as leaving:
+                if leaving is not self.exit:
+                    raise
+            except Exception:
+                if not self.stopped:  # what the model does on leaving may read what was not sent
+                    raise
+            if not self.stopped:
+                raise Diverged
+            early = self.early()
+            if [form_of(value) for value in early.values] != [read.form for read in early.crossing.reads]:
+                raise Diverged
+            return early
+        except Diverged:
+            raise CutRefused(f"{_between(self.span)} the model took another path than the plan of this side") from None
+
+    def early(self) -> EarlyOutput:
+        filled = self.placing.filled or {}
+        for number, slot in self.handed.items():  # what began as a constant lies where the model's own code made it
+            self.found[number] = filled.get(slot, self.placing.slots[slot])
+        return super().early()
+
+    def failed(self, error: BaseException) -> None:
+        if not self.stopped:
+            super().failed(error)
+
+    def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.stopped:
+            # the model swallowed the exit and went on
+            raise self.exit
+        was_resumed = self.resumed
+        opaque = was_resumed and info.opaque  # before, the tail counts them
+        self.in_opaque += opaque
+        try:
+            output = super().run(info, forward, args, kwargs)
+        finally:
+            self.in_opaque -= opaque
+        if self.resumed and not was_resumed and not self.stopped:  # it was entered before the first cut
+            self.bank_module(Frame(info, self.counts.get(info.path, 1)), output)
+        return output
+
+    def module_done(self, frame: Frame, output: Any) -> None:
+        self.bank_module(frame, output)
+
+    def layer_done(self, frame: Frame, output: Any) -> None:
+        super().layer_done(frame, output)
+        self.bank_layer(self.next_layer, frame.info.path)
+
+    def release(self) -> None:
+        super().release()
+        self.release_bank()
+
+
+def _between(span: Span) -> str:
+    first = span.plan.trace.layers
+    begins = [call.name for call in first if call.exit == span.first.position]
+    return f"between {begins[0] if begins else 'input'} and {span.target.layer_name}"
