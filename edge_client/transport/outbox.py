@@ -21,7 +21,6 @@ from typing import Final
 from edge_client.transport import wire
 from edge_client.transport.area import LEAST, Area
 from edge_client.transport.exchange import Exchange
-from edge_client.transport.pieces import ROOM, Pieces
 from edge_client.transport.times import now_ns
 from protos.chunks import ChunkFrame, cut
 from protos.frames import ClientFrame
@@ -31,6 +30,7 @@ from shared_hooks.lifecycle import Lifecycle, Stage
 
 ACKNOWLEDGE_AFTER_SECONDS: Final = 0.25  # an idle stream says so after this long; a busy one with its next request
 LARGE_MESSAGE: Final = 8.0  # times the usual silence while one is under way
+ROOM: Final = 64 << 10  # of a message, beside a piece of a payload; a larger header goes alone
 CANCELS_KEPT: Final = 1024  # a stalled stream cannot take more; the deadline on the other side does the rest
 
 
@@ -47,13 +47,11 @@ class Outbox(Iterator[ClientFrame]):
         """``area``: where payloads lie if the server reads there; ``hello`` tells of it."""
         self._lifecycle = lifecycle or Lifecycle("edge")
         self._changed = threading.Condition()
-        self._pieces = Pieces(chunk_bytes)
+        self._chunk_bytes = chunk_bytes
         self._area = area
         self._into_area: tuple[int, Exchange] | None = None
         """A payload to be copied there before the frame goes out that was picked, and its place."""
         self._headed = False
-        self._pulled: tuple[int, float] = (0, 0.0)
-        """Payload in the frame that gRPC took last, in bytes, and when."""
         self._control: deque[split_pb2.ClientFrame] = deque([hello], maxlen=CANCELS_KEPT)
         self._acknowledge: list[int] = []
         self._acknowledge_at = 0.0
@@ -83,7 +81,7 @@ class Outbox(Iterator[ClientFrame]):
                 self._area = None
             if message_bytes:
                 self._headed = True
-                self._pieces.up_to(message_bytes)
+                self._chunk_bytes = max(1, min(self._chunk_bytes, message_bytes - ROOM))
             self._limit = max(1, max_in_flight)
             self._changed.notify()
 
@@ -157,8 +155,6 @@ class Outbox(Iterator[ClientFrame]):
     def __next__(self) -> ClientFrame:
         self._sent()
         frame = self._wait()
-        nbytes = frame.nbytes if isinstance(frame, ChunkFrame | HeadedRequest) else 0
-        self._pulled = nbytes, time.monotonic()
         if (begins := self._begins) is not None:
             self._begins = None
             self._lifecycle.emit(Stage.BEFORE_SEND, begins.about, nbytes=begins.bytes_up)
@@ -173,9 +169,6 @@ class Outbox(Iterator[ClientFrame]):
 
     def _sent(self) -> None:
         """gRPC asks for more: the previous frame is on its way."""
-        nbytes, since = self._pulled
-        if nbytes:
-            self._pieces.gone(nbytes, time.monotonic() - since)
         with self._changed:
             if self._aborted:
                 raise StopIteration
@@ -263,7 +256,7 @@ class Outbox(Iterator[ClientFrame]):
                 yield HeadedRequest(header)
                 return
         left = outgoing.nbytes
-        chunks = cut(exchange.id, outgoing.buffers, lambda: self._pieces.nbytes)
+        chunks = cut(exchange.id, outgoing.buffers, self._chunk_bytes)
         whole = outgoing.decoding is not None and outgoing.nbytes <= self.inline_bytes
         first = next(chunks, None) if whole or (self._headed and header.ByteSize() <= ROOM // 2) else None
         opening: HeadedRequest | ChunkFrame = HeadedRequest(header, first.pieces if first else ())
