@@ -159,7 +159,9 @@ class EdgeClient(Standing):
         self.requests = Requests(
             self._edge_model,
             self._connect,
-            max_in_flight=self.connection.max_in_flight,
+            at_once=self.connection.at_once,
+            of_a_run=self.connection.of_a_run,
+            max_in_flight_bytes=self.connection.max_in_flight_bytes,
             metrics=metrics,
             max_answer_bytes=self.connection.max_answer_bytes,
             client_id=self._client_id,
@@ -408,7 +410,8 @@ class EdgeClient(Standing):
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["raise", "return"] = "raise",
     ) -> Iterator[Answer | Failure]:
-        """Answers in the order of ``inputs``, with up to `max_in_flight` requests under way.
+        """Answers in the order of ``inputs``, with several requests under way: as many as keep the way to the server
+        busy, within `ConnectionOptions.max_in_flight` and ``max_in_flight_bytes``.
 
         An input is what `infer` takes; a tuple always is the positional arguments, a dictionary the keyword arguments.
         With ``prepare`` it may be anything, and ``prepare(input)`` gives ``(args, kwargs)`` (its time and errors belong
@@ -457,7 +460,8 @@ class EdgeClient(Standing):
 
         answers = in_order(
             source,
-            self.max_in_flight,
+            self.connection.at_once,
+            self.connection.of_a_run if cut != AUTO else None,
             start=start,
             finish=Pending.result,
             cancel=lambda pending: pending.cancel("the iteration was left"),
