@@ -16,16 +16,12 @@ from torch import nn
 
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
-from edge_client.choosing.chooser import Chooser
 from edge_client.dial import check_address
 from edge_client.inputs import InputReader
 from edge_client.inputs.reader import several
 from edge_client.inputs.swallowed import Swallowed
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import AUTO, CLOUD_FILE, EDGE_ONLY
-from edge_client.planning.codecs import Codecs
-from edge_client.planning.link import Link
-from edge_client.planning.loss_table import LossTable
 from edge_client.request import (
     Books,
     Cut,
@@ -52,6 +48,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edge_client.adaptive import AutoClient, AutoOptions
+    from edge_client.choosing.chooser import Chooser
+    from edge_client.planning.codecs import Codecs
+    from edge_client.planning.link import Link
+    from edge_client.planning.loss_table import LossTable
 
 CONNECTION_ERRORS: Final = (
     ServerUnavailable,
@@ -149,11 +149,16 @@ class EdgeClient(Standing):
         if self.choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):
             what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
-        chosen = Codecs.of(codec, calibration, max_loss)
-        chooser = None if chosen is None else Chooser(chosen, None if server is None else self._probed)
-        plain = codec if chosen is None else "raw"
+        chooser, table = self._codec_chooser(codec, calibration, max_loss, probes=server is not None)
+        plain = codec if chooser is None else "raw"
         made = EdgeModel(
-            self.choice, codec=plain, chooser=chooser, metrics=metrics, observers=observers, lifecycle=lifecycle
+            self.choice,
+            codec=plain,
+            chooser=chooser,
+            learnt=table,
+            metrics=metrics,
+            observers=observers,
+            lifecycle=lifecycle,
         )
         super().__init__(server, made, connection, otherwise=fallback is not None)
         self.requests = Requests(
@@ -502,6 +507,20 @@ class EdgeClient(Standing):
     def codecs_chosen_from(self) -> Codecs | None:
         """With ``codec="auto"``: the codecs, and what they may lose; else None."""
         return None if self._edge_model.chooser is None else self._edge_model.chooser.codecs
+
+    def _codec_chooser(
+        self, codec: str, calibration: str | Path | LossTable | None, max_loss: str | float | None, *, probes: bool
+    ) -> tuple[Chooser | None, LossTable | None]:
+        """None for one codec by its name; and the table whose books go with the cuts. Raises SpecError."""
+        if codec != AUTO and calibration is None and max_loss is None:
+            return None, None
+        from edge_client.choosing.chooser import Chooser  # only clients that choose codecs
+        from edge_client.planning.codecs import Codecs, learnt
+
+        chosen = Codecs.of(codec, calibration, max_loss)
+        if chosen is None:
+            return None, learnt(codec, calibration)
+        return Chooser(chosen, self._probed if probes else None), chosen.table
 
     def _probed(self, sizes: Sequence[int]) -> Link:
         from edge_client.survey.probing import probe  # only clients that choose codecs

@@ -6,6 +6,7 @@ any tail's. Hooks see one request after the other: all before the batch is compu
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,8 @@ from shared_hooks.batching import Batches, Joinable, Made
 from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tensors.staging import wait
+
+log = logging.getLogger("cloud_server")
 
 Unpack = Callable[[Crossing, bytes, memoryview], tuple[EarlyOutput, int]]
 """A complete payload as a frontier, and the nanoseconds that took."""
@@ -53,9 +56,12 @@ class BatchedTails:
     def learn(self, crossing: Crossing) -> bool:
         """Some forty times the work of a row, once for a cut and a form of inputs."""
         try:
-            return self.batches.learn(crossing)
+            looked = self.batches.learn(crossing)
         finally:
             self._custody.mend()
+        if looked and (reason := self.batches.reason(crossing)):
+            log.info("requests after %s are computed each alone: %s", crossing.layer_name, reason)
+        return looked
 
     def begin(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> BegunTail:
         """Unpacks it. Raises BadFrame, CutRefused."""
