@@ -1,4 +1,4 @@
-"""Copies to and from a CUDA device, and how much memory they pin. Without a GPU: the bound, and that nothing changes."""
+"""Copies to and from a CUDA device, and how much they pin. Without a GPU: the bound, and that nothing changes."""
 
 from __future__ import annotations
 
