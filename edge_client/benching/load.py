@@ -13,7 +13,7 @@ from edge_client.transport import ConnectionOptions
 
 @dataclass(frozen=True)
 class Load:
-    """``codecs``: one for each client. ``give_up``: seconds after which a request is lost. ``exact``: or else the server
+    """``codecs``: one for each client. ``give_up``: seconds after which a request is lost. ``exact``: else the server
     may compute requests as rows of a batch.
     """
 
