@@ -193,6 +193,36 @@ class Even(nn.Module):
         return result
 
 
+class UNet(nn.Module):
+    """(1, 3, 256, 256) -> (1, 8, 256, 256): four levels of 32 to 256 channels (Ronneberger 2015, at half width)."""
+
+    WIDTHS = (32, 64, 128, 256)
+
+    def __init__(self) -> None:
+        super().__init__()
+        down, up = (3, *self.WIDTHS[:-1]), self.WIDTHS[:-1]
+        self.downs = nn.ModuleList(self._twice(a, b) for a, b in zip(down, self.WIDTHS, strict=True))
+        self.ups = nn.ModuleList(self._twice(a + 2 * a, a) for a in reversed(up))
+        self.pool, self.wider = nn.MaxPool2d(2), nn.Upsample(scale_factor=2)
+        self.last = nn.Conv2d(self.WIDTHS[0], 8, 1)
+
+    @staticmethod
+    def _twice(before: int, width: int) -> nn.Sequential:
+        convolutions = nn.Conv2d(before, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        return nn.Sequential(convolutions[0], nn.ReLU(), convolutions[1], nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips: list[Tensor] = []
+        for number, down in enumerate(self.downs):
+            x = down(x if number == 0 else self.pool(x))
+            skips.append(x)
+        skips.pop()
+        for up in self.ups:
+            x = up(torch.cat((self.wider(x), skips.pop()), 1))
+        result: Tensor = self.last(x)
+        return result
+
+
 CLASSICS: dict[str, Callable[[], nn.Module]] = {
     "ResNet-18": ResNet18,
     "AlexNet": AlexNet,
