@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from protos.isthmus.v1 import split_pb2
@@ -85,16 +86,17 @@ def _reading(message: split_pb2.Reading, notes: list[str]) -> Reading:
 
 def _outputs(layer: split_pb2.LayerMetric) -> tuple[TensorShape, ...]:
     """Shapes that make up the bytes that are reported."""
-    shapes = tuple(TensorShape(one.dtype, tuple(one.shape)) for one in layer.outputs)
-    nbytes = 0
-    for one in shapes:
-        if len(one.shape) > MAX_RANK or max(one.shape, default=0) >= MAX_BYTES:
-            raise BadFrame(
-                f"the reply's metrics: layer {layer.layer_id} with a shape of rank {len(one.shape)}: too large"
-            )
-        nbytes += math.prod(one.shape) * dtype_named(one.dtype).itemsize
-    if shapes and nbytes != layer.output_bytes:
+    known = [_shape(one.dtype, tuple(one.shape)) for one in layer.outputs]
+    if known and sum(nbytes for _, nbytes in known) != layer.output_bytes:
         raise BadFrame(
             f"the reply's metrics: layer {layer.layer_id} with {layer.output_bytes} bytes of output, but other shapes"
         )
-    return shapes
+    return tuple(shape for shape, _ in known)
+
+
+@functools.lru_cache(4096)
+def _shape(dtype: str, shape: tuple[int, ...]) -> tuple[TensorShape, int]:
+    """And its bytes; a model's are the same every time."""
+    if len(shape) > MAX_RANK or max(shape, default=0) >= MAX_BYTES:
+        raise BadFrame(f"the reply's metrics: a shape of rank {len(shape)}: too large")
+    return TensorShape(dtype, shape), math.prod(shape) * dtype_named(dtype).itemsize
