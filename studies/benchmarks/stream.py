@@ -1,10 +1,10 @@
 """Requests one after another, several under way: what one takes, against the slowest of its stages.
 
-The network `Even`, cut where 64 x 56 x 56 floats (803 kB) cross, with about as much work before as after. The edge has
+ResNet-18, cut after its first stage, where 64 x 56 x 56 floats (803 kB) cross; the tail is half as long again as the head. The edge has
 one core and the server another one, all their threads together; the rest of the benchmark shares them. Stages alone,
 measured in turns with the stream: head and tail (without bytes in between, each on its side's core), and the link: a
 bare gRPC echo of the same chunks with small answers, one behind the other. Then the same over a link (a relay) that is
-slower than both sides, with 20 ms each way; and over one that is far, 60 ms each way, where four requests under way
+slower than both sides, with 20 ms each way; and over one that is far, 100 ms each way, where four requests under way
 leave everybody waiting: as many as the client finds to be enough, and, in the note, four.
 
 Wall-clock. A stream that is as fast as its slowest stage leaves nothing for packing, sending, receiving and all that
@@ -32,7 +32,7 @@ from studies.experiments.relay import Relay
 LIMIT = 1 / 0.9
 SLOW = 0.02, 25e6
 """Seconds one way, bytes a second."""
-FAR = 0.06, 0.0
+FAR = 0.1, 0.0
 FEW = 4
 FRONTIER_BYTES = 4 * 64 * 56 * 56
 AT_ONCE = 16
@@ -51,7 +51,7 @@ def measure(options: Options) -> Row:
         cloud(MODEL, shape=tuple(image().shape), threads=1, core=server) as address,
         echo(str(len(_messages())), str(REPLY_BYTES), str(ANSWER_BYTES)) as echoing,
     ):
-        cores, rounds = (str(edge), str(server)), options.repeats(12)
+        cores, rounds = (str(edge), str(server)), options.repeats(8)
         for name, way in (("over loopback", None), ("over a slow link", SLOW), ("to a far server", FAR)):
             with _through(echoing, way) as at:
                 link = _link_ns(at, rounds)

@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -23,13 +22,10 @@ import torch
 
 from edge_client import ConnectionOptions, EdgeClient
 from edge_client.model_choice import ModelChoice
-from shared_hooks import EarlyOutput
 from studies.benchmarks.networks import image
 from studies.benchmarks.processes import target
 
-MODEL, CUT = "Even", "first.relu#2"
-HELD = 4
-"""Frontiers that stay in memory while a head is measured, as in a stream: the next one's memory is another."""
+MODEL, CUT = "ResNet18", "stages.0.1.relu#2"
 REQUESTS = 32
 """Of a round's stream; a quarter as many of each stage."""
 SKIPPED = 40
@@ -57,9 +53,8 @@ def main(address: str, edge: int, cloud: int, rounds: int, most: int | None = No
         client.infer(x)
         rows: dict[str, list[float]] = {}
         left = threading.Event()
-        held: deque[EarlyOutput] = deque(maxlen=HELD)
         for _ in range(rounds):
-            found["head"].append(each_ns(lambda: held.append(client.wrapped.forward(x, end=CUT)), REQUESTS // 4))
+            found["head"].append(each_ns(lambda: client.wrapped.forward(x, end=CUT), REQUESTS // 4))
             os.sched_setaffinity(0, {cloud})  # of this thread, which computes the tail
             found["tail"].append(each_ns(lambda: client.wrapped.forward(early, start=CUT), REQUESTS // 4))
             os.sched_setaffinity(0, {edge})
