@@ -1,11 +1,11 @@
 """Requests one after another, several under way: what one takes, against the slowest of its stages.
 
-ResNet-18, cut after its first stage, where 64 x 56 x 56 floats (803 kB) cross; the tail is half as long again as the head. The edge has
-one core and the server another one, all their threads together; the rest of the benchmark shares them. Stages alone,
-measured in turns with the stream: head and tail (without bytes in between, each on its side's core), and the link: a
-bare gRPC echo of the same chunks with small answers, one behind the other. Then the same over a link (a relay) that is
-slower than both sides, with 20 ms each way; and over one that is far, 100 ms each way, where four requests under way
-leave everybody waiting: as many as the client finds to be enough, and, in the note, four.
+ResNet-18, cut after its first stage, where 64 x 56 x 56 floats (803 kB) cross; the tail is half as long again as the
+head. The edge has one core and the server another one, all their threads together; the rest of the benchmark shares
+them. Stages alone, measured in turns with the stream: head and tail (without bytes in between, each on its side's
+core), and the link: a bare gRPC echo of the same chunks with small answers, one behind the other. Then the same over a
+link (a relay) that is slower than both sides, with 20 ms each way; and over one that is far, 100 ms each way, where
+four requests under way leave everybody waiting: as many as the client finds to be enough, and, in the note, four.
 
 Wall-clock. A stream that is as fast as its slowest stage leaves nothing for packing, sending, receiving and all that
 Python does between layers, which share the core with that stage: 0.9 of its rate is 1.11 times its time.
