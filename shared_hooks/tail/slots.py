@@ -54,9 +54,10 @@ def blank_slots(slots: tuple[Slot, ...], device: torch.device) -> list[torch.Ten
 
 def _filled(slot: Slot, start: int, pieces: list[torch.Tensor], device: torch.device, *, may_use: bool) -> torch.Tensor:
     if len(pieces) == 1 and slot.pieces[0].offset == 0 and slot.pieces[0].numel == slot.elements and not _guarding:
-        moved = pieces[0].reshape(-1).to(device)
-        copied = moved.data_ptr() != pieces[0].data_ptr()  # reshaping alone gives another view of the same memory
-        if (may_use or copied) and (moved.is_cuda or moved.data_ptr() % ALIGN == start):
+        piece = pieces[0]
+        moved = (piece if piece.dim() == 1 and piece.is_contiguous() else piece.reshape(-1)).to(device)
+        # reshaping alone gives another view of the same memory
+        if (may_use or moved.data_ptr() != piece.data_ptr()) and (moved.is_cuda or moved.data_ptr() % ALIGN == start):
             return moved
     whole = _made(slot, start, device)
     for view, piece in zip(slot.pieces, pieces, strict=True):
@@ -74,9 +75,7 @@ def _made(slot: Slot, start: int, device: torch.device) -> torch.Tensor:
 
 def _check_truth(early: EarlyOutput, slots: list[torch.Tensor]) -> None:
     """Truth values are 0 or 1; kernels that count and then copy rely on it."""
-    truths = {mark.slot for mark in early.crossing.marks if mark.dtype is torch.bool}
-    truths.update(number for number, slot in enumerate(slots) if slot.dtype is torch.bool)
-    for number in truths:
+    for number in early.crossing.truths:
         if slots[number].numel() and int(slots[number].view(torch.uint8).max()) > 1:
             raise BadFrame(f"slot {number} holds truth values other than 0 and 1")
 
