@@ -18,6 +18,7 @@ ROWS = {
     "codecs-lossless": ("codecs_lossless", "codecs without loss against lz4"),
     "loopback": ("loopback", "round trip over loopback"),
     "frontier": ("frontier", "3.2 MB frontier against a bare gRPC echo"),
+    "pipes": ("pipes", "ways between two processes"),
     "memory": ("edge_memory", "memory of the edge"),
     "layers": ("layer_sum", "layers and the whole forward"),
     "metrics": ("metrics_cost", "metrics on against off"),
