@@ -17,6 +17,7 @@ ROWS = {
     "codecs-speed": ("codecs_speed", "codecs: time a byte"),
     "codecs-lossless": ("codecs_lossless", "codecs without loss against lz4"),
     "loopback": ("loopback", "round trip over loopback"),
+    "stream": ("stream", "requests in a stream against their slowest stage"),
     "frontier": ("frontier", "3.2 MB frontier against a bare gRPC echo"),
     "pipes": ("pipes", "ways between two processes"),
     "memory": ("edge_memory", "memory of the edge"),
