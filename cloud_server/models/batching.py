@@ -19,6 +19,7 @@ from shared_hooks import Crossing, EarlyOutput
 from shared_hooks.batching import Batches, Joinable, Made
 from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed
 from shared_hooks.lifecycle import Lifecycle, Stage
+from shared_hooks.tensors.staging import wait
 
 log = logging.getLogger("cloud_server")
 
@@ -77,8 +78,7 @@ class BatchedTails:
         started = time.perf_counter_ns()
         try:
             made = self.batches.run([one.early for one in parts], joinable)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # the kernels are only launched until here
+            wait(self._device)  # the kernels are only launched until here
         except IsthmusError:
             raise
         except Exception as error:

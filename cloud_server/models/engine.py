@@ -18,6 +18,7 @@ from shared_hooks import Crossing, ForwardMetrics, LayerMetrics, Parcel
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.generation.together import Ended, Outcome
 from shared_hooks.modules.manifest import Manifest
+from shared_hooks.tensors.staging import room
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Computed:
         return self.reply.payload_bytes
 
 
+CPU = torch.device("cpu")
 SPARE_BYTES = 64 << 10
 """What an answer may hold in memory beyond twice its own size."""
 
@@ -114,10 +116,10 @@ def owned(parcel: Parcel) -> tuple[memoryview, ...]:
     return tuple(memoryview(bytes(buffer)) for buffer in parcel.buffers)
 
 
-def room_for(nbytes: int) -> memoryview:
-    """Memory for one payload in this process, not initialised. Raises ServerUnavailable."""
+def room_for(nbytes: int, device: torch.device = CPU) -> memoryview:
+    """Memory for one payload in this process, on its way to ``device``, not initialised. Raises ServerUnavailable."""
     try:
-        return memoryview(torch.empty(nbytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+        return memoryview(room(nbytes, device).numpy())  # type: ignore[arg-type]
     except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
         raise ServerUnavailable(f"no memory for {nbytes} bytes: {error}") from error
 

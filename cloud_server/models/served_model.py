@@ -43,6 +43,7 @@ from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 from shared_hooks.tail import Substitutes, payer
 from shared_hooks.tensors import tensors_in
+from shared_hooks.tensors.staging import wait
 
 
 class ServedModel:
@@ -154,7 +155,7 @@ class ServedModel:
 
     def allocate(self, nbytes: int) -> memoryview:
         """One buffer, whose pages cost nothing until bytes arrive."""
-        return room_for(nbytes)
+        return room_for(nbytes, self._device)
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks that header, cut and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""
@@ -263,8 +264,7 @@ class ServedModel:
                     output = self._wrapped.tail(*args, substitutes=substitutes)
                 names = changed()
             returned = time.perf_counter_ns()
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # the kernels are only launched until here
+            wait(self._device)  # the kernels are only launched until here
         except PlanMismatch:
             self._custody.mend()  # it may say that this very request has written: the client is to plan again
             raise

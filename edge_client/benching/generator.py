@@ -16,6 +16,7 @@ TICK: Final = 0.05
 """Seconds between two looks at what has taken too long."""
 GONE: Final = 20
 """Errors of the connection in a row, none of them from before the last answer, after which nothing more is sent."""
+LOST: Final = "the server was gone"
 GRACE: Final = 2.0
 """Seconds after the time of the last request, for those that end themselves."""
 
@@ -65,6 +66,8 @@ class Generator:
             fired.processor, fired.seconds = time.process_time() - before, time.monotonic() - since
             if not self.stop.is_set():
                 self._wait(len(sent), time.monotonic() + give_up + GRACE)
+            if fired.why is None and self._in_a_row >= GONE:  # after the last had been sent
+                fired.why = LOST
         except KeyboardInterrupt:
             interrupts.heard()
             fired.why = "interrupted"
@@ -93,7 +96,7 @@ class Generator:
             if self.stop.is_set():
                 return "interrupted"
             if self._in_a_row >= GONE:
-                return "the server was gone"
+                return LOST
             ticked = self._tick(ticked)
             sent.append(shot)
             self.lanes[shot.client].send(shot, intended, lambda ended: self._over(ended, run))

@@ -27,6 +27,7 @@ class LiveLane:
             load.cuts[0],
             codec=load.codecs[client],
             metrics=False,
+            exact=load.exact,
             deadline=load.give_up,
             connection=load.connection(),
         )

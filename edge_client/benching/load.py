@@ -13,7 +13,9 @@ from edge_client.transport import ConnectionOptions
 
 @dataclass(frozen=True)
 class Load:
-    """``codecs``: one for each client. ``give_up``: seconds after which a request is lost."""
+    """``codecs``: one for each client. ``give_up``: seconds after which a request is lost. ``exact``: else the server
+    may compute requests as rows of a batch.
+    """
 
     server: str
     choice: ModelChoice
@@ -23,6 +25,7 @@ class Load:
     give_up: float
     in_flight: int
     patience: float
+    exact: bool = True
     credentials: Credentials = field(default_factory=Credentials)
 
     def connection(self) -> ConnectionOptions:

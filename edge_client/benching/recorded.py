@@ -119,6 +119,7 @@ class RecordedLane:
             stamps=Stamps(),
             check_header=lambda header, size: wire.check_answer(header, size, MAX_ANSWER),
             want_metrics=False,
+            together=not self._load.exact,
             lifecycle=self._lifecycle,
             on_settled=settled or (lambda: None),
         )

@@ -40,6 +40,7 @@ def told(load: Load, recorded: Recorded | None, files: list[str], folder: Path, 
         "give_up": load.give_up,
         "in_flight": load.in_flight,
         "patience": load.patience,
+        "exact": load.exact,
         "credentials": {name: _text(value) for name, value in asdict(load.credentials).items()},
         "recorded": None if recorded is None else _written(recorded, folder),
     }
@@ -98,6 +99,7 @@ def _generator(known: dict[str, Any]) -> Generator:
         known["give_up"],
         known["in_flight"],
         known["patience"],
+        known["exact"],
         Credentials(**known["credentials"]),
     )
     lanes: list[Lane] = [

@@ -484,6 +484,12 @@ def _add_bench(commands: Commands, model: Parser) -> None:
     bench.add_argument("--patience", type=_seconds, default=5.0, metavar="S", help="wait for a server (default: 5)")
     bench.add_argument("--in-flight", type=_count, default=4, metavar="N", help="of each client (default: 4)")
     bench.add_argument(
+        "--exact",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="--no-exact: the server may compute requests of several clients in batches",
+    )
+    bench.add_argument(
         "--recorded", action="store_true", help="run the heads once, and send their frontiers again and again"
     )
     bench.add_argument("--processes", type=_count, default=1, metavar="N", help="that send (default: 1)")

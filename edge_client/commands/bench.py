@@ -35,6 +35,7 @@ def main(options: argparse.Namespace) -> int:
         deadline=options.deadline,
         give_up=options.give_up,
         in_flight=options.in_flight,
+        exact=options.exact,
         recorded=options.recorded,
         processes=options.processes,
         seed=options.seed,

@@ -36,6 +36,7 @@ from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.texts import Texts
 from shared_hooks.tensors import classes_of, flatten, unflatten
+from shared_hooks.tensors.staging import to_host, wait
 
 if TYPE_CHECKING:
     from edge_client.choosing.chooser import Chooser
@@ -270,7 +271,7 @@ class EdgeModel:
         stamps.computed = now_ns()
         if self.device.type != "cpu":
             structure, tensors = flatten(output)
-            output = unflatten(structure, [tensor.cpu() for tensor in tensors], self.find)
+            output = unflatten(structure, [to_host(tensor) for tensor in tensors], self.find)
         stamps.unpacked = now_ns()
         return LocalRun(output, layers, forward, observations, changed)
 
@@ -324,8 +325,7 @@ class EdgeModel:
                     output = forward(*args, **kwargs)
                 names = changed()
             returned = now_ns()
-            if self.device.type == "cuda":  # else the device's time would count as encoding
-                torch.cuda.synchronize(self.device)
+            wait(self.device)  # else the device's time would count as encoding
         except IsthmusError:
             raise
         except Exception as error:

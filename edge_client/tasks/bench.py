@@ -68,6 +68,7 @@ def bench(
     deadline: float = 1.0,
     give_up: float = 10.0,
     in_flight: int = 4,
+    exact: bool = True,
     recorded: bool = False,
     processes: int = 1,
     seed: int = 0,
@@ -87,6 +88,7 @@ def bench(
     several in turn (10; a trace: its own), each for ``seconds`` (10; a trace: all of it) after ``warmup`` seconds that
     are not counted. ``arrivals``: "poisson", "constant", or a file of times in seconds. ``split`` and ``codec``: names
     with weights. ``deadline``: seconds within which an answer is goodput; ``give_up``: after which nobody waits.
+    ``exact``: False lets the server compute requests in batches.
     ``recorded``: the heads run once before, and their frontiers are sent again and again. ``processes``: that send.
 
     What ends it early (Ctrl-C, a server that is gone) does not lose what was measured: `Benched.ended`,
@@ -136,6 +138,7 @@ def bench(
             give_up,
             in_flight,
             patience,
+            exact,
             credentials or Credentials(),
         )
         frontiers = record(load) if recorded else None
@@ -149,6 +152,7 @@ def bench(
             "codec": codec,
             "clients": clients,
             "in_flight": in_flight,
+            "exact": exact,
             "inputs": len(items),
             "recorded": recorded,
             "processes": processes,
