@@ -26,6 +26,7 @@ weights = "resnet.safetensors"
 depth = 3                            # how far hooks descend; absent = down to the leaves
 decoding = "my_package.tails:make"   # (WrappedModel, layer) -> what decodes behind it; absent = the engine's own
 device = "cuda:1"                    # absent = the server's
+compile = "rounding"                 # compile those tails; true: use them only where bits are equal; absent = false
 warm_up = { cuts = ["layer3"], batch_sizes = [1, 8] }  # tails that are run before it serves; absent = the shortest one
 
 [limits]                             # see limits.py

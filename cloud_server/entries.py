@@ -15,6 +15,7 @@ from shared_hooks.models.spec import spec_from_table
 from shared_hooks.showing import short
 
 MOST_ROWS = 4096
+COMPILED = ("bitwise", "rounding")
 DecodingFactory = Callable[..., Any]
 """(`WrappedModel`, name of a layer) -> `models.decoding.DecodingTail`."""
 
@@ -46,10 +47,16 @@ class ModelEntry:
     device: str = ""
     """As `ServerConfig.device`; empty = where the server is."""
     warm_up: WarmUp = field(default_factory=WarmUp)
+    compile: str = ""
+    """Whether the tails of `warm_up` are compiled, and used: "bitwise" where every look at them found equal bits,
+    "rounding" where these are within `shared_hooks.compiling.TOLERANCE`. Empty: they are not.
+    """
 
     def __post_init__(self) -> None:
         if self.depth is not None and self.depth < 0:
             raise SpecError(f"depth: expected at least 0, found {self.depth}")
+        if self.compile not in ("", *COMPILED):
+            raise SpecError(f'compile: expected "{COMPILED[0]}" or "{COMPILED[1]}", found "{self.compile}"')
 
 
 def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
@@ -73,13 +80,23 @@ def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
             tails = inner.take("decoding", str)
             decoding = None if tails is None else resolve(tails, folder, f"{table.origin}: {inner.name('decoding')}")
             device, warm_up = inner.take("device", str) or "", _warm_up(inner.table("warm_up"))
+            compiled = inner.take_any("compile")
             spec = spec_from_table(inner, folder, model_id=name)
-            entries.append(ModelEntry(spec, depth, decoding, device, warm_up))
+            entries.append(ModelEntry(spec, depth, decoding, device, warm_up, _compiled(inner, compiled)))
         else:
             table.fail(
                 name, f"expected a built-in model, a spec file, module:callable or a table, found {kind_of(value)}"
             )
     return tuple(entries)
+
+
+def _compiled(table: Table, value: object) -> str:
+    """True is the stricter one."""
+    if value in (None, False):
+        return ""
+    if value is not True and value not in COMPILED:
+        table.fail("compile", f'expected true, "{COMPILED[0]}" or "{COMPILED[1]}"')
+    return COMPILED[0] if value is True else str(value)
 
 
 def _warm_up(table: Table | None) -> WarmUp:

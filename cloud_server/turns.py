@@ -80,15 +80,26 @@ class Turns:
 
     def several(self, turns: Sequence[Any]) -> list[bool]:
         """The same of steps or requests of one kin (`Request.kin`), computed together."""
-        wanted = [turn.request for turn in turns if self._starts(turn)]
+        started = [turn for turn in turns if self._starts(turn)]
+        hurried = self._hurried(started)
+        wanted = [turn.request for turn in started if turn.request not in hurried]
+        counts = [self._alone(one) for one in hurried]
         if len(wanted) < 2:
-            counts = [self._alone(one) for one in wanted]
+            counts += [self._alone(one) for one in wanted]
         elif wanted[0].turn is None:
-            counts = self._batched([_Part(one) for one in wanted])
+            counts += self._batched([_Part(one) for one in wanted])
         else:
-            counts = self._together([_Step(one) for one in wanted])
-        found = dict(zip(map(id, wanted), counts, strict=True))
+            counts += self._together([_Step(one) for one in wanted])
+        found = dict(zip(map(id, [*hurried, *wanted]), counts, strict=True))
         return [found.get(id(turn.request), False) for turn in turns]
+
+    def _hurried(self, turns: Sequence[Turn]) -> list[Request]:
+        """Of requests for a batch, those that it would answer too late, for it takes as long as all of them: first, and
+        alone.
+        """
+        takes, most = sum(turn.takes() for turn in turns), self._limits.deadline_seconds
+        requests = [turn.request for turn in turns if turn.request.turn is None and turn.request.deadline_ms]
+        return [one for one in requests if one.age_seconds + takes > one.deadline_seconds(most)]
 
     def _starts(self, turn: Turn) -> bool:
         if not self._requests.start(turn.request, turn.takes()):
@@ -159,7 +170,10 @@ class Turns:
         if request.batching is None or request.crossing is None:
             return False
         try:
-            return self._bounded(request, partial(request.batching.learn, request.crossing))
+            # meanwhile this worker answers nobody else, as while it rehearses
+            limited = self._overtime.limited(self._limits.max_rehearsal_seconds)
+            with self._lifecycle.request(request.about), limited, paid_by(*request.party):
+                return request.batching.learn(request.crossing)
         except BaseException as error:
             log.warning("whether requests at %s may be batched: %s: %s", request.split, type(error).__name__, error)
             return True

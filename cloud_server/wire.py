@@ -56,9 +56,10 @@ def welcome(
     beat: float | None = None,
     notes: Iterable[str] = (),
     rounding: Iterable[str] = (),
+    area: bool = False,
 ) -> split_pb2.ServerFrame:
     """``beat``: seconds between two signs of life, where the client asked for them. ``notes``: harmless differences;
-    ``rounding``: such as may change last bits.
+    ``rounding``: such as may change last bits. ``area``: whether the client's memory is read here.
     """
     return split_pb2.ServerFrame(
         welcome=split_pb2.Welcome(
@@ -72,6 +73,7 @@ def welcome(
             rounding=rounding,
             inline_bytes=INLINE_BYTES,
             message_bytes=limits.max_message_bytes,
+            area=area,
             codecs=CODECS,
             cuts=None if caller.policy.cuts is None else split_pb2.Cuts(names=caller.policy.cuts),
         )

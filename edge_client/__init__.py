@@ -32,7 +32,8 @@ live        a page in the browser, and sinks, while requests run
 sweeping    every cut measured: tables and a report
 pruning     channel selection, tested
 calibrating  what codecs cost in answers, at every cut
-tasks       what the commands do, as functions: plan, profile, sweep, prune, calibrate, hierarchy, layers, verify
+benching    an open load on a server
+tasks       what the commands do, as functions: plan, profile, sweep, prune, calibrate, bench, hierarchy, layers, verify
 process     a server that the client starts on loopback
 screen      text, progress, tables
 pages       what the pages of results share: styles, charts that are saved and printed
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from edge_client.model_choice import ModelChoice
     from edge_client.process.local_server import local_server
     from edge_client.request import Pending
+    from edge_client.tasks.bench import bench
     from edge_client.tasks.calibrate import calibrate
     from edge_client.tasks.hierarchy import hierarchy
     from edge_client.tasks.layers import layers
@@ -87,6 +89,7 @@ _HOME = {
     "State": "transport.state",
     "Times": "transport.times",
     "Witness": "witness",
+    "bench": "tasks.bench",
     "calibrate": "tasks.calibrate",
     "hierarchy": "tasks.hierarchy",
     "layers": "tasks.layers",
@@ -119,6 +122,7 @@ __all__ = [
     "Witness",
     "__version__",
     "aio",
+    "bench",
     "calibrate",
     "hierarchy",
     "layers",

@@ -16,16 +16,12 @@ from torch import nn
 
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
-from edge_client.choosing.chooser import Chooser
 from edge_client.dial import check_address
 from edge_client.inputs import InputReader
 from edge_client.inputs.reader import several
 from edge_client.inputs.swallowed import Swallowed
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import AUTO, CLOUD_FILE, EDGE_ONLY
-from edge_client.planning.codecs import Codecs
-from edge_client.planning.link import Link
-from edge_client.planning.loss_table import LossTable
 from edge_client.request import (
     Books,
     Cut,
@@ -52,6 +48,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edge_client.adaptive import AutoClient, AutoOptions
+    from edge_client.choosing.chooser import Chooser
+    from edge_client.planning.codecs import Codecs
+    from edge_client.planning.link import Link
+    from edge_client.planning.loss_table import LossTable
 
 CONNECTION_ERRORS: Final = (
     ServerUnavailable,
@@ -149,17 +149,24 @@ class EdgeClient(Standing):
         if self.choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):
             what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
-        chosen = Codecs.of(codec, calibration, max_loss)
-        chooser = None if chosen is None else Chooser(chosen, None if server is None else self._probed)
-        plain = codec if chosen is None else "raw"
+        chooser, table = self._codec_chooser(codec, calibration, max_loss, probes=server is not None)
+        plain = codec if chooser is None else "raw"
         made = EdgeModel(
-            self.choice, codec=plain, chooser=chooser, metrics=metrics, observers=observers, lifecycle=lifecycle
+            self.choice,
+            codec=plain,
+            chooser=chooser,
+            learnt=table,
+            metrics=metrics,
+            observers=observers,
+            lifecycle=lifecycle,
         )
         super().__init__(server, made, connection, otherwise=fallback is not None)
         self.requests = Requests(
             self._edge_model,
             self._connect,
-            max_in_flight=self.connection.max_in_flight,
+            at_once=self.connection.at_once,
+            of_a_run=self.connection.of_a_run,
+            max_in_flight_bytes=self.connection.max_in_flight_bytes,
             metrics=metrics,
             max_answer_bytes=self.connection.max_answer_bytes,
             client_id=self._client_id,
@@ -408,7 +415,8 @@ class EdgeClient(Standing):
         prepare: Callable[[Any], Inputs] | None = None,
         failures: Literal["raise", "return"] = "raise",
     ) -> Iterator[Answer | Failure]:
-        """Answers in the order of ``inputs``, with up to `max_in_flight` requests under way.
+        """Answers in the order of ``inputs``, with several requests under way: as many as keep the way to the server
+        busy, within `ConnectionOptions.max_in_flight` and ``max_in_flight_bytes``.
 
         An input is what `infer` takes; a tuple always is the positional arguments, a dictionary the keyword arguments.
         With ``prepare`` it may be anything, and ``prepare(input)`` gives ``(args, kwargs)`` (its time and errors belong
@@ -457,7 +465,8 @@ class EdgeClient(Standing):
 
         answers = in_order(
             source,
-            self.max_in_flight,
+            self.connection.at_once,
+            self.connection.of_a_run if cut != AUTO else None,
             start=start,
             finish=Pending.result,
             cancel=lambda pending: pending.cancel("the iteration was left"),
@@ -498,6 +507,20 @@ class EdgeClient(Standing):
     def codecs_chosen_from(self) -> Codecs | None:
         """With ``codec="auto"``: the codecs, and what they may lose; else None."""
         return None if self._edge_model.chooser is None else self._edge_model.chooser.codecs
+
+    def _codec_chooser(
+        self, codec: str, calibration: str | Path | LossTable | None, max_loss: str | float | None, *, probes: bool
+    ) -> tuple[Chooser | None, LossTable | None]:
+        """None for one codec by its name; and the table whose books go with the cuts. Raises SpecError."""
+        if codec != AUTO and calibration is None and max_loss is None:
+            return None, None
+        from edge_client.choosing.chooser import Chooser  # only clients that choose codecs
+        from edge_client.planning.codecs import Codecs, learnt
+
+        chosen = Codecs.of(codec, calibration, max_loss)
+        if chosen is None:
+            return None, learnt(codec, calibration)
+        return Chooser(chosen, self._probed if probes else None), chosen.table
 
     def _probed(self, sizes: Sequence[int]) -> Link:
         from edge_client.survey.probing import probe  # only clients that choose codecs

@@ -69,8 +69,8 @@ class Standing:
 
     @property
     def max_in_flight(self) -> int:
-        """Requests between head and answer, at most."""
-        return self.connection.max_in_flight
+        """Requests between head and answer, at most; of a run of many there may be more (`ConnectionOptions`)."""
+        return self.connection.at_once
 
     @property
     def observers(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ Only this module, `protos.headed` and `protos.padding` know protobuf's encoding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -41,18 +41,13 @@ class ChunkFrame:
         return sum(piece.nbytes for piece in self.pieces)
 
 
-def cut(id: int, buffers: Iterable[memoryview], size: int | Callable[[], int]) -> Iterator[ChunkFrame]:
-    """The concatenation of ``buffers`` in chunks of ``size`` bytes (the last may be smaller); nothing is copied.
-
-    A function is asked for the size of each chunk when that begins.
-    """
-    chunk_bytes, offset, filled = 0, 0, 0
+def cut(id: int, buffers: Iterable[memoryview], chunk_bytes: int) -> Iterator[ChunkFrame]:
+    """The concatenation of ``buffers`` in chunks of ``chunk_bytes`` (the last may be smaller); nothing is copied."""
+    offset, filled = 0, 0
     pieces: list[memoryview] = []
     for buffer in buffers:
         rest = buffer.cast("B") if buffer.nbytes else memoryview(b"")
         while rest.nbytes:
-            if not filled:
-                chunk_bytes = size() if callable(size) else size
             piece = rest[: chunk_bytes - filled]
             rest = rest[piece.nbytes :]
             pieces.append(piece)

@@ -37,6 +37,7 @@ mapping     the module tree joined with what ran; ONNX files
 explanation, explaining   one cut explained
 verification, report      every cut against the whole model
 wrapped     `WrappedModel`
+compiling   tails whose modules torch.compile has made faster
 observers   looks at modules on either side
 batching    requests of several callers as one batch
 profiling   layers and cuts measured

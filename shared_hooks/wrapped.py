@@ -32,7 +32,7 @@ from shared_hooks.tensors import classes_of, flatten
 if TYPE_CHECKING:  # where heads run, these are not loaded
     from shared_hooks.explanation import Explanation
     from shared_hooks.report import Report
-    from shared_hooks.tail import RecipeBook, RehearsalLimits, TailSession
+    from shared_hooks.tail import RecipeBook, RehearsalLimits, Substitutes, TailSession
 
 
 class WrappedModel:
@@ -239,10 +239,12 @@ class WrappedModel:
             self.lifecycle.emit(Stage.AFTER_HEAD, split=early.layer_name, early=early)
         return early
 
-    def tail(self, early: EarlyOutput, /) -> Any:
-        """Resume from what a head gave; the model's own output."""
+    def tail(self, early: EarlyOutput, /, *, substitutes: Substitutes | None = None) -> Any:
+        """Resume from what a head gave; the model's own output. ``substitutes``: what runs in place of modules
+        behind the cut (`shared_hooks.compiling`); layers inside of these are not seen.
+        """
         self._check_attached()
-        return self._tail(early, early.layer_id)
+        return self._tail(early, early.layer_id, substitutes)
 
     def _check_saved(self, plans: list[Plan]) -> None:
         """Names and ids in `save_layers` must exist; a layer of another path does."""
@@ -341,11 +343,11 @@ class WrappedModel:
         found: EarlyOutput = self._resumed(early, partial(MiddleSession, span))
         return found
 
-    def _tail(self, early: EarlyOutput, start: Cut) -> Any:
+    def _tail(self, early: EarlyOutput, start: Cut, substitutes: Substitutes | None = None) -> Any:
         from shared_hooks.tail import TailSession
 
         self._check_start(early.crossing, start)
-        return self._resumed(early, TailSession)
+        return self._resumed(early, partial(TailSession, substitutes=substitutes))
 
     def _check_start(self, crossing: Crossing, start: Cut) -> None:
         if (

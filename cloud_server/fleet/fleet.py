@@ -126,7 +126,7 @@ class Fleet(Mapping[str, Version]):
         """What is served is what the operator's files say now: what is new, or whose entry or files have changed, is
         loaded, what is not in them any more is unloaded. What reading or a model fails by is raised; all is as before.
         """
-        with self._changes():
+        with self._changes(wait=True):
             entries = {entry.spec.model_id: entry for entry in self._wanted()}
             changed = [entry for name, entry in entries.items() if self._has_changed(name, entry)]
             if changed and self._host.all_at_once:

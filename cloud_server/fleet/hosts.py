@@ -54,7 +54,11 @@ class ThisProcess:
             for one in models:
                 one.close(why)
 
-        return Loaded(entry, one_of(models), close, nbytes)
+        def compiled() -> list[str]:
+            tails = [one.compiled.standings() for one in models if one.compiled is not None]
+            return [word for standings in tails for word, _ in standings.values()]
+
+        return Loaded(entry, one_of(models), close, nbytes, compiled)
 
 
 class Processes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,8 @@ class Loaded:
     engine: Engine
     close: Callable[[str], None] = lambda why: None
     nbytes: Mapping[str, int] = field(default_factory=dict)
+    compiled: Callable[[], Iterable[str]] = tuple
+    """How its compiled tails stand (`shared_hooks.compiling.Standing`), one word for each."""
 
 
 class Home:

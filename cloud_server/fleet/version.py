@@ -68,6 +68,12 @@ class Version:
         return self._home is not None and not self._leaving
 
     @property
+    def compiled(self) -> list[str]:
+        """How its compiled tails stand, one word for each; none while its weights are away."""
+        home = self._home
+        return [] if home is None else list(home.loaded.compiled())
+
+    @property
     def waiting(self) -> int:
         """Requests that wait for its weights."""
         return len(self._parked)

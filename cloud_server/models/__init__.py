@@ -7,6 +7,7 @@ admission      what a request announces, checked without the model
 decoding       decoding sessions, in this process
 batching       requests of several clients as one batch
 packing        an output as the bytes of an answer
+facts          what its plan, memory and machine say
 warming        tails that are run before the model serves
 frames         what frames that are sent as differences refer to
 custody        checks after every request that the model did not change
@@ -29,6 +30,7 @@ from cloud_server.models.engine import (
     Leave,
     Progress,
     Residence,
+    inexact,
     room_for,
 )
 from cloud_server.models.form import leaves
@@ -50,6 +52,7 @@ __all__ = [
     "Progress",
     "Residence",
     "ServedModel",
+    "inexact",
     "leaves",
     "room_for",
 ]

@@ -6,6 +6,7 @@ any tail's. Hooks see one request after the other: all before the batch is compu
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,9 @@ from shared_hooks import Crossing, EarlyOutput
 from shared_hooks.batching import Batches, Joinable, Made
 from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed
 from shared_hooks.lifecycle import Lifecycle, Stage
+from shared_hooks.tensors.staging import wait
+
+log = logging.getLogger("cloud_server")
 
 Unpack = Callable[[Crossing, bytes, memoryview], tuple[EarlyOutput, int]]
 """A complete payload as a frontier, and the nanoseconds that took."""
@@ -52,9 +56,12 @@ class BatchedTails:
     def learn(self, crossing: Crossing) -> bool:
         """Some forty times the work of a row, once for a cut and a form of inputs."""
         try:
-            return self.batches.learn(crossing)
+            looked = self.batches.learn(crossing)
         finally:
             self._custody.mend()
+        if looked and (reason := self.batches.reason(crossing)):
+            log.info("requests after %s are computed each alone: %s", crossing.layer_name, reason)
+        return looked
 
     def begin(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> BegunTail:
         """Unpacks it. Raises BadFrame, CutRefused."""
@@ -71,8 +78,7 @@ class BatchedTails:
         started = time.perf_counter_ns()
         try:
             made = self.batches.run([one.early for one in parts], joinable)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # the kernels are only launched until here
+            wait(self._device)  # the kernels are only launched until here
         except IsthmusError:
             raise
         except Exception as error:

@@ -24,6 +24,7 @@ from shared_hooks.generation.allowance import STEP_BYTES
 from shared_hooks.generation.together import Ended, Outcome, Together
 from shared_hooks.lifecycle import Stage
 from shared_hooks.observers import transforms
+from shared_hooks.tensors.staging import to_device, wait
 
 NEED = "need"
 ALONE: Outcome[None] = Outcome(None, None, company=1, meetings=0)
@@ -120,8 +121,7 @@ class DecodingTails:
 
     def synchronize(self) -> None:
         """On a GPU the kernels are only launched until here."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        wait(self.device)
 
 
 class ModelSession:
@@ -197,7 +197,7 @@ class BegunStep:
         asked, tensors = Parcel.tensors(header, payload)
         if not isinstance(asked, dict):
             raise BadFrame(f"the header of a step says {type(asked).__name__}, not what is asked")
-        self._asked, self._tensors = asked, [tensor.to(tails.device) for tensor in tensors]
+        self._asked, self._tensors = asked, [to_device(tensor, tails.device) for tensor in tensors]
         lifecycle.emit(Stage.AFTER_DECODE, value=(self._asked, self._tensors))
         self._decoded = time.perf_counter_ns()
         self._decode_ns = self._decoded - started

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from shared_hooks import Crossing, ForwardMetrics, LayerMetrics, Parcel
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.generation.together import Ended, Outcome
 from shared_hooks.modules.manifest import Manifest
+from shared_hooks.tensors.staging import room
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,17 @@ class Computed:
         session_bytes: int = 0,
         is_done: bool = True,
         company: int = 0,
+        compiled: bool = False,
     ) -> Computed:
         """``transforms``: modules whose output a Transform may have changed. ``company``: requests or steps
-        that were computed together.
+        that were computed together. ``compiled``: a compiled tail was used, if it did not break.
         """
         reply = split_pb2.ReplyHeader(
             header=header,
             payload_bytes=nbytes,
             transforms=transforms,
             company=company,
+            compiled=compiled,
             durations=split_pb2.Durations(
                 decode_ns=decode_ns, inject_ns=inject_ns, compute_ns=compute_ns, encode_ns=encode_ns
             ),
@@ -99,6 +103,7 @@ class Computed:
         return self.reply.payload_bytes
 
 
+CPU = torch.device("cpu")
 SPARE_BYTES = 64 << 10
 """What an answer may hold in memory beyond twice its own size."""
 
@@ -111,10 +116,10 @@ def owned(parcel: Parcel) -> tuple[memoryview, ...]:
     return tuple(memoryview(bytes(buffer)) for buffer in parcel.buffers)
 
 
-def room_for(nbytes: int) -> memoryview:
-    """Memory for one payload in this process, not initialised. Raises ServerUnavailable."""
+def room_for(nbytes: int, device: torch.device = CPU) -> memoryview:
+    """Memory for one payload in this process, on its way to ``device``, not initialised. Raises ServerUnavailable."""
     try:
-        return memoryview(torch.empty(nbytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+        return memoryview(room(nbytes, device).numpy())  # type: ignore[arg-type]
     except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
         raise ServerUnavailable(f"no memory for {nbytes} bytes: {error}") from error
 
@@ -172,6 +177,9 @@ class Company(Protocol):
         """What becomes of each call of a `Begun.run`, in order; ``ended``: see `Together.run`."""
         ...
 
+
+inexact: ContextVar[bool] = ContextVar("isthmus_inexact", default=False)
+"""Whether the request that this thread computes allows other last bits than the model's own."""
 
 Leave = Callable[[], None]
 """Takes what was put in a line out of it; nothing where it is not there any more."""

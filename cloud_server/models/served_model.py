@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from cloud_server.entries import ModelEntry, WarmUp
 from cloud_server.limits import FileLimits, Limits
@@ -18,34 +16,34 @@ from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.batching import BatchedTails
 from cloud_server.models.custody import Custody
 from cloud_server.models.decoding import DecodingTails
-from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, room_for
+from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, inexact, room_for
+from cloud_server.models.facts import about, bytes_of, check_plan
 from cloud_server.models.form import Form, form_of
 from cloud_server.models.frames import KeptFrames
 from cloud_server.models.packing import packed
 from cloud_server.models.warming import warm_up
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.batching import Batches
+from shared_hooks.compiling import CompiledTails
 from shared_hooks.errors import (
     CutRefused,
-    Disagreement,
     IsthmusError,
     ModelFailed,
     PlanMismatch,
     SpecError,
     TooLarge,
-    UnknownLayer,
 )
 from shared_hooks.forward import Kind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.observers import named, transforms
-from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
-from shared_hooks.tail import payer
+from shared_hooks.tail import Substitutes, payer
 from shared_hooks.tensors import tensors_in
+from shared_hooks.tensors.staging import wait
 
 
 class ServedModel:
@@ -77,6 +75,7 @@ class ServedModel:
         self.nbytes = bytes_of(model)
         """Of its parameters and buffers."""
         self._form: Form = {}
+        self._heads: list[EarlyOutput] = []
         self._plan = self._plan_example(entry)
         # Only a model that reads values from its data can take more than one path.
         self._branches = self._plan is not None and any(op.kind is Kind.VALUE for op in self._plan.trace.ops)
@@ -95,6 +94,13 @@ class ServedModel:
         self._custody = Custody(entry.spec.model_id, model, lambda: entry.spec.load_model(device))
         most = (rehearsals or RehearsalLimits()).held_bytes
         self._decoding = DecodingTails(self._wrapped, device, self._custody, entry.decoding, most)
+        self.compiled: CompiledTails | None = None
+        """Tails that torch.compile makes faster; None where nobody asked for them."""
+        if entry.compile:
+            self.compiled = CompiledTails(self._wrapped, rounding=entry.compile == "rounding")
+            for early in self._heads:
+                self.compiled.add(early)
+        self._heads = []
         batches = Batches(self._wrapped, partial(entry.spec.example, device))
         self.batching = BatchedTails(batches, device, self._custody, self._lifecycle, self._unpacked, self._tail)
         self._lifecycle.emit(
@@ -112,15 +118,17 @@ class ServedModel:
     def _plan_example(self, entry: ModelEntry) -> Plan | None:
         example = entry.spec.example(self._device)
         if example is None:
-            if entry.warm_up != WarmUp():
-                raise SpecError(f"{entry.spec.origin}: {entry.spec.model_id}: warm_up: its spec has no example to run")
+            if entry.warm_up != WarmUp() or entry.compile:
+                wanted = "compile" if entry.compile else "warm_up"
+                raise SpecError(f"{entry.spec.origin}: {entry.spec.model_id}: {wanted}: its spec has no example to run")
             return None
         args, kwargs = example
         self._example_elements = sum(tensor.numel() for tensor in tensors_in(example))
         try:
             plan = self._wrapped.plan(*args, **kwargs)
             self._form = form_of(plan, self._wrapped.model, args, kwargs)
-            warm_up(self._wrapped, plan, example, entry.warm_up, f"{entry.spec.origin}: {entry.spec.model_id}")
+            where = f"{entry.spec.origin}: {entry.spec.model_id}"
+            self._heads = warm_up(self._wrapped, plan, example, entry.warm_up, where)
             return plan
         except IsthmusError:
             raise
@@ -135,6 +143,8 @@ class ServedModel:
     def close(self, why: str) -> None:
         """Nobody asks it any more: its decoding sessions are lost, saying ``why``, and what it hooked is as before."""
         self._decoding.close(why)
+        if self.compiled is not None:
+            self.compiled.close()
         self.batching.batches.close()
         self._wrapped.detach()
 
@@ -145,7 +155,7 @@ class ServedModel:
 
     def allocate(self, nbytes: int) -> memoryview:
         """One buffer, whose pages cost nothing until bytes arrive."""
-        return room_for(nbytes)
+        return room_for(nbytes, self._device)
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks that header, cut and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""
@@ -157,37 +167,22 @@ class ServedModel:
         client says otherwise.
         """
         if self._plan is not None and crossing.signature == self._plan.signature:
-            self._check_plan(self._plan, crossing)
-
-    def _check_plan(self, plan: Plan, crossing: Crossing) -> None:
-        if crossing.plan_digest != plan.digest:
-            if self._branches:
-                return  # another path through the model, taken for this input's data: its layers are its own
-            raise Disagreement(
-                "plan: on inputs of these shapes the client's model ran other operations or layers than this side's, "
-                "and it does not branch on data: the code differs"
-            )
-        cut = crossing.layer_id
-        try:
-            layer = plan.resolve(cut)
-        except UnknownLayer as error:
-            raise Disagreement(f"the request's cut: {error}") from error
-        name = layer.name if layer else "input"
-        if name != crossing.layer_name:
-            raise Disagreement(f'layer {cut} is "{name}" here, and "{crossing.layer_name}" in the request')
-        plan.cutting(cut)  # raises CutRefused where this side would not cut
-        here = plan.frontier_bytes(cut)
-        # A client that knows more paths through the model than this plan sends what those read, too, but never less;
-        # before the first layer, who knows nothing of the model sends all inputs.
-        may_be_more = self._branches or cut < 0
-        if crossing.payload_bytes < here or (crossing.payload_bytes > here and not may_be_more):
-            raise Disagreement(
-                f"after {name} {here} bytes cross by this side's plan, {crossing.payload_bytes} by the request"
-            )
+            check_plan(self._plan, crossing, branches=self._branches)
 
     def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
         """The tail on one payload, in whose memory it may work. Raises ModelFailed with the model's error as cause."""
-        return self._tail(*self._unpacked(crossing, header, payload), want_metrics)
+        substitutes = self._substitutes(crossing, header, payload, want_metrics)
+        return self._tail(*self._unpacked(crossing, header, payload), want_metrics, substitutes)
+
+    def _substitutes(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool
+    ) -> Substitutes | None:
+        """Compiled modules for this request's tail, if it allows other last bits; inside of one nothing is measured."""
+        if self.compiled is None or want_metrics or not inexact.get():
+            return None
+        if self._custody.mended:
+            self.compiled.give_up("the model had changed in memory")
+        return self.compiled.of(crossing, header, payload)
 
     def _unpacked(self, crossing: Crossing, header: bytes, payload: memoryview) -> tuple[EarlyOutput, int]:
         """The frontier, and the nanoseconds that it took to unpack."""
@@ -200,8 +195,10 @@ class ServedModel:
         self._lifecycle.emit(Stage.AFTER_DECODE, value=early)
         return early, time.perf_counter_ns() - started
 
-    def _tail(self, early: EarlyOutput, decode_ns: int, want_metrics: bool) -> Computed:
-        return self._run(decode_ns, want_metrics, early, start=early.layer_id)
+    def _tail(
+        self, early: EarlyOutput, decode_ns: int, want_metrics: bool, substitutes: Substitutes | None = None
+    ) -> Computed:
+        return self._run(decode_ns, want_metrics, early, start=early.layer_id, substitutes=substitutes)
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
@@ -247,18 +244,27 @@ class ServedModel:
         return self._decoding.open(cut)
 
     def _run(
-        self, decode_ns: int, want_metrics: bool, /, *args: Any, start: int | None = None, **kwargs: Any
+        self,
+        decode_ns: int,
+        want_metrics: bool,
+        /,
+        *args: Any,
+        start: int | None = None,
+        substitutes: Substitutes | None = None,
+        **kwargs: Any,
     ) -> Computed:
-        """The tail from ``start``, or the whole model without it."""
+        """The tail from ``start``, with ``substitutes`` for modules of it, or the whole model without it."""
         try:
             if start is None:
                 self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
             with transforms.during(self._wrapped) as changed:
-                output = self._wrapped.whole(*args, **kwargs) if start is None else self._wrapped.tail(*args)
+                if start is None:
+                    output = self._wrapped.whole(*args, **kwargs)
+                else:
+                    output = self._wrapped.tail(*args, substitutes=substitutes)
                 names = changed()
             returned = time.perf_counter_ns()
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # the kernels are only launched until here
+            wait(self._device)  # the kernels are only launched until here
         except PlanMismatch:
             self._custody.mend()  # it may say that this very request has written: the client is to plan again
             raise
@@ -283,6 +289,7 @@ class ServedModel:
             layers=layers,
             forward=forward,
             transforms=names,
+            compiled=substitutes is not None,
         )
 
     @contextmanager
@@ -304,17 +311,3 @@ class ServedModel:
         options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds, codecs=tuple(codecs))
         made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
         return to_json(made)
-
-
-def bytes_of(model: nn.Module) -> int:
-    """Memory of its parameters and buffers; what two share counts once."""
-    storages = {
-        one.untyped_storage().data_ptr(): one.untyped_storage() for one in (*model.parameters(), *model.buffers())
-    }
-    return sum(one.nbytes() for one in storages.values())
-
-
-def about(device: torch.device) -> dict[str, str]:
-    """Versions, device and kind of machine, for messages, logs, and a client that compares answers."""
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {"python": platform.python_version(), "device": f"{device} ({where})", **kind(device)}

@@ -13,7 +13,7 @@ import torch
 
 from cloud_server.entries import WarmUp
 from cloud_server.models.form import buffers_kept
-from shared_hooks import Plan, WrappedModel
+from shared_hooks import EarlyOutput, Plan, WrappedModel
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.models.inputs import Inputs
@@ -21,31 +21,32 @@ from shared_hooks.state import PythonState
 from shared_hooks.tensors import flatten, unflatten
 
 
-def warm_up(wrapped: WrappedModel, plan: Plan, example: Inputs, wanted: WarmUp, origin: str) -> int:
-    """Runs the tails that ``wanted`` names, on ``plan``'s ``example`` and in its batch sizes; how many.
+def warm_up(wrapped: WrappedModel, plan: Plan, example: Inputs, wanted: WarmUp, origin: str) -> list[EarlyOutput]:
+    """Runs the tails that ``wanted`` names, on ``plan``'s ``example`` and in its batch sizes; their heads.
 
     Without any that are wanted, that of the last cut, if there is one. Raises SpecError, beginning with ``origin``, for
     a cut or size that is wanted and cannot be had.
     """
     lifecycle, state = wrapped.lifecycle, PythonState(wrapped.model)
     wrapped.lifecycle = Lifecycle("cloud")
-    done = 0
+    heads: list[EarlyOutput] = []
     try:
         with buffers_kept(wrapped.model), torch.random.fork_rng(devices=[]):
             for size in wanted.batch_sizes or (0,):
                 for cut in wanted.cuts or _last(plan):
                     args, kwargs = sized(example, size)  # a model may write to its inputs
-                    wrapped.tail(wrapped.head(cut, *args, **kwargs))
-                    done += 1
+                    early = wrapped.head(cut, *args, **kwargs)
+                    wrapped.tail(early)
+                    heads.append(early)
     except Exception as error:  # whatever the model raises for a size that it does not take
         if wanted == WarmUp() and isinstance(error, IsthmusError):
-            return done  # nobody asked for it; who cuts there hears the same
+            return heads  # nobody asked for it; who cuts there hears the same
         why = str(error) if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
         raise SpecError(f"{origin}: warm_up: {why}") from error
     finally:
         state.restore()
         wrapped.lifecycle = lifecycle
-    return done
+    return heads
 
 
 def _last(plan: Plan) -> Iterator[int]:

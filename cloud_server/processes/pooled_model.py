@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from cloud_server.models import Computed, EngineSession, Identity, Progress
+from cloud_server.models import Computed, EngineSession, Identity, Progress, inexact
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.processes.pool import Pool
 from cloud_server.processes.task import ManifestTask, ProfileTask, SessionTask, StepTask, Task
@@ -104,7 +104,8 @@ class PooledModel:
         """For the request that this thread works for."""
         model_id, about = self.identity.model_id, self._lifecycle.current or About(0, -1)
         observers = getattr(self._thread, "observers", ())
-        return Task(model_id, about, payer.get().account, crossing, suffix, header, payload, want_metrics, observers)
+        account, allowed = payer.get().account, inexact.get()
+        return Task(model_id, about, account, crossing, suffix, header, payload, want_metrics, observers, allowed)
 
     @contextmanager
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:

@@ -25,6 +25,8 @@ class Task:
     """In shared memory, or empty."""
     want_metrics: bool
     observers: tuple[str, ...]
+    inexact: bool = False
+    """Whether other last bits than the model's own are allowed."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -42,6 +44,7 @@ class Task:
             "account": self.account,
             "metrics": self.want_metrics,
             "observers": self.observers,
+            "inexact": self.inexact,
         }
         return {**found, "suffix": self.suffix} if self.crossing is None else {**found, "cut": self.crossing.digest}
 

@@ -25,7 +25,7 @@ import torch
 from cloud_server import wire
 from cloud_server.config import ServerConfig
 from cloud_server.entries import ModelEntry
-from cloud_server.models import Computed, EngineSession, ServedModel
+from cloud_server.models import Computed, EngineSession, ServedModel, inexact
 from cloud_server.options import configure, parser
 from cloud_server.processes.channel import Channel, Lost, Message
 from cloud_server.processes.memory import Mapping
@@ -184,6 +184,7 @@ class Worker:
     def _tail(self, head: dict[str, Any], header: bytes, payload: memoryview) -> Computed:
         """Raises nothing but an IsthmusError, and Lost."""
         model, observers = self._models[head["model"]], tuple(head["observers"])
+        inexact.set(head["inexact"])
         try:
             with ExitStack() as stack:
                 stack.enter_context(self._lifecycle.request(About(*head["about"])))

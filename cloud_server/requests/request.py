@@ -6,10 +6,11 @@ import hashlib
 import time
 from collections.abc import Callable
 from enum import Enum
+from typing import Protocol
 
 from cloud_server import wire
 from cloud_server.decoding import Turn
-from cloud_server.models import FILE, Batching, Computed, Engine, Kin
+from cloud_server.models import FILE, Batching, Computed, Engine, Kin, inexact
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
 from cloud_server.work import Payer
@@ -21,6 +22,13 @@ from shared_hooks.lifecycle import About
 
 TRACEPARENT = 55
 """Characters of W3C's traceparent."""
+
+
+class Readable(Protocol):
+    """Where payloads may lie (`streams.Area`)."""
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """All of ``into``. Raises BadFrame."""
 
 
 class State(Enum):
@@ -88,6 +96,12 @@ class Request:
         if self.payload_bytes:
             self.payload = self.engine.allocate(self.payload_bytes)
 
+    def read(self, source: Readable, offset: int) -> None:
+        """The whole payload, from where it lies. Raises BadFrame where there is less."""
+        if (payload := self.payload).nbytes:  # else it is over already
+            source.read(offset, payload)
+            self._received = payload.nbytes
+
     def write(self, chunk: ChunkFrame) -> bool:
         """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""
         payload, due, nbytes = self.payload, self._received, chunk.nbytes
@@ -141,6 +155,7 @@ class Request:
 
     def compute(self, max_bytes: int) -> Computed:
         """The engine's answer to the complete payload. ``max_bytes`` bounds what a file may be decoded to."""
+        inexact.set(self.together)  # of this thread, which computes one request after the other
         if not self.observers:
             return self._compute(max_bytes)
         with self.engine.observing(self.observers) as found:

@@ -2,6 +2,7 @@
 
 session     one stream
 uploads     requests that arrive on it
+area        a client's memory on this machine, read
 hub         what a stream needs from the server
 handshake   do both sides hold the same model?
 crossings   descriptions of cuts, by digest

@@ -11,6 +11,7 @@ from enum import Enum
 from cloud_server import wire
 from cloud_server.access import Caller
 from cloud_server.requests import Answer, replies
+from cloud_server.streams.area import Area
 from cloud_server.streams.handshake import agree, check_form
 from cloud_server.streams.hub import Hub
 from cloud_server.streams.uploads import Uploads
@@ -56,6 +57,8 @@ class StreamSession:
         """To be had for what is done with a frame."""
         self._uploads: Uploads | None = None
         """What the client asks for; None until it has greeted."""
+        self._area: Area | None = None
+        """Where payloads may lie of a client on this machine."""
         self._phase = Phase.GREETING
         self._opened = self._heard = self._moved = time.monotonic()
         """When the stream began; when a frame came; when something was fetched, or begun to be sent."""
@@ -188,13 +191,16 @@ class StreamSession:
         agreed = agree(hello, self._hub.engines_for(self.caller))
         engine = agreed.engine
         self.client_id = hello.client_id
-        self._uploads = Uploads(self._hub, self, engine)
+        if hello.HasField("area"):
+            self._area = Area.opened(hello.area, self.caller.peer)
+        self._uploads = Uploads(self._hub, self, engine, self._area)
         self.inline_bytes = min(hello.inline_bytes, wire.INLINE_BYTES)
         self._headed = hello.message_bytes > 0
         if hello.heartbeat_ms:
             self._beat = max(hello.heartbeat_ms / 1000, self._hub.limits.heartbeat_seconds)
         told = agreed.notes, agreed.rounding
-        self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat, *told))
+        area = self._area is not None
+        self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat, *told, area))
         with self._ready:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
@@ -341,6 +347,9 @@ class StreamSession:
             if self._left:
                 return
             self._left = True
+        with self.turn:  # nobody reads there now, or ever again
+            if self._area is not None:
+                self._area.close()
         self._on_left(self, "" if self._error is None else f"{type(self._error).__name__}: {self._error}")
 
 

@@ -11,6 +11,7 @@ from cloud_server.access import granted
 from cloud_server.decoding import Step
 from cloud_server.models import FILE, Engine
 from cloud_server.requests import Outlet, Request, State, about
+from cloud_server.streams.area import Area
 from cloud_server.streams.hub import Hub
 from cloud_server.work import Payer
 from protos.chunks import ChunkFrame
@@ -36,7 +37,9 @@ MAX_OBSERVERS = 64
 class Uploads:
     """The requests that are coming in on ``outlet``, all for ``engine``. One thread calls."""
 
-    def __init__(self, hub: Hub, outlet: Outlet, engine: Engine) -> None:
+    def __init__(self, hub: Hub, outlet: Outlet, engine: Engine, area: Area | None = None) -> None:
+        """``area``: where payloads may lie."""
+        self._area = area
         self._hub = hub
         self._outlet = outlet
         self._engine = engine
@@ -52,6 +55,7 @@ class Uploads:
         self._skipped.pop(frame.id, None)
         try:
             self._hub.requests.check_place(frame.id, self._outlet)
+            area = self._area_of(headed)
             request = self._checked(frame, headed.nbytes)
             is_new = self._hub.requests.admit(request)
         except IsthmusError as error:
@@ -74,6 +78,8 @@ class Uploads:
             return
         try:
             self._prepare(request)
+            if area is not None:
+                request.read(area, frame.area_offset)
         except IsthmusError as error:
             self._hub.requests.abandon(request, error)
             self._fail(frame.id, error)
@@ -81,11 +87,21 @@ class Uploads:
         if request.state is State.OVER:  # cancelled meanwhile, or it had to give way: what was allocated goes back
             request.release()
             self._skip(frame.id)
-        elif request.payload_bytes == 0 or (headed.pieces and request.write(ChunkFrame(frame.id, 0, headed.pieces))):
+        elif request.received_bytes == request.payload_bytes or (
+            headed.pieces and request.write(ChunkFrame(frame.id, 0, headed.pieces))
+        ):
             self._submit(request)
         else:
             self._forget_ended()
             self._receiving[frame.id] = request
+
+    def _area_of(self, headed: HeadedRequest) -> Area | None:
+        """Where the payload lies; None where it comes on the stream."""
+        if not headed.header.HasField("area_offset"):
+            return None
+        if self._area is None or headed.pieces:
+            raise BadFrame("a payload is said to lie in an area, and there is none, or it came with the header, too")
+        return self._area
 
     def _forget_ended(self) -> None:
         """Uploads that were given up or expired, and of which no chunk came since."""

@@ -141,6 +141,7 @@ class RequestCounts(Collector):
                 identity = OTHERS
         if model not in self._times and model in self._models:  # loaded since
             self._times[model] = [Histogram() for _ in DURATIONS]
+            self._sizes[model] = Histogram(SIZES, 1)
         key = (model if model in self._times else UNKNOWN, identity)
         return self._accounts.setdefault(key, _Account(*key))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -80,6 +81,12 @@ class ServerState(Collector):
             for device, nbytes in version.nbytes.items():
                 held.add_metric([name, device], nbytes if version.is_resident else 0)
         yield held
+        text = "Tails that are compiled, by how they stand: compiling, checking, used, refused."
+        tails = GaugeMetricFamily("isthmus_compiled_tails", text, labels=["model", "standing"])
+        for name, version in {} if fleet is None else dict(fleet.items()).items():
+            for standing, count in Counter(version.compiled).items():
+                tails.add_metric([name, standing], count)
+        yield tails
         loads = CounterMetricFamily("isthmus_model_loads", "How often models were loaded.", labels=["model"])
         text = "How often models gave way to others (max_model_bytes)."
         gone = CounterMetricFamily("isthmus_model_evictions", text, labels=["model"])

@@ -36,11 +36,11 @@ class Watchdog:
         self._closed = False
         threading.Thread(target=self._look, name="isthmus-overtime", daemon=True).start()
 
-    def limited(self) -> AbstractContextManager[None]:
-        """Bounds what the block does in this thread. `Overtime` comes where the engine lets it
-        (`shared_hooks.forward.interruption`): in the model's code, and never after it.
+    def limited(self, seconds: float = math.inf) -> AbstractContextManager[None]:
+        """Bounds what the block does in this thread, to ``seconds`` if these are fewer. `Overtime` comes where the
+        engine lets it (`shared_hooks.forward.interruption`): in the model's code, and never after it.
         """
-        return bounded(_Time(self, self._seconds))
+        return bounded(_Time(self, min(seconds, self._seconds)))
 
     @contextmanager
     def until(self, end: float) -> Iterator[None]:

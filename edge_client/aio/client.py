@@ -168,7 +168,7 @@ class EdgeClient:
         """
         client = self.client
         fed = Fed(inputs, asyncio.get_running_loop()) if isinstance(inputs, AsyncIterable) else None
-        under_way: deque[Pending] = deque(maxlen=client.max_in_flight)
+        under_way: deque[Pending] = deque(maxlen=client.connection.of_a_run)
         left = threading.Event()
 
         def begun(pending: Pending) -> None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
 from typing import Any
 
 from edge_client.calibrating import intervals
+from edge_client.calibrating.learning import Books, coarsest, learn
 from edge_client.calibrating.outputs import Compare, Row, comparer, kind_of
 from edge_client.calibrating.tally import Tally
 from edge_client.given import Given
 from edge_client.planning.loss_table import CutLosses, LossTable
 from edge_client.survey.loaded import Loaded
 from shared_hooks.codecs import CODECS
+from shared_hooks.codecs.basis import Basis
 from shared_hooks.crossing import EarlyOutput
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError
 from shared_hooks.forward import run_plain
@@ -42,6 +44,12 @@ class _Cut:
     frontier_bytes: int
     tallies: list[Tally]
     refused: str = ""
+    books: dict[float, Books] = field(default_factory=dict)
+
+    @property
+    def cut(self) -> str:
+        """As `WrappedModel.head` takes it."""
+        return "input" if self.layer_id < 0 else self.name
 
     @property
     def open(self) -> list[Tally]:
@@ -50,8 +58,14 @@ class _Cut:
             return []
         return [one for one in self.tallies if not one.stopped and not (one.lossless and one.inputs >= LOSSLESS_INPUTS)]
 
-    def losses(self) -> CutLosses:
-        found = tuple(one.result() for one in self.tallies if one.used)
+    def kept(self, max_loss: float) -> list[Tally]:
+        """What goes into the table: of a codec that was learnt, one step."""
+        steps = [one for one in self.tallies if one.step is not None and one.inputs and one.used]
+        best = coarsest(steps, max_loss)
+        return [one for one in self.tallies if one.step is None or one is best]
+
+    def losses(self, max_loss: float) -> CutLosses:
+        found = tuple(one.result() for one in self.kept(max_loss) if one.used)
         return CutLosses(self.name, self.layer_id, self.frontier_bytes, found if not self.refused else (), self.refused)
 
 
@@ -67,6 +81,8 @@ class Study:
     confidence: float = intervals.CONFIDENCE
     seconds: float | None = None
     """No input is begun after as many."""
+    learnt: Sequence[Given] = ()
+    """Inputs that the codec "basis" learns from, and that nothing is judged by."""
     done: int = field(default=0, init=False)
     _whole_right: list[bool] = field(default_factory=list, init=False)
 
@@ -90,6 +106,7 @@ class Study:
                 self.kind = self.kind or kind_of(whole, self.loaded.spec, any_label)
                 compare = comparer(self.kind, self.loaded.spec)
                 places = self._places()
+                self._learn(places)
             unchanged = compare(whole, whole, label=item.truth)
             labelled += item.truth is not None
             self._whole_right += [row.whole_right for row in unchanged if row.whole_right is not None]
@@ -99,6 +116,19 @@ class Study:
             self.done += 1
             on_progress(self.done, len(items))
         return self._table(places, labelled)
+
+    def _learn(self, places: Sequence[_Cut]) -> None:
+        """In place of a codec that is learnt, one tally for each of its steps."""
+        device = self.loaded.wrapped.device
+        reads = [item.read(self.loaded.spec) for item in self.learnt] if Basis.name in self.codecs else []
+        calls = [(to_device(args, device), to_device(kwargs, device)) for args, kwargs in reads]
+        for place in places:
+            place.tallies = [one for one in place.tallies if one.codec != Basis.name]
+            if calls and not place.refused:
+                place.books = learn(self.loaded.wrapped, place.cut, calls)
+            place.tallies += [
+                Tally(Basis.name, False, self.kind == "classes", self.confidence, step) for step in place.books
+            ]
 
     def _places(self) -> list[_Cut]:
         wrapped, is_share = self.loaded.wrapped, self.kind == "classes"
@@ -121,13 +151,14 @@ class Study:
             return
         args, kwargs = copied(*call)
         try:
-            early = self.loaded.wrapped.head("input" if place.layer_id < 0 else place.name, *args, **kwargs)
+            head = self.loaded.wrapped.head(place.cut, *args, **kwargs)
         except InputMismatch:
             raise
         except IsthmusError as error:  # this input takes a path that has no such cut
             place.refused = f"{type(error).__name__}: {error}"
             return
         for tally in measured:
+            early = self._with_books(head, place.books[tally.step]) if tally.step is not None else head
             parcel = early.pack(tally.codec)
             tally.sent(len(parcel.header) + parcel.nbytes, tally.codec in parcel.codecs)
             if tally.lossless:
@@ -147,6 +178,11 @@ class Study:
             tally.take(compare(self._kept(output)))
             tally.stop_if_worse_than(TOO_LOSSY * self.max_loss)
 
+    def _with_books(self, head: EarlyOutput, books: Books) -> EarlyOutput:
+        if len(books) != len(head.crossing.grains):  # this input sends other pieces
+            return head
+        return replace(head, crossing=head.crossing.with_books(books))
+
     def _kept(self, output: Any) -> Any:
         """On the CPU, and nobody else's: a model may give out memory that its next run overwrites."""
         structure, tensors = flatten(output)
@@ -164,5 +200,11 @@ class Study:
             max_loss=self.max_loss,
             whole_accuracy=sum(right) / len(right) if right else None,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            cuts=tuple(place.losses() for place in places),
+            cuts=tuple(place.losses(self.max_loss) for place in places),
+            books={
+                place.name: place.books[tally.step]
+                for place in places
+                for tally in place.kept(self.max_loss)
+                if tally.step is not None
+            },
         )

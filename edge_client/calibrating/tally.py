@@ -15,12 +15,14 @@ LEAST_TO_STOP = 16
 
 @dataclass
 class Tally:
-    """Of one codec at one cut; ``is_share``: every loss is 0 or 1."""
+    """Of one codec at one cut, or one step of it; ``is_share``: every loss is 0 or 1."""
 
     codec: str
     lossless: bool
     is_share: bool
     confidence: float
+    step: float | None = None
+    """Of a codec that was learnt."""
     inputs: int = 0
     nbytes: int = 0
     rows: int = 0
@@ -77,6 +79,9 @@ class Tally:
             low=low,
             high=None if high == float("inf") else high,
             accuracy=self._right / self._labelled if self._labelled else None,
-            measures={name: total / count for name, (total, count) in self._measures.items()},
+            measures={
+                **{name: total / count for name, (total, count) in self._measures.items()},
+                **({} if self.step is None else {"step": self.step}),
+            },
             stopped=self.stopped,
         )

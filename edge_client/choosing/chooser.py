@@ -131,7 +131,7 @@ class Chooser:
         piece, place, kind = early.pieces[number], _place(early, number), _kind(early.pieces[number])
         nbytes = piece.numel() * piece.itemsize
         took: list[tuple[int, int, int]] = []
-        watched = Watched(CODECS[name], lambda *noted: took.append(noted))
+        watched = Watched(_codec(early, number, name), lambda *noted: took.append(noted))
         parcel = Parcel.of_tensors(None, [piece], watched, early.crossing.grains[number : number + 1])
         seen = self.speeds.least_ns(name, kind, nbytes)
         if not seen:
@@ -140,7 +140,7 @@ class Chooser:
         payload = bytearray().join(parcel.buffers)
         for _ in range(1 if seen else 2):
             started = time.perf_counter_ns()
-            Parcel.tensors(parcel.header, payload)
+            Parcel.tensors(parcel.header, payload, bound=early.crossing.bound[number : number + 1])
             ns = time.perf_counter_ns() - started
         self.speeds.decoded(name, kind, nbytes, ns)
 
@@ -148,7 +148,7 @@ class Chooser:
         if name == RAW:
             return RAW_CODEC
         place, kind = _place(early, number), _kind(early.pieces[number])
-        return Watched(CODECS[name], partial(self._noted, name, place, kind))
+        return Watched(_codec(early, number, name), partial(self._noted, name, place, kind))
 
     def _noted(self, name: str, place: Place, kind: Kind, nbytes: int, left: int, ns: int) -> None:
         self.speeds.encoded(name, place, kind, nbytes, left, ns)
@@ -193,6 +193,12 @@ class Chooser:
                 link = self._probe(sizes)
         with self._lock:
             self._belief.take(link, time.monotonic())
+
+
+def _codec(early: EarlyOutput, number: int, name: str) -> Codec:
+    """With what it needs to know of the piece, if it needs anything."""
+    bound = early.crossing.bound
+    return bound[number].get(name, CODECS[name]) if number < len(bound) else CODECS[name]
 
 
 def _place(early: EarlyOutput, number: int) -> Place:

@@ -19,6 +19,7 @@ run_journal run with --journal
 witnesses   run with --witness
 speaking    generate and chat: the model and how it writes, from them
 looking     run with --dashboard and --sink
+compare_benches  compare, where both are of bench
 report, layer_table, heat_maps, output   what is printed and written
 exits       exit statuses
 """

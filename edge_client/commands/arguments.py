@@ -17,8 +17,10 @@ from edge_client.commands.kinds import names as _names
 from edge_client.commands.kinds import number as _number
 from edge_client.commands.kinds import pixels as _pixels
 from edge_client.commands.kinds import rate as _rate
+from edge_client.commands.kinds import rates as _rates
 from edge_client.commands.kinds import seconds as _seconds
 from edge_client.commands.kinds import share as _share
+from edge_client.commands.kinds import some_seconds as _some_seconds
 from edge_client.commands.server import add_server
 from shared_hooks.command_line import Parser, add_common
 
@@ -87,6 +89,7 @@ def make_parser() -> Parser:
     _add_sweep(commands, model)
     _add_prune(commands, model)
     _add_calibrate(commands, model)
+    _add_bench(commands, model)
     _add_plan(commands, model)
     _add_profile(commands, [model, planned])
     generate, chat = add_generation(commands, model)
@@ -251,7 +254,9 @@ def _add_codec(command: argparse.ArgumentParser, *, auto: str = "") -> None:
 
 
 def _add_losses(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--calibration", metavar="FILE", help="of edge-client calibrate, for --codec auto")
+    command.add_argument(
+        "--calibration", metavar="FILE", help="of edge-client calibrate, for --codec auto, basis, frames"
+    )
     command.add_argument(
         "--max-loss", metavar="SHARE", help="that --codec auto may lose, such as 0.5%% (default: nothing)"
     )
@@ -394,12 +399,14 @@ def _add_sweep(commands: Commands, model: Parser) -> None:
     sweep.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
     sweep.add_argument("--fresh", action="store_true", help="start over in a folder that holds a sweep")
     _add_observe(sweep, text="one more request for each input, observed on both sides")
-    compare = commands.add_parser("compare", help="compare two sweeps, taking noise into account")
-    compare.add_argument("a", metavar="A", help="a folder made by edge-client sweep")
+    compare = commands.add_parser("compare", help="compare two sweeps, or two benches, taking noise into account")
+    compare.add_argument("a", metavar="A", help="a folder made by edge-client sweep, or a file of bench --json")
     compare.add_argument("b", metavar="B", help="another one")
     compare.add_argument("--json", metavar="FILE|-", help='write results as JSON; "-" for standard output')
-    compare.add_argument("--report", metavar="FILE", help="write a page, as HTML: ratios with intervals, both times")
-    compare.add_argument("--stages", action="store_true", help="every stage of every way, not only the sum")
+    compare.add_argument(
+        "--report", metavar="FILE", help="of sweeps: write a page, as HTML: ratios with intervals, both times"
+    )
+    compare.add_argument("--stages", action="store_true", help="of sweeps: every stage of every way, not only the sum")
     compare.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
@@ -437,7 +444,57 @@ def _add_calibrate(commands: Commands, model: Parser) -> None:
         help="of the output (default: by the spec, names and shapes)",
     )
     study.add_argument("--seconds", type=_seconds, metavar="S", help="begin no input after this long")
+    study.add_argument(
+        "--learn", type=int, metavar="N", help='of the inputs, for "basis" to learn from (default: a quarter)'
+    )
     study.add_argument("--out", metavar="DIR", help="calibration.json and report.html go here")
+
+
+def _add_bench(commands: Commands, model: Parser) -> None:
+    bench = commands.add_parser("bench", parents=[model], help="an open load on a server: latency and goodput by rate")
+    add_server(bench)
+    add_credentials(bench)
+    bench.add_argument(
+        "--rate", type=_rates, metavar="N,N", help="requests a second of all clients, one or several (default: 10)"
+    )
+    bench.add_argument(
+        "--arrivals", default="poisson", metavar="poisson|constant|FILE", help="(default: poisson); FILE: a time a line"
+    )
+    bench.add_argument("--seconds", type=_seconds, metavar="S", help="of each rate (default: 10, or all of FILE)")
+    bench.add_argument(
+        "--warmup", type=_some_seconds, default=2.0, metavar="S", help="of each rate, before, not counted (default: 2)"
+    )
+    bench.add_argument("--clients", type=_count, default=4, metavar="N", help="each with a stream (default: 4)")
+    bench.add_argument(
+        "--split",
+        default="input",
+        metavar="CUT=WEIGHT,...",
+        help="cuts, by weight: stage2=0.7,stage3=0.3 (default: input)",
+    )
+    bench.add_argument(
+        "--codec", default="raw", metavar="CODEC=WEIGHT,...", help="a client has one; shares of clients (default: raw)"
+    )
+    bench.add_argument(
+        "--input", action="extend", nargs="+", metavar="PATH", help="drawn from these (default: the model's own)"
+    )
+    bench.add_argument(
+        "--deadline", type=_seconds, default=1.0, metavar="S", help="within which an answer is goodput (default: 1)"
+    )
+    bench.add_argument("--give-up", type=_seconds, default=10.0, metavar="S", help="on a request (default: 10)")
+    bench.add_argument("--patience", type=_seconds, default=5.0, metavar="S", help="wait for a server (default: 5)")
+    bench.add_argument("--in-flight", type=_count, default=4, metavar="N", help="of each client (default: 4)")
+    bench.add_argument(
+        "--exact",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="--no-exact: the server may compute requests of several clients in batches",
+    )
+    bench.add_argument(
+        "--recorded", action="store_true", help="run the heads once, and send their frontiers again and again"
+    )
+    bench.add_argument("--processes", type=_count, default=1, metavar="N", help="that send (default: 1)")
+    bench.add_argument("--seed", type=_number, default=0, metavar="N", help="of what is drawn (default: 0)")
+    bench.add_argument("--html", metavar="FILE", help="also write a page")
 
 
 def _add_hierarchy(commands: Commands, parents: list[Parser]) -> None:

@@ -23,6 +23,7 @@ def main(options: argparse.Namespace) -> int:
         every=options.every,
         kind=options.kind,
         seconds=options.seconds,
+        learn=options.learn,
         out=options.out,
         progress=not options.no_progress,
     )

@@ -1,4 +1,4 @@
-"""``edge-client compare``: two sweeps side by side."""
+"""``edge-client compare``: two sweeps side by side, or two benches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_client.commands import exits
+from edge_client.benching.results import is_bench
+from edge_client.commands import compare_benches, exits
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.screen.text import milliseconds, one_line, printable
 from edge_client.sweeping import extras
@@ -19,6 +20,8 @@ from shared_hooks.errors import SpecError
 
 def main(options: argparse.Namespace) -> int:
     """Print what differs (and JSON); the exit status is 0 whatever it is."""
+    if is_bench(options.a) or is_bench(options.b):
+        return compare_benches.main(options)
     extras.check("polars", *(["jinja2"] if options.report else []))
     check_json_target(options.json)
 

@@ -53,6 +53,16 @@ def rate(text: str) -> float:
     return _above_0(text, "a number")
 
 
+def rates(text: str) -> list[float]:
+    """Numbers above 0 with commas between."""
+    return [rate(one.strip()) for one in text.split(",")]
+
+
+def some_seconds(text: str) -> float:
+    """A time of 0 or more."""
+    return 0.0 if text.strip() in ("0", "0.0") else seconds(text)
+
+
 def _above_0(text: str, what: str) -> float:
     try:
         value = float(text)

@@ -36,6 +36,7 @@ class Totals:
     fallen: int = 0
     """Answered on the edge, for the server did not."""
     why_fallen: str = ""
+    in_batches: int = 0
     """The last time."""
     bytes_up: int = 0
     bytes_down: int = 0
@@ -70,6 +71,7 @@ class Totals:
             self.correct += outcome.correct
         self.fallen += bool(answer.fallback)
         self.why_fallen = answer.fallback or self.why_fallen
+        self.in_batches += answer.company > 1
         self.bytes_up += answer.bytes_up
         self.bytes_down += answer.bytes_down
         self.measured_ns += outcome.measured_ns
@@ -251,6 +253,8 @@ class Report:
                 each = (f"{name}{f': {count} inputs' if several else ''}" for name, count in totals.codecs.items())
                 where += f"; codec {', '.join(each)}"
             lines.append(f"cut {where}; per input {size(round(up))} up, {size(round(down))} down")
+        if totals.in_batches:
+            lines.append(f"{totals.in_batches} computed in batches with others' requests: last bits may differ")
         if totals.fallen:
             lines.append(f"{totals.fallen} answered on the edge, for the server did not: {one_line(totals.why_fallen)}")
         if self._witness:

@@ -52,6 +52,7 @@ def main(options: argparse.Namespace) -> int:
     check_json_target(options.json)
     witnesses.check(options.witness, options.split, options.log_level)
     _check_only_head(options)
+    _check_losses(options)
     chooses = None
     if options.split == AUTO:
         from edge_client.commands import auto  # loads what plans, profiles and measures
@@ -226,6 +227,14 @@ def _send(
                     maps.write(number, item.name, outcome.answer.observations)
             else:
                 print(f"edge-client: {printable(item.origin)}: {_one_line(outcome.error)}", file=sys.stderr, flush=True)
+
+
+def _check_losses(options: argparse.Namespace) -> None:
+    """SpecError, before a server is started, for what `EdgeClient` would refuse."""
+    if options.codec == AUTO or options.calibration or options.max_loss:
+        from edge_client.planning.codecs import Codecs  # only runs that choose codecs
+
+        Codecs.of(options.codec, options.calibration, options.max_loss)
 
 
 def _check_only_head(options: argparse.Namespace) -> None:

@@ -19,6 +19,23 @@ AUTO: Final = "auto"
 """In place of a codec's name: chosen for every tensor, or with the cut."""
 
 
+LEARNT: Final = (Basis.name, Frames.name)
+"""Codecs that need what a calibration learnt of a cut."""
+
+
+def learnt(codec: str, calibration: str | Path | LossTable | None) -> LossTable | None:
+    """The table whose books a codec of `LEARNT` goes by; None for others, and where books are given otherwise.
+
+    Raises SpecError for a table without books.
+    """
+    if codec not in LEARNT or calibration is None:
+        return None
+    table = calibration if isinstance(calibration, LossTable) else read(calibration)
+    if not table.books:
+        raise SpecError(f"{table.origin} has no books for {option('codec', codec)}: calibrate with more inputs")
+    return table
+
+
 def chosen_from() -> tuple[str, ...]:
     """All codecs but those that need what was learnt of a cut, or the frame before."""
     return tuple(name for name, codec in CODECS.items() if not isinstance(codec, (Basis, Frames)))
@@ -41,7 +58,7 @@ class Codecs:
         if codec != AUTO:
             codecs.check(codec)
             wrong = "calibration" if calibration is not None else "max_loss" if max_loss is not None else None
-            if wrong is not None:
+            if wrong is not None and not (codec in LEARNT and wrong == "calibration"):
                 raise SpecError(f"{option(wrong)} is for {option('codec', AUTO)}; {codec} is used whatever it loses")
             return None
         loss = None if max_loss is None else loss_of(max_loss)
@@ -53,7 +70,8 @@ class Codecs:
         table = calibration if isinstance(calibration, LossTable) or calibration is None else read(calibration)
         if table is not None and loss is None:
             raise SpecError(f"{option('calibration')} needs {option('max_loss')}: nothing may be lost without it")
-        known = [name for name in chosen_from() if CODECS[name].lossless or (table is not None and loss)]
+        offered = (*chosen_from(), *((Basis.name,) if table is not None and table.books else ()))
+        known = [name for name in offered if CODECS[name].lossless or (table is not None and loss)]
         return cls(tuple(known), table, loss)
 
     def check(self, weights_hash: str, structure_digest: str) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from edge_client.spoken import option
 from shared_hooks.codecs import CODECS
-from shared_hooks.errors import SpecError
+from shared_hooks.codecs.basis import Book
+from shared_hooks.errors import BadFrame, SpecError
 from shared_hooks.profiling.fields import Fields
 from shared_hooks.profiling.profile import ModelIdentity
 from shared_hooks.showing import short
@@ -77,6 +78,8 @@ class LossTable:
     whole_accuracy: float | None
     created: str
     cuts: tuple[CutLosses, ...]
+    books: Mapping[str, tuple[Book | None, ...]] = field(default_factory=dict, repr=False)
+    """By cut, what "basis" and "frames" send its pieces by."""
     origin: str = field(default="the calibration", compare=False)
 
     @cached_property
@@ -108,8 +111,12 @@ class LossTable:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        known = asdict(self)
+        known = asdict(replace(self, books={}))
         del known["origin"]
+        if self.books:
+            known["books"] = {
+                cut: [None if one is None else one.to_json() for one in books] for cut, books in self.books.items()
+            }
         return {"format": FORMAT, "version": VERSION, **known}
 
 
@@ -158,8 +165,21 @@ def from_json(data: object, origin: str) -> LossTable:
         whole_accuracy=_share(top, "whole_accuracy") if top.has("whole_accuracy") else None,
         created=top.text("created"),
         cuts=tuple(_cut(item) for item in top.each("cuts")),
+        books=_books(top),
         origin=origin,
     )
+
+
+def _books(top: Fields) -> Mapping[str, tuple[Book | None, ...]]:
+    found = top.data.get("books", {})
+    if not isinstance(found, dict) or not all(isinstance(books, list) for books in found.values()):
+        raise SpecError(f"{top.place}.books: expected a list for each cut")
+    try:
+        return {
+            cut: tuple(None if one is None else Book.from_json(one) for one in books) for cut, books in found.items()
+        }
+    except BadFrame as error:
+        raise SpecError(f"{top.place}.books: {error}") from error
 
 
 def _cut(item: Fields) -> CutLosses:

@@ -5,7 +5,9 @@ edge_model the model on this side: its heads, or all of it
 only_head  ... with the weights of heads alone in memory
 frames     ... of frames that follow each other, what was sent
 pending    one under way, for who does not wait at once
+places     room for those between head and answer, in number and bytes
 many       many inputs, several under way, answers in order
+window     ... how many: as few as fill the pipe
 old_keywords  of `EdgeClient`, until 0.3
 
 May import answer, witness, transport, call, modes.

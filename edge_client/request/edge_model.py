@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from edge_client.call import Call
-from edge_client.choosing.chooser import Chooser
 from edge_client.inputs.unfit import another_size, unfit
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY, WORDS
@@ -37,6 +36,10 @@ from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.texts import Texts
 from shared_hooks.tensors import classes_of, flatten, unflatten
+from shared_hooks.tensors.staging import to_host, wait
+
+if TYPE_CHECKING:
+    from edge_client.choosing.chooser import Chooser
 
 Cut = int | str
 Books = tuple[Book | None, ...]
@@ -73,6 +76,17 @@ class LocalRun:
     transforms: tuple[str, ...] = ()
 
 
+class Learnt(Protocol):
+    """What a calibration knows of cuts (`edge_client.planning.loss_table.LossTable`)."""
+
+    @property
+    def books(self) -> Mapping[str, Books]:
+        """By the name of a cut."""
+
+    def check(self, weights_hash: str, structure_digest: str) -> None:
+        """Raises SpecError where it is of other weights."""
+
+
 class EdgeModel:
     """A wrapped model on a device."""
 
@@ -85,13 +99,15 @@ class EdgeModel:
         *,
         codec: str = "raw",
         chooser: Chooser | None = None,
+        learnt: Learnt | None = None,
         metrics: bool = True,
         observers: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
     ) -> None:
         self.codec = codecs.check(codec)
         self.chooser = chooser
-        self.books: dict[str, Books] = {}
+        self._learnt = learnt
+        self.books: dict[str, Books] = {} if learnt is None else dict(learnt.books)
         self.frames = SentFrames()
         self._with_books: dict[str, Crossing] = {}
         self.device = device = choice.set_up()
@@ -159,6 +175,8 @@ class EdgeModel:
         weights_hash, structure_digest = self.wrapped.weights_hash(), self.wrapped.structure_digest()
         if self.chooser is not None:
             self.chooser.codecs.check(weights_hash, structure_digest)
+        if self._learnt is not None:
+            self._learnt.check(weights_hash, structure_digest)
         return wire.hello_frame(
             client_id=client_id,
             model_id=self.model_id,
@@ -253,7 +271,7 @@ class EdgeModel:
         stamps.computed = now_ns()
         if self.device.type != "cpu":
             structure, tensors = flatten(output)
-            output = unflatten(structure, [tensor.cpu() for tensor in tensors], self.find)
+            output = unflatten(structure, [to_host(tensor) for tensor in tensors], self.find)
         stamps.unpacked = now_ns()
         return LocalRun(output, layers, forward, observations, changed)
 
@@ -307,8 +325,7 @@ class EdgeModel:
                     output = forward(*args, **kwargs)
                 names = changed()
             returned = now_ns()
-            if self.device.type == "cuda":  # else the device's time would count as encoding
-                torch.cuda.synchronize(self.device)
+            wait(self.device)  # else the device's time would count as encoding
         except IsthmusError:
             raise
         except Exception as error:

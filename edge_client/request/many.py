@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from edge_client.answer import Answer, Failure
+from edge_client.request.window import Window
 from shared_hooks.errors import IsthmusError
 from shared_hooks.lifecycle import Lifecycle, Stage
 
@@ -51,6 +52,7 @@ class Position:
 def in_order(
     inputs: Iterable[Any],
     most: int,
+    more: int | None = None,
     *,
     start: Callable[[Any, Position], Request],
     finish: Callable[[Request], Answer],
@@ -59,21 +61,28 @@ def in_order(
     raise_failures: bool,
     lifecycle: Lifecycle,
 ) -> Iterator[Answer | Failure]:
-    """``finish(start(input))`` of each input, in order, with up to ``most`` started and not finished.
+    """``finish(start(input))`` of each input, in order, with up to ``most`` started and not finished; up to ``more``
+    where these do not fill the pipe (`Window`).
 
     A failure takes its place in the order: raised, or yielded as `Failure` unless it is ``fatal``. A server that says
     when to ask again is there: only that request has failed. An error of ``inputs`` is raised after the answers to all
     that came before it. Whatever is under way when the iteration ends is cancelled. Hooks hear of the run here.
     """
-    window: deque[tuple[int, Any, Request | Exception]] = deque()
+    window: deque[tuple[int, Any, Request | Exception, int]] = deque()
+    allowed = Window(most, more or most)
     total = _length(inputs)
 
     def collect() -> Answer | Failure:
-        index, item, started = window.popleft()
+        is_full = len(window) >= allowed.size
+        index, item, started, under_way = window.popleft()
         try:
             if isinstance(started, Exception):
                 raise started
-            return finish(started)
+            waited = is_full and not started.settled
+            answer = finish(started)
+            if more is not None:
+                allowed.answered(answer.split, answer.times.round_trip, under_way, waited)
+            return answer
         except Exception as error:
             again = isinstance(error, IsthmusError) and error.retry_after_seconds is not None
             if raise_failures or (isinstance(error, fatal) and not again):
@@ -81,7 +90,7 @@ def in_order(
             return Failure(index, item, error)
 
     def over(full: bool) -> bool:
-        return bool(window) and (_is_over(window[0][2]) or (full and len(window) >= most))
+        return bool(window) and (_is_over(window[0][2]) or (full and len(window) >= allowed.size))
 
     live = inputs if isinstance(inputs, LiveInputs) and inputs.live else None
     broken: Exception | None = None
@@ -106,13 +115,13 @@ def in_order(
                 started: Request | Exception = start(item, Position(index, total))
             except Exception as error:
                 started = error
-            window.append((index, item, started))
+            window.append((index, item, started, len(window) + 1))
         while window:
             yield collect()
         if broken is not None:
             raise broken
     finally:
-        for _, _, left in window:
+        for _, _, left, _ in window:
             if not isinstance(left, Exception):
                 cancel(left)
         lifecycle.emit(Stage.AFTER_RUN, total=total)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +13,7 @@ from edge_client.call import Call
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.request.edge_model import Cut, EdgeModel, Head
 from edge_client.request.many import Position
+from edge_client.request.places import Place, Places
 from edge_client.transport import (
     Connection,
     Exchange,
@@ -94,7 +93,9 @@ class Requests:
         edge_model: EdgeModel,
         connect: Callable[[], Connection],
         *,
-        max_in_flight: int,
+        at_once: int,
+        of_a_run: int,
+        max_in_flight_bytes: int,
         metrics: bool,
         max_answer_bytes: int,
         client_id: str = "",
@@ -103,7 +104,8 @@ class Requests:
         exact: bool = True,
         postprocess: Callable[[Any], Any] | None = None,
     ) -> None:
-        """``fallback``: what the server does not answer is answered here. ``exact``: of requests that do not say
+        """``at_once``: requests between head and answer, at most; ``of_a_run``: those of a run of many included.
+        ``fallback``: what the server does not answer is answered here. ``exact``: of requests that do not say
         whether a batch's last bits will do. ``postprocess``: output -> result.
         """
         self._exact = exact
@@ -112,7 +114,7 @@ class Requests:
         self._fallback = fallback
         self.witnesses = Witnesses(edge_model.wrapped, witness, edge_model.find)
         self._connect = connect
-        self._most = max_in_flight
+        self._at_once, self._of_a_run = at_once, of_a_run
         self._metrics = metrics
         self._max_answer_bytes = max_answer_bytes
         self.lifecycle = edge_model.lifecycle
@@ -120,7 +122,7 @@ class Requests:
         self._sending: list[Exchange] = []
         self._client_id = client_id
         self._singles = itertools.count()
-        self._places = threading.Semaphore(max_in_flight)
+        self._places = Places(max_in_flight_bytes)
 
     def begin(
         self,
@@ -151,7 +153,8 @@ class Requests:
                     self.lifecycle.emit(Stage.ON_RESULT, answer=answer)
                     self._over(about, answer=answer)
                     return Done(answer)
-                return self._begin(work, cut, stamps, until, about, exact, codec=codec)
+                most = self._at_once if position is None else self._of_a_run
+                return self._begin(work, cut, stamps, until, about, most, exact, codec=codec)
         except BaseException as error:
             self._over(about, error)
             raise
@@ -163,13 +166,14 @@ class Requests:
         stamps: Stamps,
         until: float,
         about: About,
+        most: int,
         exact: bool,
         before: Running | None = None,
         codec: str = "",
     ) -> Running:
-        """``before``: the attempt that this one repeats."""
+        """``most``: requests under way, this one included. ``before``: the attempt that this one repeats."""
         connection = self._connect()
-        self._take_place(until)
+        place = self._take_place((cut, codec), most, until)
         try:
             kept = self._keep(work, stamps, before)
             stamps.admitted = now_ns()
@@ -181,9 +185,9 @@ class Requests:
             id = about.id if before is None else next(self._ids)  # the server has answered the old one
             # what is compared with the whole model here is to be that, bit for bit
             together = not (exact or kept is not None)
-            exchange = self._exchange(id, head.outgoing, stamps, until, about, together)
+            exchange = self._exchange(id, head.outgoing, stamps, until, about, place, together)
         except BaseException:
-            self._places.release()
+            place.leave()
             raise
         ahead = self._bytes_ahead()
         self._sending.append(exchange)
@@ -196,9 +200,17 @@ class Requests:
         return sum(one.bytes_up for one in self._sending)
 
     def _exchange(
-        self, id: int, outgoing: Outgoing, stamps: Stamps, until: float, about: About, together: bool = False
+        self,
+        id: int,
+        outgoing: Outgoing,
+        stamps: Stamps,
+        until: float,
+        about: About,
+        place: Place,
+        together: bool = False,
     ) -> Exchange:
         """Which gives its place back when it is settled."""
+        place.weigh(outgoing.nbytes)
         return Exchange(
             id,
             outgoing,
@@ -210,12 +222,16 @@ class Requests:
             observers=self._edge_model.observers,
             about=about,
             lifecycle=self.lifecycle,
-            on_settled=self._places.release,
+            on_settled=place.leave,
         )
 
-    def _take_place(self, until: float) -> None:
-        if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
-            raise DeadlineExceeded(f"{self._most} requests are in flight and none was answered before the deadline")
+    def _take_place(self, cut: Hashable, most: int, until: float) -> Place:
+        if (place := self._places.take(cut, most, until)) is None:
+            raise DeadlineExceeded(
+                f"{self._places} are in flight and none was answered before the deadline (max_in_flight, "
+                "max_in_flight_bytes)"
+            )
+        return place
 
     def ask(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> Answer:
         """A step of a decoding session, which ``pack`` makes bytes of: `Answer.output` is what was said (a dictionary)
@@ -235,16 +251,16 @@ class Requests:
 
     def _asked(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float, about: About) -> Answer:
         connection = self._connect()
-        self._take_place(until)
+        place = self._take_place(split, self._at_once, until)
         try:
             stamps.admitted = stamps.computed = now_ns()
             self.lifecycle.emit(Stage.BEFORE_ENCODE, value=None)
             outgoing = pack()
             self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
             stamps.packed = now_ns()
-            exchange = self._exchange(about.id, outgoing, stamps, until, about)
+            exchange = self._exchange(about.id, outgoing, stamps, until, about, place)
         except BaseException:
-            self._places.release()
+            place.leave()
             raise
         connection.submit(exchange)
         self._wait(exchange, connection)
@@ -336,8 +352,9 @@ class Requests:
             self._edge_model.frames.lost(running.head.frame)
         stamps = _anew(running.exchange.stamps)
         until = running.exchange.until
+        work, cut, about = running.work, running.cut, running.about
         running.again = self._begin(
-            running.work, running.cut, stamps, until, running.about, running.exact, running, running.codec
+            work, cut, stamps, until, about, self._of_a_run, running.exact, running, running.codec
         )
         return self._collect(running.again)
 
@@ -456,6 +473,7 @@ class Requests:
                 exchange.observers, running.head.observations, exchange.reply.observations
             ),
             transforms=(*running.head.transforms, *exchange.reply.transforms),
+            compiled=exchange.reply.compiled,
             company=max(1, exchange.reply.company),
             witness=witness,
             codecs=running.head.outgoing.codecs,

@@ -6,10 +6,11 @@ profile    where time, memory and energy go, on both sides
 sweep      every cut measured
 prune      which channels are worth sending
 calibrate  what every codec costs in answers
+bench      a server under an open load
 hierarchy  the module tree, what ran of it, ONNX files
 layers     a model's layers, and where it can be cut
 verify     every cut against the whole model
-planned, planned_generation, swept, pruned, calibrated   what a plan, a sweep, a pruning, a calibration returns
+planned, planned_generation, swept, pruned, calibrated, benched   what these return
 generation_page          a plan of a generation as a page
 onnx_files               the files that hierarchy writes
 profile_text, tree_text  a profile, a module tree as text

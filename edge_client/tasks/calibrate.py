@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edge_client.calibrating import page
 from edge_client.calibrating.inputs import Data, inputs_of
+from edge_client.calibrating.learning import set_apart
 from edge_client.calibrating.outputs import KINDS
 from edge_client.calibrating.study import Study
 from edge_client.planning.codecs import chosen_from
@@ -19,6 +20,7 @@ from edge_client.sweeping.ways import choose
 from edge_client.tasks.calibrated import Calibrated, too_few
 from edge_client.tasks.subject import Model, subject_of
 from shared_hooks.codecs import CODECS
+from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import CutRefused, SpecError, near
 
 DEFAULT_LOSS = 0.01
@@ -35,6 +37,7 @@ def calibrate(
     every: int | None = None,
     kind: str | None = None,
     seconds: float | None = None,
+    learn: int | None = None,
     out: str | Path | None = None,
     progress: bool = True,
 ) -> Calibrated:
@@ -48,7 +51,9 @@ def calibrate(
     label). ``labels``: a CSV file of names and labels. ``max_loss``: what is to be allowed, which says when a codec is
     too lossy to be measured to the end. ``codecs``: names, "a,b" or a list; None: all. ``cuts``: "a,b", or every n-th;
     None: all that are allowed. ``kind`` of the output: "classes", "embedding", "boxes" or "tensors"; None: found by the
-    first one. ``seconds``: no input is begun after as many. ``out``: a folder for calibration.json and report.html.
+    first one. ``seconds``: no input is begun after as many. ``learn``: of the inputs, so many are set apart for the
+    codec "basis" to learn from; None: one of four, 200 at most, where there are enough. ``out``: a folder for
+    calibration.json and report.html.
 
     Raises SpecError (a wrong word or file, no inputs, labels of no input, a loss out of range), InputMismatch (an
     output of another kind), UnknownLayer, CutRefused.
@@ -57,14 +62,19 @@ def calibrate(
     names = _codecs(codecs)
     if kind is not None and kind not in KINDS:
         raise SpecError(f"{option('kind', kind)}: must be one of {', '.join(KINDS)}.{near(kind, KINDS)}")
+    if learn is not None and (type(learn) is not int or learn < 0):
+        raise SpecError(f"{option('learn', learn)}: expected a number of inputs, from 0 up")
     items = inputs_of(inputs, labels)
+    apart = set(set_apart(len(items), learn)) if Basis.name in names else set()
+    learnt = [item for number, item in enumerate(items) if number in apart]
+    items = [item for number, item in enumerate(items) if number not in apart]
     if out is not None:
         extras.check("jinja2")
     folder = _folder(out)
     subject = subject_of(model, items[:1])
     loaded = subject.load(on_inputs=subject.by_name is False)
     with loaded.wrapped, bar("inputs", len(items), progress) as advance:
-        study = Study(loaded, _cuts(loaded, cuts, every), names, allowed, kind, seconds=seconds)
+        study = Study(loaded, _cuts(loaded, cuts, every), names, allowed, kind, seconds=seconds, learnt=learnt)
         table = study.run(items, lambda done, total: advance(""))
     few = too_few(table, allowed)
     cut_short = f"{table.inputs} of {len(items)} inputs: the time was up" if table.inputs < len(items) else None
@@ -77,7 +87,7 @@ def calibrate(
 
 def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
     if wanted is None:
-        return list(chosen_from())
+        return [*chosen_from(), Basis.name]
     names = [name.strip() for name in (wanted.split(",") if isinstance(wanted, str) else wanted)]
     wrong = next((name for name in names if name not in CODECS), None)
     if wrong is not None or not names:

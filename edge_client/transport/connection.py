@@ -26,7 +26,9 @@ from typing import Final
 
 import grpc
 
+from edge_client.dial import is_loopback
 from edge_client.transport import verdict, wire
+from edge_client.transport.area import Area
 from edge_client.transport.backoff import Backoff
 from edge_client.transport.exchange import Exchange
 from edge_client.transport.inbox import Inbox
@@ -92,7 +94,7 @@ class Connection:
         self._hello.hello.heartbeat_ms = max(1, round(1000 * self._options.heartbeat))
         self._keep_alive = self._options.keep_alive
         self._backoff = backoff or Backoff()
-        self._waiting = Waiting(address, self._options.max_in_flight)
+        self._waiting = Waiting(address, self._options.of_a_run)
         self._changed = self._waiting.changed
         self._state = State.UNOPENED
         self._closing = False
@@ -275,7 +277,12 @@ class Connection:
         """One stream from greeting to end: (the error that ends it for good, or None; why it ended)."""
         self.lifecycle.emit(Stage.BEFORE_CONNECT, address=self.address, attempt=self._tries)
         self.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=self._hello.hello)
-        outbox = Outbox(self._hello, self._options.chunk_bytes, self.lifecycle)
+        area = Area.made(self._options.area_bytes) if is_loopback(self.address) else None
+        hello = split_pb2.ClientFrame()
+        hello.CopyFrom(self._hello)
+        if area is not None:
+            hello.hello.area.CopyFrom(area.told())
+        outbox = Outbox(hello, self._options.chunk_bytes, self.lifecycle, area)
         connect_within = CONNECT_SECONDS[(self._tries - 1) % len(CONNECT_SECONDS)]
         if self.counters.streams == 0 and self._tries == 1:  # nothing is known of the link yet
             connect_within = max(CONNECT_SECONDS)
@@ -312,6 +319,8 @@ class Connection:
                 self._outbox = self._stream = None
             if stream is not None:
                 stream.close()
+            if area is not None:
+                area.close()
 
     def _watch(self, stream: Stream, outbox: Outbox) -> None:
         """A stream's own thread: breaks it off when the Welcome, or later every sign of life, is missing."""
@@ -354,7 +363,7 @@ class Connection:
         self.lifecycle.emit(Stage.AFTER_HANDSHAKE, welcome=welcome)
         with self._changed:
             outbox.inline_bytes = welcome.inline_bytes
-            outbox.open(self._waiting.limit(welcome), welcome.message_bytes)
+            outbox.open(self._waiting.limit(welcome), welcome.message_bytes, welcome.area)
             self._state, self.welcome, self._outbox = State.READY, welcome, outbox
             self._without_stream_since, self._tries, self.gone = None, 0, False
             self.counters.streams += 1

@@ -10,6 +10,9 @@ from edge_client.transport import wire
 from shared_hooks.errors import SpecError
 from shared_hooks.showing import short
 
+AT_ONCE: Final = 4
+OF_A_RUN: Final = 32
+"""As many as a server takes of one client, unless it is told otherwise."""
 LONGEST_SECONDS: Final = 1_000_000.0  # in milliseconds it fits 32 bits, which is what gRPC has
 
 
@@ -51,8 +54,10 @@ class ConnectionOptions:
     patience: float = 15.0  # how long a caller waits without a stream before giving up
     welcome_within: float = 10.0  # from opening a stream to Welcome
     heartbeat: float = 1.0  # the server is asked for a sign of life so often; four missing ones break the stream
-    max_in_flight: int = 4  # unanswered requests on the stream; the server's own limit may be lower
+    max_in_flight: int | None = None  # unanswered requests; None: `AT_ONCE`, and `OF_A_RUN` where that fills the pipe
+    max_in_flight_bytes: int = 128 << 20  # ... and what they send; one request may always go
     chunk_bytes: int = wire.CHUNK_BYTES
+    area_bytes: int = 32 << 20  # of shared memory for payloads to a server on this machine; 0 = none
     max_answer_bytes: int = 1 << 30
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
     credentials: Credentials = field(default_factory=Credentials)
@@ -60,10 +65,24 @@ class ConnectionOptions:
     def __post_init__(self) -> None:
         if not wire.MIN_CHUNK_BYTES <= self.chunk_bytes <= wire.MAX_CHUNK_BYTES:
             raise SpecError(f"chunk_bytes={self.chunk_bytes}: must be {wire.MIN_CHUNK_BYTES} to {wire.MAX_CHUNK_BYTES}")
-        if self.max_in_flight < 1:
-            raise SpecError(f"max_in_flight={self.max_in_flight}: must be 1 or more")
+        for name in ("max_in_flight", "max_in_flight_bytes"):
+            most = getattr(self, name)
+            if most is not None and most < 1:
+                raise SpecError(f"{name}={most}: must be 1 or more")
+        if not 0 <= self.area_bytes <= 1 << 40:
+            raise SpecError(f"area_bytes={self.area_bytes}: must be 0 to {1 << 40}")
         for name in ("patience", "welcome_within", "heartbeat"):
             check_seconds(name, getattr(self, name))
+
+    @property
+    def at_once(self) -> int:
+        """Requests under way, at most, of those who ask for one each."""
+        return self.max_in_flight or AT_ONCE
+
+    @property
+    def of_a_run(self) -> int:
+        """... and of one run of many, which takes as few as keep the way to the server busy."""
+        return self.max_in_flight or OF_A_RUN
 
 
 def check_seconds(name: str, value: float) -> float:

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from edge_client.transport import wire
+from edge_client.transport.area import LEAST, Area
 from edge_client.transport.exchange import Exchange
-from edge_client.transport.pieces import ROOM, Pieces
 from edge_client.transport.times import now_ns
 from protos.chunks import ChunkFrame, cut
 from protos.frames import ClientFrame
@@ -30,19 +30,28 @@ from shared_hooks.lifecycle import Lifecycle, Stage
 
 ACKNOWLEDGE_AFTER_SECONDS: Final = 0.25  # an idle stream says so after this long; a busy one with its next request
 LARGE_MESSAGE: Final = 8.0  # times the usual silence while one is under way
+ROOM: Final = 64 << 10  # of a message, beside a piece of a payload; a larger header goes alone
 CANCELS_KEPT: Final = 1024  # a stalled stream cannot take more; the deadline on the other side does the rest
 
 
 class Outbox(Iterator[ClientFrame]):
     """Frames of one stream. One thread pulls, any thread puts. Nothing but ``hello`` leaves before `open`."""
 
-    def __init__(self, hello: split_pb2.ClientFrame, chunk_bytes: int, lifecycle: Lifecycle | None = None) -> None:
+    def __init__(
+        self,
+        hello: split_pb2.ClientFrame,
+        chunk_bytes: int,
+        lifecycle: Lifecycle | None = None,
+        area: Area | None = None,
+    ) -> None:
+        """``area``: where payloads lie if the server reads there; ``hello`` tells of it."""
         self._lifecycle = lifecycle or Lifecycle("edge")
         self._changed = threading.Condition()
-        self._pieces = Pieces(chunk_bytes)
+        self._chunk_bytes = chunk_bytes
+        self._area = area
+        self._into_area: tuple[int, Exchange] | None = None
+        """A payload to be copied there before the frame goes out that was picked, and its place."""
         self._headed = False
-        self._pulled: tuple[int, float] = (0, 0.0)
-        """Payload in the frame that gRPC took last, in bytes, and when."""
         self._control: deque[split_pb2.ClientFrame] = deque([hello], maxlen=CANCELS_KEPT)
         self._acknowledge: list[int] = []
         self._acknowledge_at = 0.0
@@ -61,15 +70,18 @@ class Outbox(Iterator[ClientFrame]):
         self._finished = False
         self._aborted = False
 
-    def open(self, max_in_flight: int, message_bytes: int = 0) -> None:
+    def open(self, max_in_flight: int, message_bytes: int = 0, area: bool = False) -> None:
         """The server has welcomed: requests may go, ``max_in_flight`` of them unanswered at a time.
 
         ``message_bytes``: the largest message that it takes, payloads beginning in headers; 0 = an older server.
+        ``area``: whether it reads there.
         """
         with self._changed:
+            if not area:
+                self._area = None
             if message_bytes:
                 self._headed = True
-                self._pieces.up_to(message_bytes)
+                self._chunk_bytes = max(1, min(self._chunk_bytes, message_bytes - ROOM))
             self._limit = max(1, max_in_flight)
             self._changed.notify()
 
@@ -143,18 +155,20 @@ class Outbox(Iterator[ClientFrame]):
     def __next__(self) -> ClientFrame:
         self._sent()
         frame = self._wait()
-        nbytes = frame.nbytes if isinstance(frame, ChunkFrame | HeadedRequest) else 0
-        self._pulled = nbytes, time.monotonic()
         if (begins := self._begins) is not None:
             self._begins = None
             self._lifecycle.emit(Stage.BEFORE_SEND, begins.about, nbytes=begins.bytes_up)
+        self._fill_area()
         return frame
+
+    def _fill_area(self) -> None:
+        """Without the lock, for it takes a while."""
+        filling, self._into_area = self._into_area, None
+        if filling is not None and self._area is not None and (outgoing := filling[1].outgoing) is not None:
+            self._area.write(filling[0], outgoing.buffers)
 
     def _sent(self) -> None:
         """gRPC asks for more: the previous frame is on its way."""
-        nbytes, since = self._pulled
-        if nbytes:
-            self._pieces.gone(nbytes, time.monotonic() - since)
         with self._changed:
             if self._aborted:
                 raise StopIteration
@@ -178,6 +192,8 @@ class Outbox(Iterator[ClientFrame]):
     def _leave(self, request_id: int) -> bool:
         """Take a request out of those begun; True when it was one. The last to leave a draining stream ends it."""
         left = self._begun.pop(request_id, None) is not None
+        if self._area is not None:
+            self._area.free(request_id)
         if self._draining and not self._begun:
             self._finished = True
         return left
@@ -232,8 +248,15 @@ class Outbox(Iterator[ClientFrame]):
             yield wire.cut_frame(outgoing)
             self._sending_cut = False
         header = wire.request_header(exchange, outgoing, self._take_acknowledged() if self._headed else ())
+        if self._area is not None and outgoing.nbytes >= LEAST:
+            offset = self._area.take(exchange.id, outgoing.nbytes)
+            if offset is not None:
+                header.area_offset = offset
+                self._into_area, self._handed_over = (offset, exchange), exchange
+                yield HeadedRequest(header)
+                return
         left = outgoing.nbytes
-        chunks = cut(exchange.id, outgoing.buffers, lambda: self._pieces.nbytes)
+        chunks = cut(exchange.id, outgoing.buffers, self._chunk_bytes)
         whole = outgoing.decoding is not None and outgoing.nbytes <= self.inline_bytes
         first = next(chunks, None) if whole or (self._headed and header.ByteSize() <= ROOM // 2) else None
         opening: HeadedRequest | ChunkFrame = HeadedRequest(header, first.pieces if first else ())

@@ -146,6 +146,11 @@ class Times:
         """Nanoseconds the server accounts for."""
         return self.server_queue + self.server_decode + self.server_inject + self.server_compute + self.server_encode
 
+    @property
+    def round_trip(self) -> int:
+        """Nanoseconds from the packed frontier to the answer's last byte."""
+        return self.send_wait + self.network + self.server
+
     def rows(self) -> list[tuple[str, int]]:
         """(label, ns) of every row, in the order in which things happen; ``retry`` only where there was one."""
         shown = [row for row in fields(self) if row.name != "retry" or self.retry]

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from shared_hooks.batching.family import Family, Rows
+from shared_hooks.batching.family import Family, Rows, check_plan
 from shared_hooks.batching.proof import Doubt, Proof
+from shared_hooks.batching.samples import order_of
 from shared_hooks.crossing import Crossing, EarlyOutput
-from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, TooLarge
+from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ServerUnavailable, TooLarge
 from shared_hooks.forward import context
 from shared_hooks.modules import attach, holder_modules
+from shared_hooks.planning import Plan
 from shared_hooks.sharing import SharedCache
 from shared_hooks.tail import payer
 from shared_hooks.tensors import classes_of, dtype_name, flatten, unflatten
@@ -76,6 +78,7 @@ class Batches:
         """
         self._served = wrapped
         self._example = example
+        self._example_plan: Plan | None = None
         self._find = classes_of(holder_modules(wrapped.model))
         self._families: SharedCache[Hashable, Family | Doubt] = SharedCache(MAX_FAMILIES, math.inf)
         self._proofs: SharedCache[Hashable, tuple[int, Proof] | Doubt] = SharedCache(MAX_PROOFS, MAX_PROOF_BYTES)
@@ -171,6 +174,8 @@ class Batches:
             proof.check(rows)
         except TooLarge:
             proof.most = rows - 1
+        except ServerUnavailable as error:  # this client's time for rehearsals is used up: others have theirs
+            raise CutRefused(str(error)) from error
         except IsthmusError as error:
             self.doubt(joinable, str(error))
             raise CutRefused(f"a batch of {rows} rows: {error}") from error
@@ -191,12 +196,18 @@ class Batches:
 
     def _look_at(self, crossing: Crossing) -> None:
         started = time.monotonic()
-        found: _Kin | Doubt
+        found: _Kin | Doubt | None = Doubt("finding out took too long")
         try:
             with self.wrapped.turn(), context.restored(crossing.context):
                 found = self._found(crossing)
-        finally:
+        except ServerUnavailable:
+            found = None
+        finally:  # also where the caller's time is over
             self._spent.append((time.monotonic(), time.monotonic() - started, payer.get().account))
+            if found is not None:
+                self._remember(crossing, found)
+
+    def _remember(self, crossing: Crossing, found: _Kin | Doubt) -> None:
         with self._lock:
             self._known[crossing.digest] = found
             self._known.move_to_end(crossing.digest)
@@ -215,6 +226,8 @@ class Batches:
                     reasons.append("this side's plans describe another cut")
                 except CutRefused as error:
                     reasons.append(f"dimension {rows.axis}: {error}")
+        except ServerUnavailable:
+            raise
         except IsthmusError as error:
             reasons.append(str(error))
         return Doubt("; ".join(reasons) or "no dimension of the inputs could be that of a batch")
@@ -264,6 +277,8 @@ class Batches:
         """Makes and keeps it, or what is in the way, which is raised."""
         try:
             made = make()
+        except ServerUnavailable:  # not now, and for this client: nothing is known of the cut
+            raise
         except Exception as error:
             text = str(error) if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
             with self._lock:
@@ -276,6 +291,9 @@ class Batches:
     def _family(self, crossing: Crossing, rows: Rows) -> Family:
         example, like = self._example(), None
         if example is not None:
+            if self._example_plan is None:  # inputs that are nobody's guess: on others such a model might never end
+                self._example_plan = self.wrapped.plan(*example[0], **example[1])
+            check_plan(self._example_plan)
             structure, tensors = flatten(example)
             dtypes = [tensor.dtype for tensor in tensors]
             alike = structure == crossing.input_structure and dtypes == [form.dtype for form in crossing.inputs]
@@ -286,7 +304,11 @@ class Batches:
 def _key(crossing: Crossing, rows: Rows, layer_id: int | None = None) -> Hashable:
     """What inputs share whatever their rows; with a cut, that too."""
     forms = [
-        [dtype_name(form.dtype), [-1 if grows and axis == rows.axis else size for axis, size in enumerate(form.shape)]]
+        [
+            dtype_name(form.dtype),
+            order_of(form),
+            [-1 if grows and axis == rows.axis else size for axis, size in enumerate(form.shape)],
+        ]
         for form, grows in zip(crossing.inputs, rows.batched, strict=True)
     ]
     around = {name: value for name, value in crossing.context.items() if name != "torch"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,10 +12,10 @@ import torch
 
 from shared_hooks.batching.growth import SIZES, Growth, of_pieces
 from shared_hooks.batching.samples import Samples
-from shared_hooks.crossing import Crossing, Slot, TensorForm
+from shared_hooks.crossing import INPUTS, Crossing, EarlyOutput, Mark, Slot, TensorForm
 from shared_hooks.errors import CutRefused
-from shared_hooks.planning import Plan, Rule
-from shared_hooks.tensors import ClassFinder, unflatten
+from shared_hooks.planning import INPUT, Plan, Rule
+from shared_hooks.tensors import ClassFinder, View, unflatten
 from shared_hooks.wrapped import WrappedModel
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -47,12 +48,17 @@ class Family:
         example: Sequence[torch.Tensor] | None,
         find: ClassFinder,
     ) -> None:
-        """Plans. Raises CutRefused where rows cannot be told, or depend on each other; and what the model raises."""
+        """Plans. Raises CutRefused where rows cannot be told, or depend on each other, TooLarge where that would be
+        more work than a request may be, and what the model raises.
+        """
         self.rows = rows
         self.wrapped = wrapped
         self._structure = crossing.input_structure
         self._forms = crossing.inputs
         self._find = find
+        self._context = crossing.context
+        if not self._is_foreseen() and example is None:
+            raise CutRefused("what the model does with inputs given like these cannot be foreseen, and is not tried")
         self._samples = Samples(crossing.inputs, rows.batched, rows.axis, example, wrapped.device)
         self.plans = [self._plan(size) for size in SIZES]
 
@@ -61,16 +67,27 @@ class Family:
         made: Inputs = unflatten(self._structure, self._samples.rows(rows), self._find)
         return made
 
+    def _is_foreseen(self) -> bool:
+        """What comes here as a few words of a client's is about to be run: its work is counted first, on tensors
+        without memory. Whether that goes to the end. Raises TooLarge.
+        """
+        sizes = self._sizes(sum(SIZES))
+        forms, slots, marks = [], [], []
+        for leaf, form in enumerate(self._forms):
+            shape, sizes = sizes[: len(form.shape)], sizes[len(form.shape) :]
+            stride = tuple(torch.empty(shape, device="meta").stride())  # how it lies changes no work
+            forms.append(TensorForm(shape, stride, form.dtype))
+            count = math.prod(shape)
+            slots.append(Slot(form.dtype, count, (View((count,), (1,), 0),), written=True))
+            marks.append(Mark(INPUTS, leaf, leaf, View(shape, stride, 0), form.dtype))
+        cut = -1, INPUT, self.wrapped.depth, self._context, self._structure
+        crossing = Crossing(*cut, tuple(forms), tuple(slots), tuple(marks), (), (), (), (), "")
+        return not self.wrapped.recipes.recipe(EarlyOutput(crossing, (), ()), self.wrapped.device).is_open
+
     def _plan(self, rows: int) -> Plan:
         args, kwargs = self.inputs(rows)
         plan = self.wrapped.plan(*args, **kwargs)
-        trace = plan.trace
-        if trace.unsteady:
-            raise CutRefused(trace.unsteady)
-        if trace.dynamic:
-            raise CutRefused("the model decides by what it reads from its data, and so by all rows of a batch")
-        if trace.dice:
-            raise CutRefused("the model draws random numbers, which rows would share")
+        check_plan(plan)
         return plan
 
     def cut(self, layer_id: int) -> CutOfAnyBatch:
@@ -94,6 +111,16 @@ class Family:
             for form, grows in zip(self._forms, self.rows.batched, strict=True)
             for axis, size in enumerate(form.shape)
         )
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises CutRefused for a way through the model on which rows may depend on each other whatever it computes."""
+    if plan.trace.unsteady:
+        raise CutRefused(plan.trace.unsteady)
+    if plan.trace.dynamic:
+        raise CutRefused("the model decides by what it reads from its data, and so by all rows of a batch")
+    if plan.trace.dice:
+        raise CutRefused("the model draws random numbers, which rows would share")
 
 
 class CutOfAnyBatch:
@@ -149,7 +176,8 @@ def _form_of(slot: Slot) -> tuple[torch.dtype, int]:
 
 
 def _core(crossing: Crossing) -> bytes:
-    """What both sides must see alike. The context is compared before each tail, the plan's digest covers what follows;
-    how pieces travel is over by then.
+    """What both sides must see alike. The context is compared before each tail, the plan's digest covers what follows,
+    how pieces travel is over by then; and what a run was seen to leave behind (`Crossing.leaves`) hangs on what ran
+    before it: a batch's tail may leave what this side has seen.
     """
-    return replace(crossing, plan_digest="", books=(), cache={}).to_bytes()
+    return replace(crossing, plan_digest="", leaves=(), books=(), cache={}).to_bytes()

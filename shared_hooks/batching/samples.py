@@ -16,6 +16,18 @@ MAX_VALUES = 4096
 """Of an example's tensor, among which integers are chosen."""
 
 
+def order_of(form: TensorForm) -> tuple[int, ...]:
+    """Its dimensions, from the one that lies widest apart in memory: of a channels-last image (0, 2, 3, 1). Strides of
+    dimensions of size 1 say nothing: these stay before the next one.
+    """
+    axes = range(len(form.shape))
+    found = sorted((axis for axis in axes if form.shape[axis] > 1), key=lambda axis: -form.stride[axis])
+    for axis in axes:
+        if axis not in found:
+            found.insert(next((at for at, other in enumerate(found) if other > axis), len(found)), axis)
+    return tuple(found)
+
+
 class Samples:
     """Makes them for ``forms``, of which those with ``batched`` have their rows in dimension ``axis``.
 
@@ -53,6 +65,12 @@ class Samples:
         return made
 
     def _drawn(self, number: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """With its dimensions in memory in the order of the form's."""
+        order = order_of(self._forms[number])
+        drawn = self._contiguous(number, tuple(shape[axis] for axis in order))
+        return drawn.permute([order.index(axis) for axis in range(len(shape))])
+
+    def _contiguous(self, number: int, shape: tuple[int, ...]) -> torch.Tensor:
         dtype = self._forms[number].dtype
         like = None if self._example is None else self._example[number].detach().cpu().reshape(-1)
         if dtype.is_floating_point:

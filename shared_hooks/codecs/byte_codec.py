@@ -9,11 +9,12 @@ import torch
 
 from shared_hooks.codecs.codec import Codec, Coded, Param
 from shared_hooks.codecs.grain import Grain
+from shared_hooks.tensors.staging import to_host
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a flat tensor; one of a GPU is copied here first."""
-    return memoryview(tensor.cpu().view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return memoryview(to_host(tensor).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 class ByteCodec(Codec):

@@ -22,6 +22,7 @@ from shared_hooks.codecs.grain import Grain
 from shared_hooks.codecs.packing import packed, packed_size, unpacked
 from shared_hooks.codecs.rounding import Levels, restored, rounded
 from shared_hooks.codecs.sections import joined, least, parted
+from shared_hooks.tensors.staging import to_host
 
 FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _LEAST = 64
@@ -107,7 +108,8 @@ class Quantised(Codec):
         form = _Form(whose, channels, inner, int(levels.zero > 0), found.top, len(found.places))
         apart = values.view(-1)[found.places].cpu().numpy().astype("<f4", copy=False).view(np.uint8)
         where = found.places.cpu().numpy().astype("<u4").view(np.uint8)
-        return Coded(joined((found.below, where, apart, packed(found.symbols, self.bits).cpu().numpy())), tuple(form))
+        symbols = to_host(packed(found.symbols, self.bits)).numpy()
+        return Coded(joined((found.below, where, apart, symbols)), tuple(form))
 
     def check(self, params: tuple[Param, ...], dtype: torch.dtype, elements: int, nbytes: int) -> None:
         form = _form(params)

@@ -17,7 +17,7 @@ May import purity, forward, state, crossing, lifecycle, metrics, modules, tensor
 
 from shared_hooks.tail.recipe import Answer, Enter, ReadValue, Recipe, Run, Skip
 from shared_hooks.tail.recipe_book import RecipeBook, RehearsalLimits, paid_by, payer
-from shared_hooks.tail.tail import TailSession
+from shared_hooks.tail.tail import Substitutes, TailSession
 
 __all__ = [
     "Answer",
@@ -28,6 +28,7 @@ __all__ = [
     "RehearsalLimits",
     "Run",
     "Skip",
+    "Substitutes",
     "TailSession",
     "paid_by",
     "payer",

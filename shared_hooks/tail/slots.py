@@ -16,6 +16,7 @@ import torch
 
 from shared_hooks.crossing import ALIGN, EarlyOutput, Slot
 from shared_hooks.errors import BadFrame
+from shared_hooks.tensors.staging import to_device
 
 GUARD = "ISTHMUS_GUARD_PAGES"
 _guarding = os.environ.get(GUARD, "") not in ("", "0")
@@ -54,10 +55,9 @@ def blank_slots(slots: tuple[Slot, ...], device: torch.device) -> list[torch.Ten
 
 def _filled(slot: Slot, start: int, pieces: list[torch.Tensor], device: torch.device, *, may_use: bool) -> torch.Tensor:
     if len(pieces) == 1 and slot.pieces[0].offset == 0 and slot.pieces[0].numel == slot.elements and not _guarding:
-        piece = pieces[0]
-        moved = (piece if piece.dim() == 1 and piece.is_contiguous() else piece.reshape(-1)).to(device)
-        # reshaping alone gives another view of the same memory
-        if (may_use or moved.data_ptr() != piece.data_ptr()) and (moved.is_cuda or moved.data_ptr() % ALIGN == start):
+        moved = to_device(pieces[0].reshape(-1), device)
+        copied = moved.data_ptr() != pieces[0].data_ptr()  # reshaping alone gives another view of the same memory
+        if (may_use or copied) and (moved.is_cuda or moved.data_ptr() % ALIGN == start):
             return moved
     whole = _made(slot, start, device)
     for view, piece in zip(slot.pieces, pieces, strict=True):

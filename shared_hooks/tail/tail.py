@@ -58,6 +58,11 @@ from shared_hooks.tail.rehearsal import arguments_from
 from shared_hooks.tail.slots import slots_of
 from shared_hooks.tensors import ClassFinder, Structure, no_class, tensors_in, unflatten
 
+Substitute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Runs in place of a module's forward, which it is given with the arguments."""
+Substitutes = Callable[[nn.Module], Substitute | None]
+"""What runs in place of a module that is called behind the cut; None: the module itself."""
+
 
 class TailSession(Session):
     """Replays the prefix of one recipe and then runs the rest as any session does.
@@ -76,8 +81,10 @@ class TailSession(Session):
         recipe: Recipe,
         device: torch.device,
         lifecycle: Lifecycle,
+        substitutes: Substitutes | None = None,
     ) -> None:
         super().__init__(modules, measurement, save)
+        self.substitutes = substitutes
         self.lifecycle = lifecycle
         self.recipe = recipe
         self.crossing = early.crossing
@@ -173,6 +180,18 @@ class TailSession(Session):
             if not only_on_top or mode in on_top:
                 self.modes.remove(mode)
                 mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call that begins behind the cut lies wholly behind it, and something else may run in its place."""
+        if self.resumed and self.substitutes is not None:
+            found = self.substitutes(module)
+            if found is not None:
+                if self.stack:
+                    self.stack[-1].has_child = True
+                return found(forward, args, kwargs)
+        return super().call(module, forward, args, kwargs)
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.resumed:

@@ -5,6 +5,7 @@ views     views of a storage; which part they cover
 boxes     sets of elements as boxes of a grid
 runs      ... as runs without a gap
 copies    inputs copied, buffers put back
+staging   copies to and from a CUDA device: pinned memory, streams of their own
 compare   the same, bit for bit?
 
 May import errors.

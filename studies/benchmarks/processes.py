@@ -17,16 +17,21 @@ NETWORKS = "studies.benchmarks.networks"
 
 @contextmanager
 def cloud(
-    *models: str, shape: tuple[int, ...] | None, threads: int, words: Sequence[str] = (), module: str = NETWORKS
+    *models: str,
+    shape: tuple[int, ...] | None,
+    threads: int,
+    words: Sequence[str] = (),
+    module: str = NETWORKS,
+    core: int | None = None,
 ) -> Iterator[str]:
     """A cloud server with these callables of ``module``, all planned on an input of ``shape``; yields its address.
-    ``words``: more of its command line.
+    ``words``: more of its command line. ``core``: the one that it has for itself.
     """
     words = ["--listen", "127.0.0.1:0", "--threads", str(threads), "--log-level", "warning", *words]
     for name in models:
         words += ["--model", target(name, module)]
         words += [] if shape is None else ["--example", f"{name}={','.join(map(str, shape))}"]
-    with _listening("cloud_server", *words, threads=threads) as address:
+    with _listening("cloud_server", *words, threads=threads, core=core) as address:
         yield address
 
 
@@ -39,6 +44,13 @@ def target(name: str, module: str = NETWORKS) -> str:
 def echo(*words: str) -> Iterator[str]:
     """`echo_server` with these arguments; yields its address."""
     with _listening("studies.benchmarks.echo_server", *words, threads=1) as address:
+        yield address
+
+
+@contextmanager
+def pipe(*words: str) -> Iterator[str]:
+    """`pipe_server` with these arguments; yields its address."""
+    with _listening("studies.benchmarks.pipe_server", *words, threads=1) as address:
         yield address
 
 
@@ -58,9 +70,10 @@ def probe(module: str, *words: str, threads: int = 1) -> dict[str, Any]:
 
 
 @contextmanager
-def _listening(module: str, *words: str, threads: int) -> Iterator[str]:
+def _listening(module: str, *words: str, threads: int, core: int | None = None) -> Iterator[str]:
+    alone = () if core is None else ("taskset", "--cpu-list", str(core))
     with subprocess.Popen(
-        [sys.executable, "-m", module, *words],
+        [*alone, sys.executable, "-m", module, *words],
         cwd=ROOT,
         env=_environment(threads),
         stdout=subprocess.PIPE,

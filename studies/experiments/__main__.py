@@ -1,4 +1,7 @@
-"""``python -m studies.experiments prediction|trace|all``: measure, print, write JSON. Exit status 2 if it cannot."""
+"""``python -m studies.experiments prediction|trace|codecs|all``: measure, print, write JSON.
+
+Exit status 2 if it cannot.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any
 
 from studies.experiments import needs
 
-EXPERIMENTS = ("prediction", "trace")
+EXPERIMENTS = ("prediction", "trace", "codecs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("experiment", choices=(*EXPERIMENTS, "all"))
     parser.add_argument("--quick", action="store_true", help="fewer models, cuts and repetitions: a look, not a result")
     parser.add_argument("--model", action="append", metavar="NAME", help="only this one; may be repeated")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write prediction.json and trace.json there")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write prediction.json, trace.json, codecs.json there"
+    )
     options = parser.parse_args(argv)
     try:
         needs.check()
@@ -53,8 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if name == "prediction":
         from studies.experiments import prediction as experiment
+    elif name == "codecs":
+        from studies.experiments import codecs as experiment  # type: ignore[no-redef]
     else:
-        from studies.experiments import trace as experiment
+        from studies.experiments import trace as experiment  # type: ignore[no-redef]
     scope: Any = experiment.QUICK if options.quick else experiment.FULL
     if options.model:
         scope = dataclasses.replace(scope, models=tuple(options.model))

@@ -1,6 +1,6 @@
 """The edge of an experiment, in a process of its own: it does what lines of JSON on standard input ask of it.
 
-    python -m studies.experiments.edge MODEL SERVER
+    python -m studies.experiments.edge MODEL SERVER [CODEC [CALIBRATION MAX_LOSS]]
 
 Each line is {"do": NAME, ...}; each is answered by one line of JSON on standard output. Loading the model is not part
 of any experiment: the process is slowed down after its first line, ``{"ready": true}``.
@@ -21,12 +21,14 @@ from typing import Any
 from edge_client import EdgeClient
 from edge_client.adaptive import AutoClient
 from edge_client.adaptive.controller import SplitController
+from edge_client.call import Call
 from edge_client.load import Load
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE
 from edge_client.planning.link import Curve, Link, as_points
 from edge_client.survey.gather import LONGEST_PAUSE
 from edge_client.survey.probing import fetch_profile, probe, round_trip
+from edge_client.transport import Stamps, now_ns
 from edge_client.transport.options import ConnectionOptions
 from shared_hooks.errors import IsthmusError
 from shared_hooks.forward.session import run_plain
@@ -41,16 +43,22 @@ LEAST_ROUNDS = 3
 class Edge:
     """One model, one server; a method for each thing that can be asked for."""
 
-    def __init__(self, model: str, server: str) -> None:
+    def __init__(
+        self, model: str, server: str, codec: str = "raw", calibration: str | None = None, max_loss: str | None = None
+    ) -> None:
         self.spec, self.server = load_spec(model), server
         self.client = EdgeClient(
             server,
             ModelChoice(self.spec, device="cpu", threads=1),
+            codec=codec,
+            calibration=calibration,
+            max_loss=max_loss,
             metrics=False,
             deadline=600,
             connection=ConnectionOptions(max_in_flight=1, patience=60),
         )
         self.client.prepare()
+        self.codecs = self.client.codecs_chosen_from
 
     def profile(self, file: str, repetitions: int, seconds: float) -> Any:
         """This side's profile, with ``file`` for the input that is read and preprocessed."""
@@ -60,7 +68,12 @@ class Edge:
             self.client.wrapped,
             self.spec.model_id,
             *example,
-            ProfileOptions(repetitions=repetitions, seconds=seconds, pause=min(LONGEST_PAUSE, round_trip(self.server))),
+            ProfileOptions(
+                repetitions=repetitions,
+                seconds=seconds,
+                pause=min(LONGEST_PAUSE, round_trip(self.server)),
+                codecs=() if self.codecs is None else self.codecs.names,
+            ),
             files=[Path(file)],
             prepare=lambda path: self.spec.preprocess(InputItem(path)),
         )
@@ -68,7 +81,9 @@ class Edge:
 
     def cloud(self, repetitions: int, seconds: float) -> Any:
         """The cloud's profile, as it answers."""
-        return fetch_profile(self.server, self.spec.model_id, 3, repetitions, seconds, lambda done, total, what: None)
+        names = () if self.codecs is None else self.codecs.names
+        how = 3, repetitions, seconds, lambda done, total, what: None
+        return fetch_profile(self.server, self.spec.model_id, *how, codecs=names)
 
     def probe(self, sizes: Sequence[int], answer_sizes: Sequence[int], seconds: float) -> Any:
         """What the link carries now."""
@@ -104,7 +119,13 @@ class Edge:
         edge, cloud = (profile_file.from_json(plan[side], side) for side in ("edge", "cloud"))
         link = Link(Curve(as_points(plan["up"])), Curve(as_points(plan["down"])))
         controller = SplitController(
-            edge, cloud, link, Load(**plan["load"]), file=edge.files[0], file_crosses=plan["file_crosses"]
+            edge,
+            cloud,
+            link,
+            Load(**plan["load"]),
+            file=edge.files[0],
+            file_crosses=plan["file_crosses"],
+            codecs=self.codecs,
         )
         items = find_inputs(files)
         expected = [run_plain(self.client.wrapped.model, *self.spec.preprocess(item)) for item in items]
@@ -121,20 +142,29 @@ class Edge:
                     split, same = answer.split, identical(answer.output, expected[number])
                 except IsthmusError as error:
                     problem = f"{type(error).__name__}: {error}"
-                chosen = next(one["candidate"] for one in reversed(auto.decisions.all) if one["kind"] == "choice")
-                found.append([start, time.monotonic(), chosen, split, problem, same])
+                choice = next(one for one in reversed(auto.decisions.all) if one["kind"] == "choice")
+                chosen = " + ".join(filter(None, (choice["candidate"], choice.get("codec"))))
+                answered = chosen if split == choice["candidate"] else split
+                found.append([start, time.monotonic(), chosen, answered, problem, same])
             return {"began": began, "requests": found, "decisions": auto.decisions.all}
 
     def request(self, item: InputItem, candidate: str) -> Any:
-        """One request, from the file to the answer."""
+        """One request, from the file to the answer; ``candidate``: its key."""
+        cut, _, codec = candidate.partition(" + ")
+        if codec:
+            stamps = Stamps()
+            call = Call(*self.spec.preprocess(item))
+            stamps.prepared = now_ns()
+            requests = self.client.requests
+            return requests.finish(requests.begin(call, cut, stamps, self.client.until(None), None, codec))
         prepare = None if candidate == CLOUD_FILE else self.spec.preprocess
         (answer,) = self.client.infer_many([item], split=candidate, prepare=prepare)
         return answer
 
 
-def main(model: str, server: str) -> None:
+def main(*words: str) -> None:
     """See the module."""
-    edge = Edge(model, server)
+    edge = Edge(*words)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)

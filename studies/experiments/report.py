@@ -47,6 +47,8 @@ def trace(found: dict[str, Any]) -> str:
             f"{case['mean_ms']:.1f} ms against {case['oracle_mean_ms']:.1f} ms, ratio {case['ratio']:.3f}; settled "
             f"after {case['slowest_adaptation_s']:.2f} s at most, {case['most_moves_after_settling']} moves after that"
         )
+        if "fixed" in case:
+            lines.append(f"  best fixed, server there: {case['fixed']['candidate']}, {case['fixed']['mean_ms']:.1f} ms")
     return "\n".join(lines)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.planning.codecs import Codecs
 from edge_client.planning.predict import predict
 from shared_hooks.models import InputItem, load_spec
 from shared_hooks.profiling import profile_file
@@ -74,10 +75,10 @@ def run(scope: Scope, say: Callable[[str], None]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="isthmus-experiment-") as folder:
         scenes = images.write(Path(folder), 4, width=960, height=720)
         with Testbed(tuple({case.model for case in scope.cases})) as bed:
-            return {"cases": [_case(bed, case, _inputs(case, scenes), scope, say) for case in scope.cases]}
+            return {"cases": [run_case(bed, case, inputs_of(case, scenes), scope, say) for case in scope.cases]}
 
 
-def _inputs(case: Case, scenes: Sequence[Path]) -> list[str]:
+def inputs_of(case: Case, scenes: Sequence[Path]) -> list[str]:
     if case.photos:
         return [str(path) for path in scenes]
     spec, made = load_spec(reference(case.model)), []
@@ -88,9 +89,18 @@ def _inputs(case: Case, scenes: Sequence[Path]) -> list[str]:
     return made
 
 
-def _case(bed: Testbed, case: Case, files: Sequence[str], scope: Scope, say: Callable[[str], None]) -> dict[str, Any]:
+def run_case(
+    bed: Testbed,
+    case: Case,
+    files: Sequence[str],
+    scope: Scope,
+    say: Callable[[str], None],
+    codecs: Codecs | None = None,
+    words: Sequence[str] = (),
+) -> dict[str, Any]:
+    """One trace. ``codecs``: those to choose from with the cut; ``words``: what tells the edge's process of them."""
     phases = [Phase(name, rate, scope.phase_seconds) for name, rate in RATES]
-    with bed.edge("studies.experiments.edge", reference(case.model), SERVER) as process:
+    with bed.edge("studies.experiments.edge", reference(case.model), SERVER, *words) as process:
         ask(process, "")
         bed.slow(process)
         bed.network.rate(100)
@@ -98,7 +108,7 @@ def _case(bed: Testbed, case: Case, files: Sequence[str], scope: Scope, say: Cal
         depth = {"repetitions": scope.profile_repetitions, "seconds": scope.profile_seconds}
         plan = {"edge": ask(process, "profile", file=files[0], **depth), "cloud": ask(process, "cloud", **depth)}
         plan["file_crosses"] = case.photos
-        oracle = _oracle(bed, process, case, plan, files, phases, scope, say)
+        oracle = _oracle(bed, process, case, plan, files, phases, scope, say, codecs)
         bed.network.rate(100)
         plan |= _probe(process, scope)
         say(f"{case.name}: the trace ...")
@@ -106,7 +116,7 @@ def _case(bed: Testbed, case: Case, files: Sequence[str], scope: Scope, say: Cal
     requests = [Request(start, end, chosen, split, error) for start, end, chosen, split, error, _ in found["requests"]]
     entries = [{**one, "seconds": one["seconds"] + found["began"] - begins[0]} for one in found["decisions"]]
     moved = [one for one in entries if one["kind"] == "choice" and one["moved"]]
-    moves = [Move(begins[0] + one["seconds"], one["candidate"]) for one in moved[1:]]  # the first is no move
+    moves = [Move(begins[0] + one["seconds"], _key(one)) for one in moved[1:]]  # the first is no move
     judged = judge(phases, begins, oracle, requests, moves)
     for phase in judged["phases"]:
         say(_line(phase))
@@ -117,6 +127,11 @@ def _case(bed: Testbed, case: Case, files: Sequence[str], scope: Scope, say: Cal
         "oracle": oracle,
         "log": [one for one in entries if one["kind"] != "choice" or one["moved"]],
     }
+
+
+def _key(entry: Mapping[str, Any]) -> str:
+    """Of a decision the candidate, as predictions name it."""
+    return " + ".join(filter(None, (entry["candidate"], entry.get("codec"))))
 
 
 def _probe(process: subprocess.Popen[str], scope: Scope) -> Any:
@@ -132,6 +147,7 @@ def _oracle(
     phases: Sequence[Phase],
     scope: Scope,
     say: Callable[[str], None],
+    codecs: Codecs | None = None,
 ) -> dict[str, dict[str, float]]:
     """Of each phase every plausible candidate's mean latency (ms)."""
     edge, cloud = (profile_file.from_json(plan[side]) for side in ("edge", "cloud"))
@@ -143,13 +159,12 @@ def _oracle(
         if phase.mbits is not None:
             bed.network.rate(phase.mbits)
             link, load = link_of(_probe(process, scope))
-            predicted = predict(edge, cloud, link, load, file=edge.files[0], file_crosses=case.photos)
+            predicted = predict(edge, cloud, link, load, file=edge.files[0], file_crosses=case.photos, codecs=codecs)
             predicted.sort(key=lambda one: one.latency_ns)
             limit = PLAUSIBLE * predicted[0].latency_ns
-            near = [one.name for one in predicted if one.latency_ns <= limit][:MOST]
-            ends = [
-                one.name for one in predicted if one.name in (CLOUD_ONLY, CLOUD_FILE) and one.latency_ns < 2 * limit
-            ]
+            near = [one.key for one in predicted if one.latency_ns <= limit][:MOST]
+            ends = [one.key for one in predicted if one.name in (CLOUD_ONLY, CLOUD_FILE) and one.latency_ns < 2 * limit]
+            ends = ends if codecs is None else []
             names = list(dict.fromkeys([*near, *ends, EDGE_ONLY]))
         words = {"rounds": scope.rounds, "seconds": scope.oracle_seconds, "seed": 1, "warm": True}
         measured = ask(process, "measure", candidates=names, files=files, **words)

@@ -14,6 +14,7 @@ from cloud_server.core import Core
 from cloud_server.models.engine import Computed, Identity
 from cloud_server.streams.session import StreamSession
 from protos.chunks import ChunkFrame, cut
+from protos.frames import ClientFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
 from shared_hooks.crossing.description import Slot
@@ -152,7 +153,7 @@ class Client:
         self._news = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def send(self, *frames: split_pb2.ClientFrame | ChunkFrame) -> bool:
+    def send(self, *frames: ClientFrame) -> bool:
         """False when the stream took one of them no more."""
         raise NotImplementedError
 
@@ -235,7 +236,7 @@ class CoreClient(Client):
         if greet:
             self.send(hello(client_id))
 
-    def send(self, *frames: split_pb2.ClientFrame | ChunkFrame) -> bool:
+    def send(self, *frames: ClientFrame) -> bool:
         taken = [self.session.receive(frame) for frame in frames]  # all of them, whatever becomes of the first
         return all(taken)
 
@@ -259,7 +260,7 @@ class GrpcClient(Client):
         if first is not None:
             self.send(first)
 
-    def send(self, *frames: split_pb2.ClientFrame | ChunkFrame) -> bool:
+    def send(self, *frames: ClientFrame) -> bool:
         for frame in frames:
             if isinstance(frame, ChunkFrame):
                 data = b"".join(frame.pieces)

@@ -242,6 +242,23 @@ def test_one_that_is_cancelled_is_not_computed_and_the_others_are(world: World) 
     assert world.companies("ac", [ids[0], ids[2]]) == [2, 2]
 
 
+def test_who_would_be_answered_too_late_by_the_batch_goes_first_and_alone(world: World) -> None:
+    early = world.head(row(0))
+    world.known(early)
+    world.gate.close()
+    hold = world.ask("holder", early, together=False)
+    assert world.gate.entered.wait(PATIENCE)
+    names = ["a", "hurried", "b"]
+    for name in names:
+        for _ in range(8):  # such a request has taken so long of late
+            world.core._workers._line._costs.add((f"identity {name}", name), 30.0)
+    ids = [world.ask(name, early, deadline_ms=50_000 if name == "hurried" else 0) for name in names]
+    eventually(lambda: len(world.core._workers._line) == 3)
+    world.gate.opened.set()
+    world.reply("holder", hold)
+    assert world.companies(names, ids) == [2, 0, 2]
+
+
 class TestQueue:
     @pytest.fixture
     def limits(self) -> Limits:

@@ -34,6 +34,7 @@ class Seen:
     requests: list[int] = field(default_factory=list)
     chunk_sizes: list[int] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
+    in_area: list[int] = field(default_factory=list)  # offsets of payloads in the client's area
     headed: list[int] = field(default_factory=list)  # bytes of payload in each request's header
     cancelled: list[int] = field(default_factory=list)
     most_in_flight: int = 0
@@ -117,7 +118,8 @@ def requests(server: FakeServer, frames: Frames) -> Iterator[tuple[split_pb2.Req
             seen.requests.append(frame.request.id)
             seen.acknowledged.extend(frame.request.acknowledge)
             seen.headed.append(len(frame.request.payload))
-            headers[frame.request.id], payloads[frame.request.id] = frame.request, bytearray(frame.request.payload)
+            first = from_area(server, frame.request) or frame.request.payload
+            headers[frame.request.id], payloads[frame.request.id] = frame.request, bytearray(first)
             seen.most_in_flight = max(seen.most_in_flight, len(headers))
         elif kind == "chunk":
             seen.chunk_sizes.append(len(frame.chunk.data))
@@ -125,6 +127,18 @@ def requests(server: FakeServer, frames: Frames) -> Iterator[tuple[split_pb2.Req
             payloads[frame.chunk.id] += frame.chunk.data
         for request_id in [key for key, header in headers.items() if len(payloads[key]) == header.payload_bytes]:
             yield headers.pop(request_id), bytes(payloads.pop(request_id))
+
+
+def from_area(server: FakeServer, header: split_pb2.RequestHeader) -> bytes:
+    """The payload that lies in the client's area; b"" where it does not."""
+    if not header.HasField("area_offset"):
+        return b""
+    server.seen.in_area.append(header.area_offset)
+    area = server.seen.hellos[-1].area
+    with open(f"/proc/{area.pid}/fd/{area.fd}", "rb") as file:
+        assert file.read(len(area.nonce)) == area.nonce
+        file.seek(header.area_offset)
+        return file.read(header.payload_bytes)
 
 
 def reply(request_id: int, payload: bytes, pieces: int = 2) -> Iterator[split_pb2.ServerFrame]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from studies.experiments.codecs import fixed
 from studies.experiments.phases import Move, Phase, Request, judge
+from studies.experiments.trace import RATES
 
 PHASES = (Phase("fast", 100, 10), Phase("gone", None, 10))
 ORACLE = {"fast": {"a": 50.0, "b": 54.0, "edge-only": 200.0}, "gone": {"edge-only": 200.0}}
@@ -38,3 +40,9 @@ def test_a_phase_that_never_settles_takes_all_of_it() -> None:
 def test_a_request_without_an_answer_is_lost() -> None:
     found = judge(PHASES[:1], [0.0], ORACLE, [Request(0.0, 1.0, "a", "a", "ServerUnavailable: gone")], [])
     assert found["lost"] == found["phases"][0]["lost"] == 1
+
+
+def test_the_best_fixed_candidate_is_one_that_was_measured_in_every_phase_with_a_server() -> None:
+    oracle = {name: {"a + int4": 30.0, "edge-only": 80.0} for name, _ in RATES}
+    oracle["5 Mbit/s"] = {"edge-only": 70.0, "b": 1.0}
+    assert fixed(oracle) == {"candidate": "edge-only", "mean_ms": 78.0}

@@ -40,7 +40,7 @@ class ServerFrame(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reply: _Optional[_Union[ReplyHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "client_id", "model_id", "weights_hash", "structure_digest", "plan_digest", "environment", "about", "inline_bytes", "heartbeat_ms", "manifest", "message_bytes")
+    __slots__ = ("protocol_version", "client_id", "model_id", "weights_hash", "structure_digest", "plan_digest", "environment", "about", "inline_bytes", "heartbeat_ms", "manifest", "message_bytes", "area")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class Hello(_message.Message):
     HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AREA_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     client_id: str
     model_id: str
@@ -79,10 +80,23 @@ class Hello(_message.Message):
     heartbeat_ms: int
     manifest: bytes
     message_bytes: int
-    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., structure_digest: _Optional[str] = ..., plan_digest: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., about: _Optional[_Mapping[str, str]] = ..., inline_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., manifest: _Optional[bytes] = ..., message_bytes: _Optional[int] = ...) -> None: ...
+    area: Area
+    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., model_id: _Optional[str] = ..., weights_hash: _Optional[str] = ..., structure_digest: _Optional[str] = ..., plan_digest: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., about: _Optional[_Mapping[str, str]] = ..., inline_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., manifest: _Optional[bytes] = ..., message_bytes: _Optional[int] = ..., area: _Optional[_Union[Area, _Mapping]] = ...) -> None: ...
+
+class Area(_message.Message):
+    __slots__ = ("pid", "fd", "nbytes", "nonce")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    fd: int
+    nbytes: int
+    nonce: bytes
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., nbytes: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "max_request_bytes", "max_in_flight", "chunk_bytes", "about", "heartbeat_ms", "cuts", "notes", "rounding", "inline_bytes", "codecs", "message_bytes")
+    __slots__ = ("protocol_version", "max_request_bytes", "max_in_flight", "chunk_bytes", "about", "heartbeat_ms", "cuts", "notes", "rounding", "inline_bytes", "codecs", "message_bytes", "area")
     class AboutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +116,7 @@ class Welcome(_message.Message):
     INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AREA_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     max_request_bytes: int
     max_in_flight: int
@@ -114,7 +129,8 @@ class Welcome(_message.Message):
     inline_bytes: int
     codecs: _containers.RepeatedScalarFieldContainer[str]
     message_bytes: int
-    def __init__(self, protocol_version: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., about: _Optional[_Mapping[str, str]] = ..., heartbeat_ms: _Optional[int] = ..., cuts: _Optional[_Union[Cuts, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., rounding: _Optional[_Iterable[str]] = ..., inline_bytes: _Optional[int] = ..., codecs: _Optional[_Iterable[str]] = ..., message_bytes: _Optional[int] = ...) -> None: ...
+    area: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., about: _Optional[_Mapping[str, str]] = ..., heartbeat_ms: _Optional[int] = ..., cuts: _Optional[_Union[Cuts, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., rounding: _Optional[_Iterable[str]] = ..., inline_bytes: _Optional[int] = ..., codecs: _Optional[_Iterable[str]] = ..., message_bytes: _Optional[int] = ..., area: bool = ...) -> None: ...
 
 class Cuts(_message.Message):
     __slots__ = ("names",)
@@ -131,7 +147,7 @@ class CutUpload(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RequestHeader(_message.Message):
-    __slots__ = ("id", "cut_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file", "hooks", "traceparent", "decoding", "payload", "together", "acknowledge")
+    __slots__ = ("id", "cut_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file", "hooks", "traceparent", "decoding", "payload", "together", "acknowledge", "area_offset")
     ID_FIELD_NUMBER: _ClassVar[int]
     CUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +163,7 @@ class RequestHeader(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
+    AREA_OFFSET_FIELD_NUMBER: _ClassVar[int]
     id: int
     cut_digest: str
     header: bytes
@@ -162,7 +179,8 @@ class RequestHeader(_message.Message):
     payload: bytes
     together: bool
     acknowledge: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[int] = ..., cut_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., decoding: _Optional[_Union[Decoding, _Mapping]] = ..., payload: _Optional[bytes] = ..., together: bool = ..., acknowledge: _Optional[_Iterable[int]] = ...) -> None: ...
+    area_offset: int
+    def __init__(self, id: _Optional[int] = ..., cut_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., decoding: _Optional[_Union[Decoding, _Mapping]] = ..., payload: _Optional[bytes] = ..., together: bool = ..., acknowledge: _Optional[_Iterable[int]] = ..., area_offset: _Optional[int] = ...) -> None: ...
 
 class Decoding(_message.Message):
     __slots__ = ("cut", "fork_of", "fork_step", "close", "together")
@@ -311,7 +329,7 @@ class Load(_message.Message):
     def __init__(self, pending: _Optional[int] = ..., workers: _Optional[int] = ..., queue_ns: _Optional[int] = ...) -> None: ...
 
 class ReplyHeader(_message.Message):
-    __slots__ = ("id", "header", "payload_bytes", "durations", "layers", "forward", "notes", "load", "readings", "observations", "transforms", "payload", "company")
+    __slots__ = ("id", "header", "payload_bytes", "durations", "layers", "forward", "notes", "load", "readings", "observations", "transforms", "payload", "company", "compiled")
     ID_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +343,7 @@ class ReplyHeader(_message.Message):
     TRANSFORMS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     COMPANY_FIELD_NUMBER: _ClassVar[int]
+    COMPILED_FIELD_NUMBER: _ClassVar[int]
     id: int
     header: bytes
     payload_bytes: int
@@ -338,7 +357,8 @@ class ReplyHeader(_message.Message):
     transforms: _containers.RepeatedScalarFieldContainer[str]
     payload: bytes
     company: int
-    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ..., payload: _Optional[bytes] = ..., company: _Optional[int] = ...) -> None: ...
+    compiled: bool
+    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ..., payload: _Optional[bytes] = ..., company: _Optional[int] = ..., compiled: bool = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("id", "code", "error", "message", "retry", "retry_after_ms")

@@ -12,6 +12,7 @@ from shared_hooks.codecs.basis.book import GROUPS, Book
 from shared_hooks.codecs.basis.symbols import LARGEST, pack, unpack
 from shared_hooks.codecs.codec import Codec, Coded, Param
 from shared_hooks.codecs.grain import Grain
+from shared_hooks.tensors.staging import to_host
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _NARROW = 127
@@ -93,7 +94,7 @@ def symbols(book: Book, tensor: torch.Tensor) -> torch.Tensor | None:
 def packed(book: Book, numbers: torch.Tensor) -> Coded:
     """Integers, (blocks, R * H * W), as bytes."""
     wide = bool(numbers.abs().max() > _NARROW)
-    numbers = numbers.cpu()
+    numbers = to_host(numbers)
     groups = [numbers[:, places].T.reshape(-1).numpy() for places in book.places]
     streams = [pack(group, wide) for group in groups]
     if numbers.numel() <= _SMALL:

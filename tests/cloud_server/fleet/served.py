@@ -33,6 +33,19 @@ class Small(nn.Module):
         return out
 
 
+class Deep(nn.Module):
+    """Modules that hold others behind its first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.rest = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.rest(torch.relu(self.first(x)))
+        return out
+
+
 def write_weights(path: Path, seed: int, width: int = 8) -> None:
     """Weights of `Small`, by another file of this name: never half of one."""
     torch.manual_seed(seed)

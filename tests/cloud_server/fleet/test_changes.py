@@ -13,6 +13,7 @@ import torch
 from cloud_server.access.token_command import entry as identity
 from cloud_server.access.tokens import hash_of, new_token
 from cloud_server.fleet import Fleet, ThisProcess
+from cloud_server.telemetry import counted
 from edge_client import EdgeClient
 from protos.inference import inference_pb2 as pb
 from shared_hooks.errors import Disagreement, IsthmusError, SpecError, UnknownModel
@@ -184,3 +185,20 @@ def test_two_of_one_name(tmp_path: Path) -> None:
     config = read_config(file)
     with pytest.raises(SpecError, match='two are called "one"'):
         Fleet(ThisProcess(config), [*config.models, *config.models])
+
+
+def test_what_is_loaded_later_is_counted(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(entry("one"))
+    with fleet_of(file) as (fleet, server), counted(server.core, {}) as registry:
+        file.write_text(entry("one") + entry("later"))
+        fleet.reload()
+        with client_of(server.port, "later") as client:
+            client.infer(X, split="first")
+        labels = {"model": "later", "identity": ""}
+        eventually(lambda: registry.get_sample_value("isthmus_request_success_total", labels) == 1)
+        assert registry.get_sample_value("isthmus_batch_size_count", {"model": "later"}) == 1
+        assert registry.get_sample_value("isthmus_model_resident_bytes", {"model": "later", "device": "cpu"}) == 576
+        fleet.unload("one")
+        samples = [sample for metric in registry.collect() for sample in metric.samples]
+        assert {one.labels["model"] for one in samples if one.name == "isthmus_model_info"} == {"later"}

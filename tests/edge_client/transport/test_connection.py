@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -271,6 +272,22 @@ def test_payloads_begin_in_headers_where_the_server_says_so() -> None:
         assert max(server.seen.headed + server.seen.chunk_sizes) < message_bytes
         assert server.seen.acknowledged[:3] == [1, 2, 3]  # with the requests that follow them
         assert sum(server.seen.headed) + sum(server.seen.chunk_sizes) == sum(sizes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
+def test_payloads_lie_in_an_area_where_the_server_reads_it() -> None:
+    large = b"x" * (3 * MIB)
+    with FakeServer(fake.echo, welcome={"message_bytes": 4 * MIB, "area": True}) as server:
+        with connected(server.address, area_bytes=4 * MIB) as connection:
+            assert send(connection, exchange(1, large)) == large
+            assert send(connection, exchange(2, large[:-1])) == large[:-1]  # the first one's place is free again
+            assert send(connection, exchange(3, b"small")) == b"small"
+            assert send(connection, exchange(4, large + large)) == large + large  # too large for it
+        assert server.seen.in_area == [server.seen.in_area[0]] * 2
+        assert server.seen.headed[2:] != [0, 0]
+        with connected(server.address, area_bytes=0) as connection:
+            assert send(connection, exchange(5, large)) == large
+        assert not server.seen.hellos[-1].HasField("area")
 
 
 def test_an_answer_may_begin_in_its_header() -> None:

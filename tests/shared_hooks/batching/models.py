@@ -97,3 +97,34 @@ class Mixes(nn.Module):
             return self.b(x).sum()
         found: torch.Tensor = self.b(x)
         return found
+
+
+class Capturing(nn.Module):
+    """Builds something once, as the hooks of some libraries are: only the first plan sees it come. Input (n, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+        self.b = nn.Linear(8, 8)
+        self.built = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.built = True
+        found: torch.Tensor = self.b(self.a(x).relu())
+        return found
+
+
+class Waits(nn.Module):
+    """Goes on until its data says so, which only ones do at once. Input (n, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Identity()
+        self.b = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(1_000_000):
+            if bool((self.a(x) == 1).all()):
+                found: torch.Tensor = self.b(x)
+                return found
+        raise AssertionError("it was run on something else")

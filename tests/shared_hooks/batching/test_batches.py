@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks import EarlyOutput, RehearsalLimits, WrappedModel
 from shared_hooks.batching import Batches
 from shared_hooks.batching.proof import agree
 from shared_hooks.errors import CutRefused, InputMismatch
 from shared_hooks.tensors import flatten
-from tests.shared_hooks.batching.models import Conv, Mixes, OneRowIsSpecial, Sequence, Words
+from tests.shared_hooks.batching.models import Capturing, Conv, Mixes, OneRowIsSpecial, Sequence, Waits, Words
 
 Inputs = Callable[[int], tuple[torch.Tensor, ...]]
 
@@ -27,6 +27,11 @@ INDEPENDENT: dict[str, tuple[Callable[[], nn.Module], Inputs, tuple[str, ...]]] 
         ("input", "words", "layers.layers.0"),
     ),
     "sequences": (Sequence, lambda n: (torch.randn(5, n, 8),), ("input", "lstm", "layers.layers.0")),
+    "channels last": (
+        Conv,
+        lambda n: (torch.randn(n, 3, 8, 8).contiguous(memory_format=torch.channels_last),),
+        ("input", "b"),
+    ),
     "one row is special": (OneRowIsSpecial, lambda n: (torch.randn(n, 8),), ("input", "a")),
 }
 
@@ -139,6 +144,15 @@ def test_each_new_size_is_tried_before_it_is_used() -> None:
     assert sides.batches.of(early.crossing) is None, "it is not tried again at once"
 
 
+def test_what_the_model_has_built_before_this_side_looked_is_in_nobodys_way() -> None:
+    """The edge's plan saw it come, the server's does not."""
+    sides = Sides(Capturing, lambda n: (torch.randn(n, 8),))
+    x = torch.randn(1, 8)
+    early = sides.head("a", x)
+    assert early.crossing.leaves
+    assert sides.alike(sides.run([early, early])[0], (x,))
+
+
 def test_frontiers_of_two_cuts_are_no_batch() -> None:
     sides = Sides(*INDEPENDENT["convolutions"][:2])
     x = torch.randn(1, 3, 8, 8)
@@ -167,6 +181,28 @@ def test_a_batch_that_would_take_too_much_memory_is_made_in_parts() -> None:
     assert known is not None
     made = sides.batches.run(earlies, [known] * 8)
     assert [one.company for one in made] == [4] * 8
+
+
+def test_inputs_of_which_the_model_would_make_too_much_are_not_run() -> None:
+    """What crosses late is small, whatever a client says that its inputs were."""
+    make, inputs, _ = INDEPENDENT["convolutions"]
+    sides = Sides(make, inputs)
+    limits = RehearsalLimits(elements=500)
+    sides.batches = Batches(WrappedModel(sides.model, rehearsals=limits))
+    early = sides.head("head", *inputs(1))
+    sides.batches.learn(early.crossing)
+    assert "dimension 0: on inputs of this form the model computes too many" in sides.batches.reason(early.crossing)
+
+
+def test_what_might_never_end_on_made_up_inputs_is_not_run_on_them() -> None:
+    """A loop until the data says so: the example shows it, and without one nobody foresees its end."""
+    for example in (lambda: ((torch.ones(2, 8),), {}), lambda: None):
+        sides = Sides(Waits, lambda n: (torch.ones(n, 8),))
+        early = sides.head("b", torch.ones(1, 8))
+        sides.batches = Batches(sides.server, example)
+        sides.batches.learn(early.crossing)
+        reason = sides.batches.reason(early.crossing)
+        assert "decides by what it reads" in reason or "cannot be foreseen" in reason
 
 
 def test_proofs_take_no_more_of_a_minute_than_they_may() -> None:

@@ -1,0 +1,148 @@
+"""A generator's own process: ``python -m edge_client.benching.worker``, started by `gang`.
+
+It reads lines of JSON and answers with lines of JSON: the first is what it is told of the run (it answers when all
+clients are connected), every other is what to send; ``{"stop": true}`` ends what is under way.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import queue
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edge_client.benching.generator import Generator
+from edge_client.benching.lane import Lane
+from edge_client.benching.live import LiveLane
+from edge_client.benching.load import Load
+from edge_client.benching.recorded import Recorded, RecordedLane
+from edge_client.benching.shot import Shot
+from edge_client.call import Call
+from edge_client.credentials import Credentials
+from edge_client.model_choice import ModelChoice
+from edge_client.transport import Outgoing
+from shared_hooks.models import InputItem
+
+
+def told(load: Load, recorded: Recorded | None, files: list[str], folder: Path, mine: list[int]) -> dict[str, Any]:
+    """What a worker is told, JSON-able, for the clients ``mine``; payloads go to ``folder``."""
+    return {
+        "server": load.server,
+        "choice": None if recorded is not None else asdict(load.choice),
+        "cuts": list(load.cuts),
+        "codecs": [load.codecs[client] for client in mine],
+        "files": files,
+        "give_up": load.give_up,
+        "in_flight": load.in_flight,
+        "patience": load.patience,
+        "exact": load.exact,
+        "credentials": {name: _text(value) for name, value in asdict(load.credentials).items()},
+        "recorded": None if recorded is None else _written(recorded, folder),
+    }
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _written(recorded: Recorded, folder: Path) -> dict[str, Any]:
+    """Each payload a file, written once."""
+    frontiers: dict[str, Any] = {}
+    for codec, cuts in recorded.frontiers.items():
+        frontiers[codec] = []
+        for at, cut in enumerate(cuts):
+            frontiers[codec].append([])
+            for number, one in enumerate(cut):
+                file = folder / f"{codec}-{at}-{number}"
+                if not file.exists():
+                    file.write_bytes(b"".join(one.buffers))
+                parts = [base64.b64encode(part).decode() for part in (one.cut_data, one.header)]
+                frontiers[codec][-1].append([one.cut_digest, *parts, str(file), list(one.codecs)])
+    return {"hello": base64.b64encode(recorded.hello).decode(), "frontiers": frontiers}
+
+
+def _read(told: dict[str, Any]) -> Recorded:
+    def outgoing(digest: str, cut: str, header: str, file: str, codecs: list[str]) -> Outgoing:
+        payload = Path(file).read_bytes()
+        buffers = (memoryview(payload),)
+        return Outgoing(
+            digest, base64.b64decode(cut), base64.b64decode(header), buffers, len(payload), codecs=tuple(codecs)
+        )
+
+    frontiers = {codec: [[outgoing(*one) for one in cut] for cut in cuts] for codec, cuts in told["frontiers"].items()}
+    return Recorded(base64.b64decode(told["hello"]), frontiers)
+
+
+def _generator(known: dict[str, Any]) -> Generator:
+    recorded = None if known["recorded"] is None else _read(known["recorded"])
+    choice, calls = ModelChoice(), []
+    if recorded is None:
+        words = known["choice"]
+        choice = ModelChoice(**{**words, "weights": tuple(words["weights"])})
+        spec = choice.spec()
+        calls = [Call(*spec.preprocess(InputItem(Path(file)))) for file in known["files"]]
+        if not calls:
+            example = spec.example()
+            assert example is not None  # who started this has looked
+            calls = [Call(*example)]
+    load = Load(
+        known["server"],
+        choice,
+        known["cuts"],
+        known["codecs"],
+        calls,
+        known["give_up"],
+        known["in_flight"],
+        known["patience"],
+        known["exact"],
+        Credentials(**known["credentials"]),
+    )
+    lanes: list[Lane] = [
+        LiveLane(load, client) if recorded is None else RecordedLane(load, recorded, client)
+        for client in range(len(load.codecs))
+    ]
+    return Generator(lanes)
+
+
+def main() -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    answers, sys.stdout = sys.stdout, sys.stderr  # a model's own code may print
+    lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    made: list[Generator] = []
+
+    def listen() -> None:
+        for line in sys.stdin:
+            said = json.loads(line)
+            if not said.get("stop"):
+                lines.put(said)
+            elif made:
+                made[0].stop.set()
+        os._exit(0)
+
+    def answer(value: dict[str, Any]) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        generator = _generator(lines.get())
+        generator.begin()
+        made.append(generator)
+        answer({"ready": True})
+        while True:
+            said = lines.get()
+            shots = [Shot(*one) for one in said["shots"]]
+            fired = generator.fire(shots, said["begin"], said["give_up"])
+            answer({**vars(fired), "ended": [one.row() for one in fired.ended]})
+    except Exception as error:
+        answer({"failed": type(error).__name__, "message": str(error)})
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""``edge-client bench``: an open load on a server."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edge_client.commands import exits
+from edge_client.commands.credentials import credentials_of
+from edge_client.commands.loading import choice_of
+from edge_client.commands.output import check_json_target, say, screen_width, write_json
+from edge_client.commands.server import needed
+from edge_client.sweeping import extras
+from edge_client.tasks.bench import bench
+from shared_hooks.errors import SpecError
+
+
+def main(options: argparse.Namespace) -> int:
+    """Load it, print, write; exit status. What was measured before Ctrl-C, or before the server went, is written."""
+    check_json_target(options.json)
+    if options.html:
+        extras.check("jinja2")
+        _write(options.html, "")
+    found = bench(
+        needed(options),
+        choice_of(options),
+        options.input,
+        rate=options.rate,
+        seconds=options.seconds,
+        warmup=options.warmup,
+        clients=options.clients,
+        split=options.split,
+        codec=options.codec,
+        arrivals=options.arrivals,
+        deadline=options.deadline,
+        give_up=options.give_up,
+        in_flight=options.in_flight,
+        exact=options.exact,
+        recorded=options.recorded,
+        processes=options.processes,
+        seed=options.seed,
+        patience=options.patience,
+        credentials=credentials_of(options),
+        progress=not options.no_progress,
+        say=say,
+    )
+    if options.json:
+        write_json(found.as_dict(), options.json, options.stdout)
+    if options.html:
+        _write(options.html, found.page())
+    if options.json != "-":
+        print(found.text(screen_width()), file=options.stdout)
+    if isinstance(found.failure, KeyboardInterrupt):
+        return exits.INTERRUPTED
+    return exits.OK if found.failure is None else exits.CONNECTION
+
+
+def _write(file: str, text: str) -> None:
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"--html: {file} cannot be written: {error.strerror}") from error

@@ -1,0 +1,257 @@
+"""`bench`: an open load on a server: latency, throughput and goodput against the rate of arrivals."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from edge_client import interrupts
+from edge_client.benching.arrivals import arrivals as arrivals_of
+from edge_client.benching.arrivals import at_rate, mean_rate, trace
+from edge_client.benching.gang import Alone, Gang, Several
+from edge_client.benching.load import Load
+from edge_client.benching.mix import Weighted, codecs_of, cuts_of, shots
+from edge_client.benching.recorded import record
+from edge_client.benching.step import step
+from edge_client.call import Call
+from edge_client.credentials import Credentials
+from edge_client.given import Given
+from edge_client.process.local_server import local_server
+from edge_client.screen.progress import progress as bar
+from edge_client.settings import OWN, how_named
+from edge_client.spoken import either, option
+from edge_client.survey.gather import Say
+from edge_client.sweeping.inputs import handed_over, inputs_that_come_with
+from edge_client.tasks.benched import Benched
+from edge_client.tasks.subject import Model, Subject, address_of, subject_of
+from edge_client.transport import check_seconds
+from shared_hooks.errors import ServerUnavailable, SpecError
+
+Rates = float | Sequence[float] | None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What does not change from rate to rate."""
+
+    gang: Gang
+    cuts: Sequence[Weighted]
+    clients: int
+    inputs: int
+    warmup: float
+    deadline: float
+    give_up: float
+    seed: int
+    recorded: bool
+
+
+def bench(
+    server: str | None,
+    model: Model,
+    inputs: Any = None,
+    *,
+    rate: Rates = None,
+    seconds: float | None = None,
+    warmup: float = 2.0,
+    clients: int = 4,
+    split: str = "input",
+    codec: str = "raw",
+    arrivals: str = "poisson",
+    deadline: float = 1.0,
+    give_up: float = 10.0,
+    in_flight: int = 4,
+    exact: bool = True,
+    recorded: bool = False,
+    processes: int = 1,
+    seed: int = 0,
+    patience: float = 5.0,
+    credentials: Credentials | None = None,
+    progress: bool = True,
+    say: Say = lambda text: None,
+) -> Benched:
+    """What a server does under an open load (docs/bench.md): requests begin at their times, answered or not.
+
+        found = edge_client.bench("cloud:50051", "digits", rate=[10, 20, 40], split="stage2=0.7,stage3=0.3")
+        found.knee                # the highest rate of which 95 % were answered in time
+        found.to_pandas()         # one row a rate
+        Path("bench.html").write_text(found.page())
+
+    ``server``, ``model``, ``inputs``: as for `sweep`. ``rate``: requests a second of all ``clients`` together, one or
+    several in turn (10; a trace: its own), each for ``seconds`` (10; a trace: all of it) after ``warmup`` seconds that
+    are not counted. ``arrivals``: "poisson", "constant", or a file of times in seconds. ``split`` and ``codec``: names
+    with weights. ``deadline``: seconds within which an answer is goodput; ``give_up``: after which nobody waits.
+    ``exact``: False lets the server compute requests in batches.
+    ``recorded``: the heads run once before, and their frontiers are sent again and again. ``processes``: that send.
+
+    What ends it early (Ctrl-C, a server that is gone) does not lose what was measured: `Benched.ended`,
+    `Benched.failure`. Raises SpecError for what makes no sense, UnknownLayer, CutRefused, and what connecting raises.
+    """
+    for name, seconds_of in (("deadline", deadline), ("give_up", give_up), ("patience", patience)):
+        check_seconds(name, seconds_of)
+    if seconds is not None:
+        check_seconds("seconds", seconds)
+    if not 0 <= warmup < math.inf:
+        raise SpecError(f"{option('warmup', warmup)}: must be a number of seconds, 0 or more")
+    for name, count in (("clients", clients), ("in_flight", in_flight), ("processes", processes)):
+        if count < 1:
+            raise SpecError(f"{option(name, count)}: must be a whole number of at least 1")
+    if processes > clients:
+        raise SpecError(f"{option('processes', processes)}: more than the {clients} clients that they are to run")
+    if deadline > give_up:
+        raise SpecError(
+            f"{option('deadline', deadline)}: after {option('give_up', give_up)}, when nobody waits any more"
+        )
+    times = trace(arrivals)
+    rates = _rates(rate, times)
+    cuts, codecs = cuts_of(split), codecs_of(codec, clients)
+    length = _length(seconds, warmup, times)
+    plans = [
+        _times(arrivals, times, one, length, warmup, np.random.default_rng([seed, at])) for at, one in enumerate(rates)
+    ]
+    address = address_of(server)
+    if address is None:
+        own = either("--server own", '"own"')
+        raise SpecError(f"no server: {how_named()}; {own} starts one on this machine")
+    subject = subject_of(model, handed_over(inputs), address, credentials)
+    items = subject.inputs or inputs_that_come_with(subject.spec)
+    files = _files(subject, items, recorded, processes)
+    choice = subject.choice if processes > 1 and not recorded else subject.choice.with_spec(subject.spec)
+    with ExitStack() as stack:
+        if address == OWN:
+            say("starting a server on this machine")
+            address = stack.enter_context(local_server(subject.choice))
+            credentials = None
+        load = Load(
+            address,
+            choice,
+            [one.word for one in cuts],
+            codecs,
+            [Call(*one.read(subject.spec)) for one in items],
+            give_up,
+            in_flight,
+            patience,
+            exact,
+            credentials or Credentials(),
+        )
+        frontiers = record(load) if recorded else None
+        gang: Gang = Alone(load, frontiers) if processes == 1 else Several(load, frontiers, files, processes)
+        stack.callback(gang.close)
+        run = _Run(gang, cuts, clients, len(items), warmup, deadline, give_up, seed, recorded)
+        settings = {
+            "server": "own" if server == OWN else address,
+            "arrivals": arrivals,
+            "split": split,
+            "codec": codec,
+            "clients": clients,
+            "in_flight": in_flight,
+            "exact": exact,
+            "inputs": len(items),
+            "recorded": recorded,
+            "processes": processes,
+            "warmup": warmup,
+            "deadline": deadline,
+            "give_up": give_up,
+            "seed": seed,
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "processors": psutil.cpu_count(),
+        }
+        steps, ended, failure = _all(run, rates, plans, progress)
+    return Benched(subject.spec.model_id, settings, tuple(steps), ended, failure)
+
+
+def _all(
+    run: _Run, rates: Sequence[float], plans: Sequence[np.ndarray], progress: bool
+) -> tuple[list[dict[str, Any]], str | None, BaseException | None]:
+    """The steps; why it ended early, in words and as an error."""
+    steps: list[dict[str, Any]] = []
+    try:
+        with bar("bench", len(rates), progress) as advance:
+            for at, (rate, times) in enumerate(zip(rates, plans, strict=True)):
+                one = _step(run, rate, times, np.random.default_rng([run.seed, at, 1]))
+                steps.append(one)
+                advance(f"{rate:g} a second: {one['goodput']['value']:.1f} in time")
+                if (why := one["ended"]) is not None:
+                    failure = KeyboardInterrupt() if why == "interrupted" else ServerUnavailable(f"{why} at {rate:g}/s")
+                    return steps, f"{why} at {rate:g} a second", failure
+    except KeyboardInterrupt as error:
+        interrupts.heard()
+        return steps, "interrupted", error
+    return steps, None, None
+
+
+def _step(run: _Run, rate: float, times: np.ndarray, dice: np.random.Generator) -> dict[str, Any]:
+    planned = shots(times, run.cuts, run.inputs, run.clients, dice)
+    psutil.cpu_percent()  # from here on
+    fired = run.gang.fire(planned, run.give_up)
+    machine = psutil.cpu_percent() / 100
+    return step(
+        rate,
+        planned,
+        fired,
+        warmup=run.warmup,
+        seconds=max(float(times[-1]) - run.warmup, 1e-9),
+        deadline=run.deadline,
+        ways=[one.word for one in run.cuts],
+        machine=machine,
+        recorded=run.recorded,
+    )
+
+
+def _rates(rate: Rates, times: np.ndarray | None) -> list[float]:
+    if rate is None:
+        return [10.0 if times is None else mean_rate(times)]
+    rates = [float(one) for one in ([rate] if isinstance(rate, (int, float)) else rate)]
+    for one in rates:
+        if not 0 < one < math.inf:
+            raise SpecError(f"{option('rate', one)}: must be a number above 0")
+    if not rates or len(set(rates)) < len(rates):
+        raise SpecError(
+            f"{option('rate')}: {', '.join(f'{one:g}' for one in rates) or 'none'}: each once, one at least"
+        )
+    return rates
+
+
+def _length(seconds: float | None, warmup: float, times: np.ndarray | None) -> float | None:
+    """Of all arrivals of a rate; None: as long as the trace."""
+    if seconds is None:
+        return None if times is not None else 10.0 + warmup
+    return seconds + warmup
+
+
+def _times(
+    kind: str, times: np.ndarray | None, rate: float, length: float | None, warmup: float, dice: np.random.Generator
+) -> np.ndarray:
+    if times is None:
+        assert length is not None
+        found = arrivals_of(kind, rate, length, dice)
+    else:
+        found = at_rate(times, rate)
+        found = found if length is None else found[found < length]
+    if not len(found) or found[-1] <= warmup:
+        raise SpecError(
+            f"at {rate:g} a second no request begins after the {warmup:g} s of {option('warmup')}: a higher rate, "
+            f"or more {option('seconds')}"
+        )
+    return found
+
+
+def _files(subject: Subject, items: Sequence[Given], recorded: bool, processes: int) -> list[str]:
+    """The inputs as other processes can read them, where there are any that run heads. Raises SpecError."""
+    if processes == 1 or recorded:
+        return []
+    given = option("processes", processes)
+    if not subject.by_name:
+        raise SpecError(f"{given}: a model in memory reaches no other process; name it, or {option('recorded')}")
+    made = [one for one in items if one.item is None and not one.made]
+    if made:
+        raise SpecError(f"{given}: an input in memory reaches no other process; give files, or {option('recorded')}")
+    return [one.origin for one in items if one.item is not None]

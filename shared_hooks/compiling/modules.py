@@ -1,0 +1,91 @@
+"""One module, compiled apart from the model it belongs to: torch.compile of a twin with the same weights.
+
+The twin has no shims and no hooks, and nothing the model does to itself later reaches it; so only a module that
+provably writes no state and has no hooks has one. It is compiled for the first form of its arguments and for no other:
+another one runs the module itself, and gives the twin up.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks.compiling.graphs import Graphed
+from shared_hooks.errors import ServerUnavailable
+from shared_hooks.modules.attach import shim_of
+from shared_hooks.purity.modules import trouble_of
+
+log = logging.getLogger(__name__)
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+BOUNDED = {"isolate_recompiles", "recompile_limit"}
+"""Of torch.compile's options: without them nothing keeps a request from compiling."""
+MAX_REASON = 300
+"""Characters of a compiler's error."""
+
+
+class CompiledModule:
+    """Stands for one module in tails (`TailSession.substitutes`). Any thread may call, once `build` has."""
+
+    def __init__(self, module: nn.Module, backend: str) -> None:
+        """``backend``: torch.compile's."""
+        self.why = trouble(module)
+        """Why the module runs as it is; empty where its twin does."""
+        shims = [shim_of(one) for one in module.modules()]
+        self._shims = [shim for shim in shims if shim is not None]
+        self._twin: Callable[..., Any] | None = None
+        self._building = True
+        if not self.why:
+            options: dict[str, Any] = {"recompile_limit": 1, "isolate_recompiles": True}
+            self._twin = torch.compile(twin(module), fullgraph=True, dynamic=False, backend=backend, **options)
+
+    def built(self, *, graphs: bool) -> None:
+        """What it was called with so far is all there is: from now on nothing is compiled. ``graphs``: on a GPU what it
+        launches is replayed as a CUDA graph.
+        """
+        self._building = False
+        if graphs and self._twin is not None:
+            self._twin = Graphed(self._twin)
+
+    def __call__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the module's ``forward`` gives. Raises ServerUnavailable where the twin broke in the middle: what it had
+        written to nobody knows, and the same request may be asked again.
+        """
+        twin = self._twin
+        if twin is None or any(shim.watching is not None or shim.gate is not None for shim in self._shims):
+            return forward(*args, **kwargs)
+        try:
+            return twin(*args, **kwargs)
+        except Exception as error:  # of the compiler, of its kernels, or the model's own
+            self._twin = None
+            self.why = f"{type(error).__name__}: {error}"[:MAX_REASON]
+            if self._building or type(error).__name__ == "FailOnRecompileLimitHit":  # nothing has run yet
+                return forward(*args, **kwargs)
+            log.error("a compiled module is given up", exc_info=error)
+            raise ServerUnavailable("a compiled part of the model failed, and is used no more; ask again") from error
+
+
+def trouble(module: nn.Module) -> str:
+    """Why a module cannot be compiled apart from its model; "" if it can."""
+    if not set(inspect.signature(torch.compile).parameters) >= BOUNDED:
+        return f"torch {torch.__version__} cannot be kept from compiling anew"
+    for name, one in module.named_modules():
+        if any(getattr(one, hooks) for hooks in HOOKS):
+            return f"{name or 'it'} has hooks"
+    return trouble_of(module)
+
+
+def twin(module: nn.Module) -> nn.Module:
+    """A copy of the module with the same parameters and buffers, and no shims."""
+    shared = {id(one): one for one in itertools.chain(module.parameters(), module.buffers())}
+    found = copy.deepcopy(module, dict[int, Any](shared))
+    for one in found.modules():
+        one.__dict__.pop("forward", None)  # a method of its own, where the module has a shim
+    return found

@@ -1,0 +1,223 @@
+"""The compiled tails of one model: made in the background, compared with its own, used, given up.
+
+A tail is known by its cut and the form of the inputs. Compiled modules stand for the model's own in it, each for
+itself; everything else of the tail is as ever. Before it is used it must give what the model gives, on the example and
+on the values of `LIVE` requests, which are answered by the model meanwhile, and it must be faster.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from shared_hooks.compiling.compare import difference
+from shared_hooks.compiling.finding import Finder
+from shared_hooks.compiling.modules import CompiledModule
+from shared_hooks.crossing import Crossing, EarlyOutput
+from shared_hooks.tail import Substitutes
+from shared_hooks.wrapped import WrappedModel
+
+log = logging.getLogger("cloud_server")
+
+LIVE: Final = 3
+"""Requests on whose values a tail is compared, after the example."""
+MAX_LIVE_BYTES: Final = 64 << 20
+"""Of one of them; larger ones are not looked at."""
+ROUNDS: Final = 3
+"""Times that what a module calls is tried where the module itself cannot be compiled."""
+MOST: Final = 64
+"""Modules of one tail that are compiled."""
+
+RUNS: Final = 9
+"""Of each, when both are timed."""
+
+Key = tuple[int, str]
+Wins = Callable[[float, float], bool]
+
+
+def wins(own: float, compiled: float) -> bool:
+    """Whether a twentieth of the time is saved."""
+    return compiled < 0.95 * own
+
+
+class Standing(Enum):
+    COMPILING = "compiling"
+    CHECKING = "checking"  # right on the example, compared on live values
+    USED = "used"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What crossed once."""
+
+    crossing: Crossing
+    header: bytes
+    data: bytes
+
+    def early(self) -> EarlyOutput:
+        """A copy, for one run."""
+        limit = len(self.data) + self.crossing.payload_bytes
+        return EarlyOutput.unpack(self.crossing, self.header, memoryview(bytearray(self.data)), limit, disposable=True)
+
+
+@dataclass
+class _Tail:
+    name: str
+    """Of the cut."""
+    standing: Standing = Standing.COMPILING
+    why: str = ""
+    checked: int = 0
+    compiled: dict[nn.Module, CompiledModule] = field(default_factory=dict)
+
+
+class CompiledTails:
+    """Of ``wrapped``. ``rounding``: whether last bits may differ, within `compare.TOLERANCE`; else every comparison
+    must be of equal bits, which proves nothing of other values. Any thread may call.
+    """
+
+    def __init__(self, wrapped: WrappedModel, *, rounding: bool, backend: str = "inductor", wins: Wins = wins) -> None:
+        """``backend``: torch.compile's. ``wins`` is asked, with the seconds that a tail took of the model's own and as
+        compiled, whether it is worth to be used.
+        """
+        self._wins = wins
+        self._wrapped = wrapped.beside()
+        self._rounding = rounding
+        self._backend = backend
+        self._tails: dict[Key, _Tail] = {}
+        self._jobs: queue.SimpleQueue[tuple[_Tail, _Values] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, early: EarlyOutput) -> None:
+        """The tail behind this head is compiled in the background, and compared on these values."""
+        parcel = early.pack("raw")
+        values = _Values(early.crossing, parcel.header, b"".join(bytes(one) for one in parcel.buffers))
+        tail = self._tails[_key(early.crossing)] = _Tail(early.layer_name)
+        self._jobs.put((tail, values))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="isthmus-compiling", daemon=True)
+            self._thread.start()
+
+    def of(self, crossing: Crossing, header: bytes, payload: memoryview) -> Substitutes | None:
+        """What stands for modules in this request's tail; None: the model's own. A copy may be kept, to compare on."""
+        tail = self._tails.get(_key(crossing)) if self._tails else None
+        if tail is None or tail.standing is Standing.REFUSED:
+            return None
+        if tail.standing is Standing.USED:
+            return tail.compiled.get
+        fits = not crossing.books and payload.nbytes <= MAX_LIVE_BYTES
+        if tail.standing is Standing.CHECKING and fits and self._jobs.empty():
+            self._jobs.put((tail, _Values(crossing, header, bytes(payload))))
+        return None
+
+    def standings(self) -> dict[str, tuple[str, str]]:
+        """Of each tail, by its cut and the digest of its inputs' form: `Standing`, and why it is refused."""
+        known = list(self._tails.items())
+        return {f"{one.name} {signature[:8]}": (one.standing.value, one.why) for (_, signature), one in known}
+
+    def give_up(self, why: str) -> None:
+        """None is used any more: the model is not what it was."""
+        for tail in list(self._tails.values()):
+            tail.standing, tail.why = Standing.REFUSED, why
+
+    def close(self) -> None:
+        """Nothing more is compiled."""
+        self._closed = True
+        self.give_up("the model is closed")
+        self._jobs.put(None)
+        self._wrapped.detach()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None and not self._closed:
+            tail, values = job
+            try:
+                if tail.standing is Standing.COMPILING:
+                    self._compile(tail, values)
+                elif tail.standing is Standing.CHECKING:
+                    self._check(tail, values)
+            except Exception as error:  # of the compiler, or of the model
+                self._refuse(tail, f"{type(error).__name__}: {error}"[:300])
+
+    def _compile(self, tail: _Tail, values: _Values) -> None:
+        if values.crossing.reads or values.crossing.generators:
+            self._refuse(tail, "its path, or what it draws, is each request's own")
+            return
+        began, passed = time.monotonic(), set[nn.Module]()
+        for _ in range(ROUNDS):
+            finder = Finder(passed)
+            self._wrapped.tail(values.early(), substitutes=finder)
+            fresh = [module for module in finder.found if module not in tail.compiled]
+            if not fresh or self._closed:
+                break
+            for module in fresh[: MOST - len(tail.compiled)]:
+                tail.compiled[module] = CompiledModule(module, self._backend)
+            self._wrapped.tail(values.early(), substitutes=tail.compiled.get)
+            for module in [module for module, one in tail.compiled.items() if one.why]:
+                tail.why = tail.compiled.pop(module).why
+                passed.add(module)
+        if not tail.compiled:
+            self._refuse(tail, tail.why or "no module behind the cut holds others: there is nothing to win")
+            return
+        for one in tail.compiled.values():
+            one.built(graphs=self._wrapped.device.type == "cuda")
+        if self._compared(tail, values) and tail.standing is Standing.COMPILING:
+            tail.standing, tail.why = Standing.CHECKING, ""
+            seconds = time.monotonic() - began
+            log.info("after %s: %d modules compiled in %.1f s", tail.name, len(tail.compiled), seconds)
+
+    def _check(self, tail: _Tail, values: _Values) -> None:
+        if self._compared(tail, values):
+            tail.checked += 1
+            if tail.checked >= LIVE and tail.standing is Standing.CHECKING and self._is_worth_it(tail, values):
+                tail.standing = Standing.USED
+                log.info("after %s: the compiled tail is used from now on", tail.name)
+
+    def _compared(self, tail: _Tail, values: _Values) -> bool:
+        """Whether both give the same; else it is refused."""
+        own: Any = self._wrapped.tail(values.early())
+        other: Any = self._wrapped.tail(values.early(), substitutes=tail.compiled.get)
+        broken = next((one.why for one in tail.compiled.values() if one.why), "")
+        wrong = broken or difference(own, other, rounding=self._rounding)
+        if wrong:
+            self._refuse(tail, wrong)
+        return not wrong
+
+    def _is_worth_it(self, tail: _Tail, values: _Values) -> bool:
+        """Both are timed in turns; else it is refused."""
+        took: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(RUNS):
+            for compiled, times in took.items():
+                early = values.early()
+                self._synchronize()
+                began = time.perf_counter()
+                self._wrapped.tail(early, substitutes=tail.compiled.get if compiled else None)
+                self._synchronize()
+                times.append(time.perf_counter() - began)
+        own, other = statistics.median(took[False]), statistics.median(took[True])
+        if not self._wins(own, other):
+            self._refuse(tail, f"it is no faster: {1e3 * other:.2f} ms, and {1e3 * own:.2f} ms of the model's own")
+            return False
+        return True
+
+    def _synchronize(self) -> None:
+        if self._wrapped.device.type == "cuda":
+            torch.cuda.synchronize(self._wrapped.device)
+
+    def _refuse(self, tail: _Tail, why: str) -> None:
+        tail.standing, tail.why, tail.compiled = Standing.REFUSED, why, {}
+        log.warning("after %s the tail is not compiled: %s", tail.name, why)
+
+
+def _key(crossing: Crossing) -> Key:
+    return crossing.layer_id, crossing.signature

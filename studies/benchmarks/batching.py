@@ -1,0 +1,112 @@
+"""Requests of 16 clients as one batch, against one at a time; and a batch's tail against the model's own.
+
+Whether a batch gains anything is the model's affair: on one thread of a CPU a layer that reads many weights for one row
+(AlexNet's classifier) gains much, convolutions hardly. So each network's own gain stands beside what the server makes
+of it: the rest of the model, run directly on one row and on 16.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared_hooks import WrappedModel
+from shared_hooks.batching import Batches
+from shared_hooks.tensors import flatten
+from studies.benchmarks.batching_clients import CLIENTS
+from studies.benchmarks.networks import AlexNet, ResNet18, ViT, built
+from studies.benchmarks.processes import cloud, probe
+from studies.benchmarks.row import Line, Options, Row
+from studies.benchmarks.timing import cpu_ns, interleave, pairwise, ratio
+
+LIMIT = round(1 / 1.5, 3)
+DIRECT = round(1 / 0.9, 3)
+DELAY = 20_000
+"""Microseconds that the worker waits for the other clients' requests."""
+
+Tail = Callable[[Any, torch.Tensor], torch.Tensor]
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], str, Tail]] = {
+    "AlexNet": (AlexNet, "pool", lambda m, x: m.classifier(x.flatten(1))),
+    "ViT": (ViT, "blocks.2.mlp", lambda m, x: m.head(m.norm(m.blocks[3:](x))[:, 0])),
+    "ResNet18": (ResNet18, "stages.2", lambda m, x: m.fc(m.pool(m.stages[3:](x)).flatten(1))),
+}
+
+
+def measure(options: Options) -> Row:
+    lines: list[Line] = []
+    details: dict[str, Any] = {}
+    for name, (build, cut, tail) in NETWORKS.items():
+        options.say(f"  {name}")
+        own, direct = _in_process(build, cut, tail, options.repeats(20))
+        gain = ratio(own["one"], own["many"]) * CLIENTS
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "server.toml")
+            file.write_text(f"[limits]\nmax_queue_delay_microseconds = {DELAY}\n")
+            with cloud(name, shape=(1, 3, 224, 224), threads=options.threads, words=[str(file)]) as address:
+                words = address, name, cut, f"{options.repeats(12)}"
+                found = probe("batching_clients", *words, threads=options.threads)
+        seconds, company = found["seconds"], found["company"]
+        share = ratio(seconds["together"], seconds["exact"])
+        met = statistics.mean(company["together"])
+        note = (
+            f"{1 / share:.2f} times the requests a second; the model alone gains {gain:.2f} times from {CLIENTS} rows; "
+            f"{met:.1f} met on the average"
+        )
+        limit = LIMIT if gain >= 1.5 / 0.9 else None  # where there is something to gain
+        lines += [
+            Line(f"{name}, {CLIENTS} clients together / one at a time", share, "x", limit, note),
+            Line(f"{name}, a batch's tail / the same batch directly", ratio(*direct), "x", DIRECT, f"after {cut}"),
+        ]
+        details[name] = {
+            "together by exact": pairwise(seconds["together"], seconds["exact"]).as_dict(),
+            "tail by direct": pairwise(*direct).as_dict(),
+            "own gain": gain,
+        }
+    return Row(tuple(lines), details)
+
+
+def _in_process(
+    build: Callable[[], nn.Module], cut: str, tail: Tail, repeats: int
+) -> tuple[dict[str, list[int]], tuple[list[int], list[int]]]:
+    """Nanoseconds of the model's own tail on one row and on all; of a batch's tail, with joining and splitting, and of
+    the model's own on the same rows.
+    """
+    model = built(build)
+    rows = torch.randn(CLIENTS, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), WrappedModel(model, metrics=False) as wrapped:
+        batches = Batches(wrapped, seconds_a_minute=float("inf"))
+        earlies = [wrapped.head(cut, row[None]) for row in rows]
+        batches.learn(earlies[0].crossing)
+        known = batches.of(earlies[0].crossing)
+        assert known is not None, batches.reason(earlies[0].crossing)
+        frontier = _before(model, cut, rows)
+        made = batches.run(earlies, [known] * CLIENTS)
+        expected = tail(model, frontier)
+        torch.testing.assert_close(torch.cat([flatten(one.output)[1][0] for one in made]), expected)
+        functions: dict[str, Callable[[], Any]] = {
+            "one": lambda: tail(model, frontier[:1]),
+            "many": lambda: tail(model, frontier),
+            "batch": lambda: batches.run(earlies, [known] * CLIENTS),
+        }
+        found = interleave(functions, repeats, cpu_ns, burst=2)
+        batches.close()
+    return found, (found["batch"], found["many"])
+
+
+def _before(model: nn.Module, cut: str, rows: torch.Tensor) -> torch.Tensor:
+    """What the rest of the model takes: the result of the layer, or of the block that it ends."""
+    parts = cut.split(".")
+    block = cut if len(parts) < 3 else ".".join(parts[:2])
+    kept: list[torch.Tensor] = []
+    handle = model.get_submodule(block).register_forward_hook(lambda module, args, output: kept.append(output))
+    try:
+        model(rows)
+    finally:
+        handle.remove()
+    return kept[0]

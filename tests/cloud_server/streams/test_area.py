@@ -1,0 +1,118 @@
+"""A client's memory on this machine is read if it is what was told, and from nobody who is elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloud_server.access import Caller
+from cloud_server.core import Core
+from cloud_server.streams.area import Area
+from protos.headed import HeadedRequest
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import BadFrame
+from tests.cloud_server.fakes import CoreClient, header, hello, make_crossing, upload
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
+NONCE, HERE = b"0123456789abcdef", "ipv4:127.0.0.1:5"
+NBYTES = 1 << 16
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    file = os.memfd_create("isthmus")
+    os.pwrite(file, NONCE, 0)
+    os.ftruncate(file, NBYTES)
+    yield file
+    os.close(file)
+
+
+def told(file: int, **changes: object) -> split_pb2.Area:
+    values = {"pid": os.getpid(), "fd": file, "nbytes": NBYTES, "nonce": NONCE, **changes}
+    return split_pb2.Area(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("peer", [HERE, "ipv6:[::1]:7", "unix:"])
+def test_what_lies_there_is_read(file: int, peer: str) -> None:
+    area = Area.opened(told(file), peer)
+    assert area is not None
+    os.pwrite(file, b"hello", 4096)
+    into = bytearray(5)
+    area.read(4096, memoryview(into))
+    assert into == b"hello"
+    area.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"nonce": NONCE[::-1]}, {"nonce": b""}, {"nbytes": 0}, {"nbytes": 1 << 63}, {"fd": 1 << 30}, {"pid": 1 << 31}],
+)
+def test_what_is_not_as_told_is_not_used(file: int, changes: dict[str, object]) -> None:
+    assert Area.opened(told(file, **changes), HERE) is None
+
+
+@pytest.mark.parametrize("peer", ["ipv4:10.0.0.1:5", "ipv6:[fe80::1]:7", "", "unknown"])
+def test_nobody_elsewhere_is_believed(file: int, peer: str) -> None:
+    assert Area.opened(told(file), peer) is None
+
+
+def test_only_memory_is_opened(tmp_path: Path) -> None:
+    plain = os.open(tmp_path / "isthmus", os.O_RDWR | os.O_CREAT)
+    os.write(plain, NONCE + bytes(NBYTES))
+    reader, writer = os.pipe()
+    other = os.memfd_create("other")
+    os.write(other, NONCE + bytes(NBYTES))
+    for one in (plain, reader, writer, other):
+        assert Area.opened(told(one), HERE) is None
+        os.close(one)
+
+
+def test_it_may_be_smaller_than_told(file: int) -> None:
+    area = Area.opened(told(file), HERE)
+    assert area is not None
+    for offset, nbytes in ((NBYTES - 4, 5), (1 << 63, 1)):
+        with pytest.raises(BadFrame, match="of an area of"):
+            area.read(offset, memoryview(bytearray(nbytes)))
+    os.ftruncate(file, 8192)
+    with pytest.raises(BadFrame, match="ends after 8192 bytes"):
+        area.read(8000, memoryview(bytearray(500)))
+    area.close()
+    with pytest.raises(BadFrame, match="cannot be read"):
+        area.read(0, memoryview(bytearray(1)))
+
+
+def test_a_request_is_answered_from_there(core: Core, file: int) -> None:
+    os.pwrite(file, b"payload", 5000)
+    client = CoreClient(core, greet=False, caller=Caller(HERE))
+    client.send(hello(area=told(file)))
+    assert client.other("welcome").welcome.area
+    crossing = make_crossing(7)
+    client.send(upload(crossing), header(1, crossing, area_offset=5000))
+    assert bytes(client.answer(1).data) == b"daolyap"
+    # beyond its end, and said to be in two places: refused by name, and the stream goes on
+    client.send(header(2, crossing, area_offset=NBYTES))
+    failed = client.answer(2).failed
+    assert failed is not None
+    assert failed.error == "BadFrame"
+    twice = header(3, crossing, area_offset=5000).request
+    client.send(HeadedRequest(twice, (memoryview(b"pay"),)))
+    failed = client.answer(3).failed
+    assert failed is not None
+    assert failed.error == "BadFrame"
+    client.ask(4, b"good")
+    assert bytes(client.answer(4).data) == b"doog"
+
+
+def test_without_an_area_there_is_none(core: Core, file: int) -> None:
+    client = CoreClient(core, greet=False, caller=Caller("ipv4:10.0.0.1:5"))
+    client.send(hello(area=told(file)))
+    assert not client.other("welcome").welcome.area
+    crossing = make_crossing(7)
+    client.send(upload(crossing), header(1, crossing, area_offset=5000))
+    failed = client.answer(1).failed
+    assert failed is not None
+    assert "there is none" in failed.message
