@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shared_hooks.metrics.clocks import HOST, clock_for
+from shared_hooks.metrics.clocks import clock_for
 from shared_hooks.metrics.energy import Gpu
 from shared_hooks.metrics.reading import Reading
 from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, TensorShape, outputs_of
@@ -41,10 +41,9 @@ class Measurement:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        on_gpu = device.type == "cuda"
-        self.gpu = gpu_of(device) if on_gpu else None
+        self.gpu = gpu_of(device)
         sampler.touch(self.gpu)
-        self.clock = clock_for(device) if on_gpu else HOST
+        self.clock = clock_for(device)
         self.mark = self.clock.mark
         # one thread computes: its own time; several: nobody knows whose, so the process's
         self.cpu = time.thread_time_ns if torch.get_num_threads() == 1 else time.process_time_ns
