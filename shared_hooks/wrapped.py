@@ -525,10 +525,14 @@ def _ended(session: Session) -> int:
     return time.perf_counter_ns()
 
 
-@contextmanager
-def _running(session: Any) -> Iterator[None]:
-    token = attach.running.set(session)
-    try:
-        yield
-    finally:
-        attach.running.reset(token)
+class _running:  # used as a function
+    """The block is a forward of this session."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._token = attach.running.set(self._session)
+
+    def __exit__(self, *_: object) -> None:
+        attach.running.reset(self._token)

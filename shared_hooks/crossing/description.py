@@ -225,6 +225,12 @@ class Crossing:
         return same_elements and view.is_run()
 
     @cached_property
+    def truths(self) -> frozenset[int]:
+        """Slots in which truth values lie."""
+        whole = {number for number, slot in enumerate(self.slots) if slot.dtype is torch.bool}
+        return frozenset(whole | {mark.slot for mark in self.marks if mark.dtype is torch.bool})
+
+    @cached_property
     def signature(self) -> str:
         """Digest of the form of the inputs, autocast and training flags; see `forward.context.signature`."""
         shapes = [[list(form.shape), dtype_name(form.dtype)] for form in self.inputs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from shared_hooks.modules import ModuleInfo
 from shared_hooks.tensors import dtype_name, dtype_named, flatten_inputs
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
+_NOTHING = contextlib.nullcontext()
 _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 KERNEL_SETTINGS = frozenset({"mkldnn", "cudnn", "attention_kernels"})
 """Settings that choose among kernels of one precision. Their defaults change from one release of torch to the next, and
@@ -34,8 +35,8 @@ def ambient() -> dict[str, Any]:
 
 def restored(context: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
     """Autocast as it was around the head, whatever is around the tail."""
-    if not context.get("autocast") and not any(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES)):
-        return contextlib.nullcontext()
+    if not context.get("autocast") and not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
+        return _NOTHING
     return _restored(context)
 
 
@@ -59,22 +60,25 @@ def _restored(context: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+_SETTINGS: tuple[Callable[[], Any], ...] = (
+    torch.get_default_dtype,
+    torch._C._get_float32_matmul_precision,
+    torch._C._get_deterministic_algorithms,
+    torch._C._get_mkldnn_enabled,
+    torch._C._get_cudnn_enabled,
+    torch._C._get_cublas_allow_tf32,
+    torch._C._get_cudnn_allow_tf32,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+)
+"""What `torch.backends` asks, without the modules in between: every tail asks, and its caches are cold by then."""
+
+
 def settings() -> tuple[Any, ...]:
     """Process-wide settings that must be the same on both sides, as they are: quick to ask for and to compare."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    return (
-        torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.mkldnn.enabled,
-        cudnn.enabled,
-        cuda.matmul.allow_tf32,
-        cudnn.allow_tf32,
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-    )
+    return tuple([ask() for ask in _SETTINGS])
 
 
 def environment() -> dict[str, str]:

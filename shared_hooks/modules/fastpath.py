@@ -8,8 +8,6 @@ and back to what it was afterwards.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -18,19 +16,20 @@ _running = 0
 _before = True
 
 
-@contextmanager
-def fast_path_off() -> Iterator[None]:
+class fast_path_off:  # used as a function
     """Switch the fast path off for the duration; nests, and counts over threads."""
-    global _running, _before
-    with _lock:
-        if _running == 0:
-            _before = torch.backends.mha.get_fastpath_enabled()
-            if _before:
-                torch.backends.mha.set_fastpath_enabled(False)
-        _running += 1
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        global _running, _before
+        with _lock:
+            if _running == 0:
+                _before = torch.backends.mha.get_fastpath_enabled()
+                if _before:
+                    torch.backends.mha.set_fastpath_enabled(False)
+            _running += 1
+
+    def __exit__(self, *_: object) -> None:
+        global _running
         with _lock:
             _running -= 1
             if _running == 0 and _before:

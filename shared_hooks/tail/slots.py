@@ -75,9 +75,7 @@ def _made(slot: Slot, start: int, device: torch.device) -> torch.Tensor:
 
 def _check_truth(early: EarlyOutput, slots: list[torch.Tensor]) -> None:
     """Truth values are 0 or 1; kernels that count and then copy rely on it."""
-    truths = {mark.slot for mark in early.crossing.marks if mark.dtype is torch.bool}
-    truths.update(number for number, slot in enumerate(slots) if slot.dtype is torch.bool)
-    for number in truths:
+    for number in early.crossing.truths:
         if slots[number].numel() and int(slots[number].view(torch.uint8).max()) > 1:
             raise BadFrame(f"slot {number} holds truth values other than 0 and 1")
 

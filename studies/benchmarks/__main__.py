@@ -20,6 +20,7 @@ ROWS = {
     "stream": ("stream", "requests in a stream against their slowest stage"),
     "overlap": ("overlap", "one request, were its sections sent one by one"),
     "frontier": ("frontier", "3.2 MB frontier against a bare gRPC echo"),
+    "pipes": ("pipes", "ways between two processes"),
     "memory": ("edge_memory", "memory of the edge"),
     "layers": ("layer_sum", "layers and the whole forward"),
     "metrics": ("metrics_cost", "metrics on against off"),

@@ -6,7 +6,8 @@ framing, hand-overs between threads, placing the frontier and unpacking the answ
 gRPC can do: a process of its own, the same channel options, a standing stream, the same chunks (made beforehand, sent
 without serializers); nobody looks at the bytes. Judged twice: against an echo that sends the chunks back, as the word
 says, and against one that answers as little as ours does (two small messages), which is the stricter comparison. In
-the notes: a tail that answers all 3.2 MB against the former. Interleaved, wall-clock.
+the notes: a tail that answers all 3.2 MB against the former, and, on lines of their own, the same through the socket
+alone, as to another machine (`ConnectionOptions(area_bytes=0)`). Interleaved, wall-clock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import grpc
 import torch
 
-from edge_client import EdgeClient, KeepAlive
+from edge_client import ConnectionOptions, EdgeClient, KeepAlive
 from edge_client.model_choice import ModelChoice
 from edge_client.transport.wire import CHUNK_BYTES
 from protos.chunks import cut
@@ -32,7 +33,7 @@ from studies.benchmarks.timing import Spread, interleave, spreads, wall_ns
 ELEMENTS = 64 * 112 * 112
 """Floats of the frontier: 3.2 MB, what ResNet's first convolution makes of a 224 x 224 image."""
 
-LIMIT = 1.3
+ALL_LIMIT, SMALL_LIMIT = 1.2, 1.3
 HEADER_BYTES, REPLY_BYTES, ANSWER_BYTES = 220, 250, 64
 """About what ours are: the request's header, the reply's, the answer's payload."""
 
@@ -86,10 +87,16 @@ def measure(options: Options) -> Row:
         echo(count, "0") as full_echo,
         EdgeClient(address, ModelChoice(target("Bare"), device="cpu", threads=options.threads), "before") as small,
         EdgeClient(address, ModelChoice(target("BareBack"), device="cpu", threads=options.threads), "before") as full,
+        EdgeClient(
+            address,
+            ModelChoice(target("Bare"), device="cpu", threads=options.threads),
+            "before",
+            connection=ConnectionOptions(area_bytes=0),
+        ) as apart,
         EchoClient(small_echo, 2) as small_bare,
         EchoClient(full_echo, len(messages)) as full_bare,
     ):
-        times: dict[str, list[dict[str, int]]] = {"small": [], "full": []}
+        times: dict[str, list[dict[str, int]]] = {"small": [], "full": [], "apart": []}
         run = {
             "small": lambda: times["small"].append(small.infer(x).times.as_dict()),
             "small echo": lambda: small_bare.send(messages),
@@ -97,6 +104,12 @@ def measure(options: Options) -> Row:
             "full echo": lambda: full_bare.send(messages),
         }
         measured = interleave(run, options.repeats(200), wall_ns, warm_up=10)
+        # by itself: what runs in turns shares the caches
+        run = {
+            "apart": lambda: times["apart"].append(apart.infer(x).times.as_dict()),
+            "echo beside it": lambda: full_bare.send(messages),
+        }
+        measured |= interleave(run, options.repeats(200), wall_ns, warm_up=10)
     without = {
         name: [
             whole - one["edge_compute"] - one["server_compute"]
@@ -118,7 +131,7 @@ def measure(options: Options) -> Row:
             f"{what} of all chunks",
             against("small without model", "full echo"),
             "x",
-            LIMIT,
+            ALL_LIMIT,
             f"{bare_ms} {found['full echo'].median:.2f} ms; when ours answers 3.2 MB, too, "
             f"{against('full without model', 'full echo'):.2f} x",
         ),
@@ -126,9 +139,16 @@ def measure(options: Options) -> Row:
             f"{what} with a small answer",
             against("small without model", "small echo"),
             "x",
-            LIMIT,
+            SMALL_LIMIT,
             f"{bare_ms} {found['small echo'].median:.2f} ms; lower quartiles "
             f"{found['small without model'].low / found['small echo'].low:.2f} x; {len(without['small'])} rounds",
+        ),
+        Line(
+            "... without shared memory / bare echo of all chunks",
+            against("apart without model", "echo beside it"),
+            "x",
+            None,
+            f"{found['apart without model'].median:.2f} ms against {found['echo beside it'].median:.2f} ms",
         ),
     )
     where = {

@@ -18,7 +18,7 @@ from studies.benchmarks.timing import Spread, interleave, pairwise, ratio, sprea
 
 MODEL = "AlexNet"
 MIDDLE = 10
-LIMIT = 1.15
+LIMIT = 1.10
 
 
 def measure(options: Options) -> Row:

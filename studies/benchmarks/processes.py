@@ -47,6 +47,13 @@ def echo(*words: str) -> Iterator[str]:
         yield address
 
 
+@contextmanager
+def pipe(*words: str) -> Iterator[str]:
+    """`pipe_server` with these arguments; yields its address."""
+    with _listening("studies.benchmarks.pipe_server", *words, threads=1) as address:
+        yield address
+
+
 def probe(module: str, *words: str, threads: int = 1) -> dict[str, Any]:
     """The JSON that a module prints when it is run on its own."""
     done = subprocess.run(

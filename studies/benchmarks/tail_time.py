@@ -5,7 +5,7 @@ cut layer reads the clock, the rest of the run is the true tail. (The difference
 noise of both; it is in the details as ``by_difference``, there with the engine's own head and so with its hooks.) The
 engine's tail is `WrappedModel.forward(early, start=cut)` with metrics on, on an `EarlyOutput` that is used again and
 again. Every cut is measured in turns, until the ratio of neighbouring runs is known to 1 % (their spread decides, not
-their value), or for `MOST` rounds. One thread.
+their value), or for `MOST` rounds. One thread, and a heap that keeps its pages (`keep_heap`), for both sides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from shared_hooks import EarlyOutput, WrappedModel
 from studies.benchmarks.networks import CLASSICS, built, image
 from studies.benchmarks.row import Line, Options, Row
-from studies.benchmarks.timing import Spread, cpu_ns, pairwise, ratio, timed
+from studies.benchmarks.timing import Spread, cpu_ns, keep_heap, pairwise, ratio, timed
 
 SHORTEST_NS = 5_000_000
 LEAST, MOST = 15, 40
@@ -92,6 +92,7 @@ class Marked:
 
 
 def measure(options: Options) -> Row:
+    keep_heap()
     cuts: list[Cut] = []
     for name, build in CLASSICS.items():
         found = measure_model(name, build, options)

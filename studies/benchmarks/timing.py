@@ -6,8 +6,10 @@ what is reported are ratios of medians. The garbage collector runs as it would: 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,3 +89,18 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
 def pairwise(above: Sequence[float], below: Sequence[float]) -> Spread:
     """The spread of the ratios of values measured next to each other: how well `ratio` is known."""
     return Spread.of([a / b for a, b in zip(above, below, strict=True)])
+
+
+def keep_heap() -> None:
+    """From here on glibc gives no memory back to the system, until the process ends.
+
+    Else it does, or does not, in the middle of a forward, by where things happen to lie: up to a thousand pages are
+    then taken anew, a millisecond for one side of a comparison and nothing for the other.
+    """
+    limit = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if limit is not None:
+        limit(_M_TRIM_THRESHOLD, 1 << 30)
+        limit(_M_MMAP_MAX, 0)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc's malloc.h
