@@ -55,6 +55,7 @@ class StreamSession:
         self._on_left = left
         self.turn = hub.pace.turn(caller.account)
         """To be had for what is done with a frame."""
+        self._reading = threading.RLock()  # a hook may end the stream whose frame it hears of
         self._uploads: Uploads | None = None
         """What the client asks for; None until it has greeted."""
         self._area: Area | None = None
@@ -118,7 +119,7 @@ class StreamSession:
                 return False
         self._heard = time.monotonic()
         try:
-            with self.turn:
+            with self.turn, self._reading:
                 self._take(frame)
         except IsthmusError as error:
             self.broke(error)
@@ -128,6 +129,9 @@ class StreamSession:
             failure.__cause__ = error
             self.broke(failure)
             return False
+        finally:
+            if self._left:
+                self._close_area()
         return True
 
     def _take(self, frame: InFrame) -> None:
@@ -347,10 +351,16 @@ class StreamSession:
             if self._left:
                 return
             self._left = True
-        with self.turn:  # nobody reads there now, or ever again
-            if self._area is not None:
-                self._area.close()
+        self._close_area()
         self._on_left(self, "" if self._error is None else f"{type(self._error).__name__}: {self._error}")
+
+    def _close_area(self) -> None:
+        """Now, or by who reads there, once it has: a hook of that frame may wait for the stream's end."""
+        if self._area is not None and self._reading.acquire(blocking=False):
+            try:
+                self._area.close()
+            finally:
+                self._reading.release()
 
 
 def _nothing() -> None:
