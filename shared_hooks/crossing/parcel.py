@@ -227,6 +227,8 @@ def _section(entry: Any, rank: int, bound: Mapping[str, Codec] | None) -> Sectio
         raise BadFrame(f"tensors of dtype {dtype} do not travel")
     params = _params(*more) if more else ()
     section = Section(codec, dtype_named(dtype), tuple(shape), tuple(stride), nbytes, checksum, params, rank)
+    if not section.elements and codec is not RAW:
+        raise BadFrame(f"malformed header: codec {codec.name} for a tensor without elements")
     view = View(section.shape, section.stride, 0)
     if view.numel and not view.is_run():
         raise BadFrame("malformed header: strides with gaps or overlap")

@@ -191,7 +191,8 @@ def _size(found: Recipe | IsthmusError) -> int:
     """In steps."""
     if not isinstance(found, Recipe):
         return 1
-    return len(found.steps) + decoded_bytes(found.crossing.to_bytes()) // STEP_BYTES
+    crossing = found.crossing
+    return len(found.steps) + (decoded_bytes(crossing.to_bytes()) + crossing.working_bytes) // STEP_BYTES
 
 
 STEP_BYTES = 512
