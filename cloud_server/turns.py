@@ -194,6 +194,7 @@ class Turns:
         with self._lifecycle.request(request.about):
             answer, error = self._answer(request, started_ns, compute)
         self._requests.finish(request, answer, error)
+        _let_go(error)
         return error is None
 
     def _answer(
@@ -210,6 +211,15 @@ class Turns:
             return replies.failure(request, failure), failure
         self._lifecycle.emit(Stage.ON_RESULT, computed=computed)
         return answer, None
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Hooks have heard of it. Its frames hold it, and all that was made of its request: without them that goes now, and
+    not when Python looks for circles.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class _Part:

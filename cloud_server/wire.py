@@ -74,6 +74,7 @@ def welcome(
             inline_bytes=INLINE_BYTES,
             message_bytes=limits.max_message_bytes,
             area=area,
+            open=True,
             codecs=CODECS,
             cuts=None if caller.policy.cuts is None else split_pb2.Cuts(names=caller.policy.cuts),
         )

@@ -8,13 +8,14 @@ and banks the values Python reads.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from shared_hooks.crossing import ALIGN, Crossing, EarlyOutput, Slot, generators
 from shared_hooks.forward import Frame, HookExitException, Kind, Session, arguments_of, is_mapped, kind_of, name_of
@@ -28,6 +29,31 @@ from shared_hooks.tensors import Structure, UnknownHolder, flatten, identical, l
 
 class Diverged(BaseException):
     """The run left the plan's path; not an Exception, so that the model does not catch it."""
+
+
+class Listener(Protocol):
+    """Hears of what crosses a cut before its head has ended (`listening`). In the thread of the head."""
+
+    def begins(self, crossing: Crossing) -> bool:
+        """A head to this cut; one that was told of before has left its path. Whether what is final is to be told."""
+
+    def final(self, slot: int, pieces: tuple[torch.Tensor, ...]) -> None:
+        """The plan says that nothing writes there any more before the cut; whether that is so the head's result tells.
+        The memory may be the head's own.
+        """
+
+
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Heads that this thread runs in the block tell ``listener``."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 class Attempt:
@@ -154,19 +180,25 @@ class Banking:
             crossing = self.plan.cutting(crossing.layer_id, wide=True)[1]
             if len(crossing.slots) != len(self.cutting.captures):  # a path became known meanwhile that reads more
                 raise Diverged
-        for number, (slot, capture) in enumerate(zip(crossing.slots, self.cutting.captures, strict=True)):
+        for number, slot in enumerate(crossing.slots):
             if not slot.pieces:
                 starts.append(0)
                 continue
             if number not in self.found:
                 raise Diverged
-            whole, origin = _storage_of(slot, capture, self.found[number].detach())
-            starts.append(0 if whole.is_cuda else whole.data_ptr() % ALIGN)
-            for piece in slot.pieces:
-                view = whole.as_strided(piece.shape, piece.stride, origin + piece.offset)
-                pieces.append(view.clone() if capture.copy else view)
+            start, own = self.pieces(number, crossing)
+            starts.append(start)
+            pieces += own
         values = tuple(self.read[ordinal] for ordinal in self.cutting.banked)
         return EarlyOutput(crossing, tuple(pieces), values, self.states, tuple(starts) if any(starts) else ())
+
+    def pieces(self, number: int, crossing: Crossing) -> tuple[int, tuple[torch.Tensor, ...]]:
+        """Where a slot's storage begins modulo `ALIGN`, and its pieces as they are now."""
+        slot, capture = crossing.slots[number], self.cutting.captures[number]
+        whole, origin = _storage_of(slot, capture, self.found[number].detach())
+        views = [whole.as_strided(piece.shape, piece.stride, origin + piece.offset) for piece in slot.pieces]
+        start = 0 if whole.is_cuda else whole.data_ptr() % ALIGN
+        return start, tuple(view.clone() if capture.copy else view for view in views)
 
 
 class HeadSession(Banking, Session):
@@ -192,18 +224,35 @@ class HeadSession(Banking, Session):
                 self.found[slot] = inputs[capture.leaf]
             else:
                 self.want(slot, capture)
+        self.listener = _listener.get()
+        self.finals: Mapping[tuple[str, int] | None, tuple[int, ...]] = {}
+        if self.listener is not None and crossing.plan_digest and self.listener.begins(crossing):
+            self.finals = plan.finals(cutting)
+            self.tell(None)
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.stopped:
             # the model swallowed the exit and went on
             raise self.exit
-        if not info.opaque:
-            return super().run(info, forward, args, kwargs)
-        self.in_opaque += 1
-        try:
-            return super().run(info, forward, args, kwargs)
-        finally:
-            self.in_opaque -= 1
+        if info.opaque:
+            self.in_opaque += 1
+            try:
+                return super().run(info, forward, args, kwargs)
+            finally:
+                self.in_opaque -= 1
+        output = super().run(info, forward, args, kwargs)
+        if self.finals and not self.in_opaque:  # here, so that it is no time of the layer's
+            self.tell((info.path, self.counts[info.path]))
+        return output
+
+    def tell(self, after: tuple[str, int] | None) -> None:
+        """What is final after this call; None: before any."""
+        slots = [slot for slot in self.finals.get(after, ()) if slot in self.found]
+        if slots and self.listener is not None:
+            below = _disable_current_modes() if self.cutting.below else contextlib.nullcontext()
+            with torch._C.DisableTorchFunction(), below:  # no operation of the model's
+                for slot in slots:
+                    self.listener.final(slot, self.pieces(slot, self.target)[1])
 
     def module_done(self, frame: Frame, output: Any) -> None:
         self.bank_module(frame, output)

@@ -17,6 +17,7 @@ layer_metrics  what was measured, into a reply
 May import entries, limits.
 """
 
+from cloud_server.models.admission import check_open
 from cloud_server.models.engine import (
     FILE,
     Batching,
@@ -52,6 +53,7 @@ __all__ = [
     "Progress",
     "Residence",
     "ServedModel",
+    "check_open",
     "inexact",
     "leaves",
     "room_for",

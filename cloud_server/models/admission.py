@@ -7,7 +7,7 @@ import torch
 from cloud_server.models.engine import Identity
 from shared_hooks import Crossing
 from shared_hooks.codecs import Bound
-from shared_hooks.crossing import read_header, total_bytes
+from shared_hooks.crossing import ALIGN, read_header, total_bytes
 from shared_hooks.crossing.parcel import Section
 from shared_hooks.errors import BadFrame, Disagreement, TooLarge
 from shared_hooks.models.uploads import check_suffix, libraries
@@ -40,6 +40,17 @@ def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_by
     decoded = sum(section.raw_bytes for section in sections[:pieces])
     if decoded != crossing.payload_bytes:
         raise BadFrame(f"the header describes {decoded} bytes of tensors, the cut {crossing.payload_bytes}")
+
+
+def check_open(crossing: Crossing, header: bytes, most_bytes: int) -> None:
+    """Of a request whose header is still to come: is there room for its cut, and no more? Raises BadFrame, TooLarge."""
+    if header:
+        raise BadFrame("a request that is open has no header yet")
+    states = len(crossing.generators)
+    tensors = states + sum(len(slot.pieces) for slot in crossing.slots)
+    room = crossing.payload_bytes + states * MAX_STATE_BYTES + 2 * ALIGN * tensors
+    if not 0 < most_bytes <= room:
+        raise TooLarge(f"an open request of up to {most_bytes} bytes at a cut that takes {room} at most")
 
 
 def check_step(header: bytes, payload_bytes: int, max_bytes: int) -> None:

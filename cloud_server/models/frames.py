@@ -14,13 +14,19 @@ from shared_hooks.sharing import Party, SharedCache
 MOST = 65_536
 """Tensors of cuts, of all clients together."""
 
+SHARE = 8
+
 Key = tuple[Party, str, int]
 
 
 class KeptFrames:
-    """Beyond ``most_bytes`` who keeps the most loses what it has not used for longest. Any thread may call."""
+    """Beyond ``most_bytes`` who keeps the most loses what it has not used for longest. Any thread may call.
+
+    One tensor's frames take a `SHARE` of them at most: what is newest is never given up, however large it is.
+    """
 
     def __init__(self, most_bytes: int) -> None:
+        self._most_of_one = most_bytes // SHARE
         self._kept: SharedCache[Key, Ring] = SharedCache(MOST, most_bytes)
         self._lock = threading.Lock()
 
@@ -39,7 +45,7 @@ class KeptFrames:
 
     def put(self, key: Key, number: int, symbols: torch.Tensor, reference: int) -> None:
         with self._lock:
-            ring = self._kept.get(key, key[0]) or Ring()
+            ring = self._kept.get(key, key[0]) or Ring(self._most_of_one)
             ring.put(number, symbols, reference)
             self._kept.put(key, ring, ring.nbytes, key[0])
 

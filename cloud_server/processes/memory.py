@@ -148,7 +148,8 @@ def _pages(nbytes: int) -> int:
 
 def _file(nbytes: int) -> int:
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("isthmus", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        # by another name than clients' areas: one who told of this file as his would be given others' payloads
+        fd = os.memfd_create("payloads", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, nbytes)
         # A worker that made it shorter would end the server at its next touch.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -257,7 +257,7 @@ class Worker:
             self._say({"is": "cut?"})
             _, (data,) = self._channel.receive()
             known = decode(data, self._limits.max_request_bytes, remember=False)  # checked by the server
-            self._crossings.put(digest, known, decoded_bytes(data), SERVER)
+            self._crossings.put(digest, known, decoded_bytes(data) + known.working_bytes, SERVER)
         return known
 
     # What is answered with bytes

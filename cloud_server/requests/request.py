@@ -17,11 +17,13 @@ from cloud_server.work import Payer
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
-from shared_hooks.errors import BadFrame, IsthmusError
+from shared_hooks.errors import BadFrame, IsthmusError, TooLarge
 from shared_hooks.lifecycle import About
 
 TRACEPARENT = 55
 """Characters of W3C's traceparent."""
+OPEN_HEADER_BYTES = 64 << 10
+"""Room for the header of an open request; who has a longer one announces it at once."""
 
 
 class Readable(Protocol):
@@ -65,7 +67,10 @@ class Request:
         """For hooks; the core numbers it when it is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header
-        self._header_bytes = len(frame.header)
+        self.opening = frame if frame.open else None
+        """Its announcement, while its client does not know yet all that it will send."""
+        self._header_bytes = OPEN_HEADER_BYTES if frame.open else len(frame.header)
+        self._room = frame.payload_bytes
         self.payload_bytes = frame.payload_bytes
         self.deadline_ms = frame.deadline_ms
         self.want_metrics = frame.want_metrics
@@ -120,7 +125,21 @@ class Request:
             due += piece.nbytes
         self._received = due
         self._progress_ns = time.perf_counter_ns()
-        return due == self.payload_bytes
+        return self.opening is None and due == self.payload_bytes
+
+    def close(self, header: bytes, payload_bytes: int) -> None:
+        """The client of an open request knows now what it has sent: all of this. Raises BadFrame and TooLarge."""
+        if self.opening is None:
+            raise BadFrame(f"request {self.id} is closed, and was not open")
+        if len(header) > OPEN_HEADER_BYTES:
+            raise TooLarge(f"a header of {len(header)} bytes closes a request; at most {OPEN_HEADER_BYTES} are taken")
+        if payload_bytes != self._received:
+            raise BadFrame(f"request {self.id} is closed with {payload_bytes} bytes, and {self._received} have come")
+        opening, self.opening = self.opening, None
+        opening.header, opening.payload_bytes, opening.open = header, payload_bytes, False
+        self.header, self.payload_bytes = header, payload_bytes
+        self.payload = self.payload[:payload_bytes]
+        self.fingerprint = fingerprint(self.engine, opening)
 
     @property
     def received_bytes(self) -> int:
@@ -144,7 +163,7 @@ class Request:
     @property
     def held_bytes(self) -> int:
         """What it takes while it waits."""
-        return self.payload_bytes + self._header_bytes
+        return self._room + self._header_bytes
 
     def release(self) -> None:
         """It is over: who still refers to it (a line it waited in, a stream) holds no memory of it."""

@@ -111,7 +111,7 @@ class RequestTable:
             known = self._live.get(request.key)
             answer = self._answers.get(request.key)
             earlier = known.fingerprint if known else answer.fingerprint if answer else request.fingerprint
-            if earlier != request.fingerprint:
+            if earlier != request.fingerprint and not (known and known.opening):
                 raise BadFrame(f"request id {request.id} was used before, for a request with other content")
             if answer is not None:
                 request.state = State.OVER

@@ -46,7 +46,7 @@ class CrossingCache:
         with self._lock:
             known = self._kept.get(digest, party)  # of another stream, meanwhile
             if known is None:
-                self._kept.put(digest, crossing, decoded_bytes(data), party)
+                self._kept.put(digest, crossing, decoded_bytes(data) + crossing.working_bytes, party)
             return known or crossing
 
     def get(self, digest: str, party: Party) -> Crossing | None:
@@ -64,5 +64,5 @@ class CrossingCache:
 
     @property
     def nbytes(self) -> int:
-        """What they take, as `decoded_bytes` has it."""
+        """What they take, as `decoded_bytes` and `Crossing.working_bytes` have it."""
         return self._kept.nbytes

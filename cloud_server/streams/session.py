@@ -173,6 +173,8 @@ class StreamSession:
             self._acknowledged(frame.acknowledge.ids)
         elif kind == "cancel":
             uploads.cancel(frame.cancel.id)
+        elif kind == "closing":
+            uploads.close(frame.closing)
         elif kind == "hello":
             raise BadFrame("only the stream's first frame may be hello")
         else:

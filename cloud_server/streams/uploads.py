@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from cloud_server import wire
 from cloud_server.access import granted
 from cloud_server.decoding import Step
-from cloud_server.models import FILE, Engine
+from cloud_server.models import FILE, Engine, check_open
 from cloud_server.requests import Outlet, Request, State, about
 from cloud_server.streams.area import Area
 from cloud_server.streams.hub import Hub
@@ -87,7 +87,7 @@ class Uploads:
         if request.state is State.OVER:  # cancelled meanwhile, or it had to give way: what was allocated goes back
             request.release()
             self._skip(frame.id)
-        elif request.received_bytes == request.payload_bytes or (
+        elif (request.received_bytes == request.payload_bytes and not request.opening) or (
             headed.pieces and request.write(ChunkFrame(frame.id, 0, headed.pieces))
         ):
             self._submit(request)
@@ -125,6 +125,8 @@ class Uploads:
         ``come``: bytes of the payload that came with it.
         """
         step = Step.of(frame)
+        if frame.open and (step is not None or frame.HasField("file") or frame.HasField("area_offset")):
+            raise BadFrame("only a request that is cut, and whose payload comes in chunks, may be open")
         if come > frame.payload_bytes:
             raise BadFrame(f"{frame.payload_bytes} bytes are announced, and {come} came with the header")
         self._check_observers(frame.hooks)
@@ -149,7 +151,10 @@ class Uploads:
         if crossing.payload_bytes > limit:
             most = f"at most {limit} are accepted (max_request_bytes)"
             raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; {most}")
-        self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
+        if frame.open:
+            check_open(crossing, frame.header, frame.payload_bytes)
+        else:
+            self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
         return Request(self._outlet, self._engine, crossing, frame)
 
     def _check_observers(self, names: Sequence[str]) -> None:
@@ -192,6 +197,27 @@ class Uploads:
         if complete:
             del self._receiving[chunk.id]
             self._submit(request)
+
+    def close(self, closing: split_pb2.Closing) -> None:
+        """All of an open request has come. Raises BadFrame for one that nobody announced."""
+        request = self._receiving.pop(closing.id, None)
+        if request is None:
+            if closing.id not in self._skipped:
+                raise BadFrame(f"request {closing.id} is closed, which was not announced or is complete")
+            return
+        self._skip(closing.id)
+        if request.state is not State.RECEIVING:  # cancelled, expired, or taken over by a newer stream
+            return
+        assert request.crossing is not None
+        try:
+            request.close(closing.header, closing.payload_bytes)
+            limit = self._outlet.caller.max_request_bytes(self._hub.limits)
+            self._engine.admit(request.crossing, closing.header, closing.payload_bytes, limit)
+        except IsthmusError as error:
+            self._hub.requests.abandon(request, error)
+            self._fail(closing.id, error)
+            return
+        self._submit(request)
 
     def cancel(self, id: int) -> None:
         """The client no longer wants this request."""

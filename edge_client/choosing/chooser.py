@@ -82,6 +82,10 @@ class Chooser:
         chosen = self._steady(early.layer_name, costs, self._best(costs, names, link), link)
         return [self._watched(early, number, name) for number, name in enumerate(chosen)]
 
+    def held(self, cut: str) -> tuple[str, ...] | None:
+        """The names of the last choice for a cut, which the next one is likely to be; None before the first."""
+        return self._held.get(cut)
+
     def _best(self, costs: Sequence[dict[str, Cost]], names: Sequence[str], link: Link) -> tuple[str, ...]:
         """Among the ways with one lossy codec at most: that is what was calibrated."""
         lossless = {RAW, *(name for name in names if CODECS[name].lossless)}

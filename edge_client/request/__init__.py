@@ -4,6 +4,7 @@ requests   begun, finished, cancelled
 edge_model the model on this side: its heads, or all of it
 only_head  ... with the weights of heads alone in memory
 frames     ... of frames that follow each other, what was sent
+ahead      what leaves of one before its head has ended
 pending    one under way, for who does not wait at once
 places     room for those between head and answer, in number and bytes
 many       many inputs, several under way, answers in order

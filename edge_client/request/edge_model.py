@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from edge_client.call import Call
 from edge_client.inputs.unfit import another_size, unfit
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, EDGE_ONLY, WORDS
+from edge_client.request.ahead import Ahead, Way
 from edge_client.request.frames import Frame, SentFrames
 from edge_client.request.only_head import OnlyHead
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
@@ -25,6 +27,7 @@ from shared_hooks import Crossing, EarlyOutput, LayerMetrics, Plan, WrappedModel
 from shared_hooks.codecs import Codec
 from shared_hooks.codecs.basis import Book, Frames
 from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near
+from shared_hooks.head import listening
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.models import InputItem, ModelSpec
@@ -218,35 +221,68 @@ class EdgeModel:
             raise self._failed(error, self.model_id, args, kwargs) from error
 
     def head(
-        self, call: Call, cut: Cut, stamps: Stamps, offered: Collection[str] = wire.FIRST_CODECS, codec: str = ""
+        self,
+        call: Call,
+        cut: Cut,
+        stamps: Stamps,
+        offered: Collection[str] = wire.FIRST_CODECS,
+        codec: str = "",
+        ahead: Ahead | None = None,
     ) -> Head:
         """Run the model up to ``cut`` and pack what crosses; stamps `computed` and `packed`.
 
-        ``offered``: the server's codecs, ``codec``: one that was chosen with the cut, where they are chosen.
+        ``offered``: the server's codecs, ``codec``: one that was chosen with the cut, where they are chosen. ``ahead``
+        sends what is final before the rest.
 
         Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
         """
         early: EarlyOutput
         try:
-            early, observations, changed = self._run(partial(self.wrapped.head, cut), "head", call, stamps)
+            with nullcontext() if ahead is None else listening(ahead):
+                early, observations, changed = self._run(partial(self.wrapped.head, cut), "head", call, stamps)
         except UnknownLayer as error:
             raise _with_words(error, cut) from None
         records = self.wrapped.last_records()
         stamps.computed = now_ns()
+        if ahead is not None:
+            stamps.ahead_ns, stamps.head_ns = ahead.took_ns, stamps.head_ns - ahead.took_ns
         self.lifecycle.emit(Stage.BEFORE_ENCODE, value=early)
-        if (books := self.books.get(early.layer_name)) is not None:
-            early = replace(early, crossing=self._by_books(early.crossing, books))
-        packing: str | Sequence[Codec] = self.codec
+        early = replace(early, crossing=self._with_own(early.crossing))
         frame = None
         if self.chooser is not None:
-            packing = self.chooser.choose(early, offered, codec or None)
+            packing: Sequence[Codec] = self.chooser.choose(early, offered, codec or None)
         elif self.codec == Frames.name:
             packing, frame = self.frames.codecs(early)
-        outgoing = wire.outgoing(early, packing)
+        else:
+            packing = self._codecs(early.crossing, [self.codec] * len(early.pieces))
+        parcel = None if ahead is None or frame is not None else ahead.parcel(early, packing)
+        outgoing = wire.outgoing(early, early.pack(packing) if parcel is None else parcel)
         decoding_ns = 0.0 if self.chooser is None else self.chooser.decoding_ns(early, outgoing.codecs)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
         return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed, frame, decoding_ns)
+
+    def way(self, crossing: Crossing, codec: str = "") -> Way | None:
+        """How a frontier will be packed, as far as that is known before it is there. ``codec``: as of `head`."""
+        if self.device.type != "cpu" or (self.chooser is None and self.codec == Frames.name):
+            return None
+        crossing = self._with_own(crossing)
+        names: Sequence[str] | None = [self.codec] * len(crossing.grains)
+        if self.chooser is not None:
+            names = self.chooser.held(crossing.layer_name)
+        if names is None or len(names) != len(crossing.grains) or (codec and not {*names} <= {codec, codecs.RAW.name}):
+            return None
+        return crossing, self._codecs(crossing, names)
+
+    def _codecs(self, crossing: Crossing, names: Sequence[str]) -> list[Codec]:
+        """By name, those of the pieces, with what books say of them."""
+        bound: Sequence[Mapping[str, Codec]] = crossing.bound or [{}] * len(names)
+        return [own.get(name) or codecs.CODECS[name] for own, name in zip(bound, names, strict=True)]
+
+    def _with_own(self, crossing: Crossing) -> Crossing:
+        """The cut with the books that this side has for it."""
+        books = self.books.get(crossing.layer_name)
+        return crossing if books is None else self._by_books(crossing, books)
 
     def _by_books(self, crossing: Crossing, books: Books) -> Crossing:
         """The cut with its books, made once; as it is where other pieces cross than when these were learnt."""

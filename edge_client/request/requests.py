@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from edge_client.answer import Answer
 from edge_client.call import Call
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.request.ahead import Ahead
 from edge_client.request.edge_model import Cut, EdgeModel, Head
 from edge_client.request.many import Position
 from edge_client.request.places import Place, Places
 from edge_client.transport import (
     Connection,
     Exchange,
+    Opening,
     Outgoing,
     ServerTimes,
     Stamps,
@@ -27,6 +31,7 @@ from edge_client.transport import (
     wire,
 )
 from edge_client.witness import INPUT, Kept, Witness, Witnesses
+from shared_hooks import Crossing
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import (
     AccessRefused,
@@ -123,6 +128,7 @@ class Requests:
         self._client_id = client_id
         self._singles = itertools.count()
         self._places = Places(max_in_flight_bytes)
+        self._in_vain: set[str] = set()  # cuts at which nothing leaves before its head has ended
 
     def begin(
         self,
@@ -174,25 +180,56 @@ class Requests:
         """``most``: requests under way, this one included. ``before``: the attempt that this one repeats."""
         connection = self._connect()
         place = self._take_place((cut, codec), most, until)
+        ahead: Ahead | None = None
         try:
             kept = self._keep(work, stamps, before)
             stamps.admitted = now_ns()
+            # what is compared with the whole model here is to be that, bit for bit
+            together = not (exact or kept is not None)
             if isinstance(work, Path):
                 head = self._edge_model.file(work, stamps)
             else:
                 offered = wire.FIRST_CODECS if connection.welcome is None else wire.codecs_of(connection.welcome)
-                head = self._edge_model.head(work, "input" if cut == CLOUD_ONLY else cut, stamps, offered, codec)
-            id = about.id if before is None else next(self._ids)  # the server has answered the old one
-            # what is compared with the whole model here is to be that, bit for bit
-            together = not (exact or kept is not None)
+                if before is None:
+                    begin = partial(self._announced, connection, about, together, until)
+                    ahead = Ahead(partial(self._edge_model.way, codec=codec), begin, self._in_vain)
+                head = self._edge_model.head(work, "input" if cut == CLOUD_ONLY else cut, stamps, offered, codec, ahead)
+            opening = None if ahead is None else ahead.opening
+            # the server has answered the old one, or has heard of one that came to nothing
+            anew = before is not None or (ahead is not None and ahead.has_left and opening is None)
+            id = next(self._ids) if anew else about.id
             exchange = self._exchange(id, head.outgoing, stamps, until, about, place, together)
         except BaseException:
             place.leave()
+            if ahead is not None:
+                ahead.give_up()
             raise
-        ahead = self._bytes_ahead()
+        before_it = self._bytes_ahead()
         self._sending.append(exchange)
-        connection.submit(exchange)
-        return Running(connection, exchange, work, cut, head, about, kept, exact=exact, codec=codec, bytes_ahead=ahead)
+        connection.submit(exchange, opening)
+        return Running(
+            connection, exchange, work, cut, head, about, kept, exact=exact, codec=codec, bytes_ahead=before_it
+        )
+
+    def _announced(
+        self, connection: Connection, about: About, together: bool, until: float, crossing: Crossing, most: int
+    ) -> Opening | None:
+        """A request whose head is running, of ``most`` bytes; None where it does not leave before it is whole."""
+        header = wire.open_header(
+            about,
+            crossing.digest,
+            most,
+            until - time.monotonic(),
+            want_metrics=self._wants_metrics,
+            together=together,
+            hooks=self._edge_model.observers,
+        )
+        opening = Opening(header, wire.cut_frame(crossing.digest, crossing.to_bytes()))
+        return opening if connection.begin(opening) else None
+
+    @property
+    def _wants_metrics(self) -> bool:
+        return self._metrics and self._edge_model.wrapped.metrics_enabled
 
     def _bytes_ahead(self) -> int:
         """Of requests that have still to be sent, and take the link first."""
@@ -217,7 +254,7 @@ class Requests:
             until=until,
             stamps=stamps,
             check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
-            want_metrics=self._metrics and self._edge_model.wrapped.metrics_enabled,
+            want_metrics=self._wants_metrics,
             together=together,
             observers=self._edge_model.observers,
             about=about,

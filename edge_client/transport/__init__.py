@@ -4,6 +4,7 @@ connection     opened, lost, opened again
 state, options its life; its limits
 stream         one gRPC stream
 outbox, inbox  what is still to be sent; what came
+opening        a request that leaves while its head runs
 area           or in memory that a server on this machine reads
 waiting        who waits for a stream or an answer
 pulse          is the other side alive?
@@ -18,6 +19,7 @@ May import protos, and of the engine crossing, metrics, lifecycle; nothing else 
 
 from edge_client.transport.connection import Connection
 from edge_client.transport.exchange import Exchange, Outgoing
+from edge_client.transport.opening import Opening
 from edge_client.transport.options import ConnectionOptions, KeepAlive, check_seconds
 from edge_client.transport.state import Counters, State
 from edge_client.transport.times import ServerTimes, Stamps, Times, now_ns
@@ -28,6 +30,7 @@ __all__ = [
     "Counters",
     "Exchange",
     "KeepAlive",
+    "Opening",
     "Outgoing",
     "ServerTimes",
     "Stamps",

@@ -32,6 +32,7 @@ from edge_client.transport.area import Area
 from edge_client.transport.backoff import Backoff
 from edge_client.transport.exchange import Exchange
 from edge_client.transport.inbox import Inbox
+from edge_client.transport.opening import Opening
 from edge_client.transport.options import ConnectionOptions, KeepAlive
 from edge_client.transport.outbox import Outbox
 from edge_client.transport.pulse import Pulse
@@ -146,15 +147,31 @@ class Connection:
             with self._changed:
                 self._waiting.leave(opener)
 
-    def submit(self, exchange: Exchange) -> None:
-        """Send a request as soon as there is a stream; the exchange is settled with the answer or an error."""
+    def begin(self, opening: Opening) -> bool:
+        """Announce a request that is still open; False where it has to wait until it is whole: there is no stream,
+        others are under way, the server is older, or on this machine.
+        """
+        with self._changed:
+            if self._closing or self._state is not State.READY or self._outbox is None or self._waiting:
+                return False
+            if not self._options.ahead:
+                return False
+            most = self.welcome.max_request_bytes if self.welcome else 0
+            return opening.header.payload_bytes <= most and self._outbox.begin(opening)
+
+    def submit(self, exchange: Exchange, opening: Opening | None = None) -> None:
+        """Send a request as soon as there is a stream; the exchange is settled with the answer or an error.
+
+        ``opening``: what has left of it before.
+        """
         with self._changed:
             if self._closing:
                 exchange.settle(Cancelled("the client is closed"))
             elif self._state is not State.READY or not self._waiting.refuse(exchange, self.welcome):
                 self._demand(exchange)
-                if self._outbox is not None and self._state is State.READY:
-                    self._outbox.put(exchange)
+                outbox = self._outbox if self._state is State.READY else None
+                if outbox is not None and (opening is None or not outbox.close(opening, exchange)):
+                    outbox.put(exchange)
 
     def nudge(self) -> None:
         """Try whether a server that is `gone` is back, without waiting for it; at most twice a second."""
@@ -363,7 +380,7 @@ class Connection:
         self.lifecycle.emit(Stage.AFTER_HANDSHAKE, welcome=welcome)
         with self._changed:
             outbox.inline_bytes = welcome.inline_bytes
-            outbox.open(self._waiting.limit(welcome), welcome.message_bytes, welcome.area)
+            outbox.open(self._waiting.limit(welcome), welcome.message_bytes, welcome.area, welcome.open)
             self._state, self.welcome, self._outbox = State.READY, welcome, outbox
             self._without_stream_since, self._tries, self.gone = None, 0, False
             self.counters.streams += 1

@@ -104,11 +104,14 @@ class Exchange:
         """Wait until settled, at most ``seconds`` (default: what is left)."""
         return self._settled.wait(self.remaining() if seconds is None else seconds)
 
-    def begin_send(self) -> None:
-        """A stream begins to send this request: the stamps are those of the sending that gets answered."""
+    def begin_send(self, began: int | None = None) -> None:
+        """A stream begins to send this request: the stamps are those of the sending that gets answered.
+
+        ``began``: when it did so before.
+        """
         self.sends += 1
         self._on_stream = True
-        self.stamps.first_sent = now_ns()
+        self.stamps.first_sent = now_ns() if began is None else began
         self.stamps.last_sent = None
 
     @property

@@ -67,7 +67,7 @@ class Inbox:
     def _take_failure(self, failed: split_pb2.RequestFailed) -> None:
         exchange = self._find(failed.id)
         if exchange is None:
-            self._outbox.answered(failed.id)
+            self._outbox.refused(failed.id)
             return
         error = by_name(failed.error)(f"{failed.message} (reported by {self._address})")
         error.retry_after_seconds = failed.retry_after_ms / 1e3 or None

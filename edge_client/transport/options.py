@@ -58,6 +58,7 @@ class ConnectionOptions:
     max_in_flight_bytes: int = 128 << 20  # ... and what they send; one request may always go
     chunk_bytes: int = wire.CHUNK_BYTES
     area_bytes: int = 32 << 20  # of shared memory for payloads to a server on this machine; 0 = none
+    ahead: bool = True  # what crosses a cut may leave before its head has ended
     max_answer_bytes: int = 1 << 30
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
     credentials: Credentials = field(default_factory=Credentials)

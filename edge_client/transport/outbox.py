@@ -21,6 +21,7 @@ from typing import Final
 from edge_client.transport import wire
 from edge_client.transport.area import LEAST, Area
 from edge_client.transport.exchange import Exchange
+from edge_client.transport.opening import Opening
 from edge_client.transport.times import now_ns
 from protos.chunks import ChunkFrame, cut
 from protos.frames import ClientFrame
@@ -60,6 +61,8 @@ class Outbox(Iterator[ClientFrame]):
         self._sending: tuple[Exchange, Iterator[ClientFrame]] | None = None
         self._handed_over: Exchange | None = None  # its last chunk went out with the previous pull
         self._begins: Exchange | None = None  # its first frame goes out with this pull
+        self._opening: Opening | None = None
+        self._takes_open = False
         self._cuts: set[str] = set()
         self._sending_cut = False  # a cut's description is not through flow control yet
         self._begun: dict[int, Exchange] = {}  # sent on this stream, in part or whole, and not answered
@@ -70,11 +73,11 @@ class Outbox(Iterator[ClientFrame]):
         self._finished = False
         self._aborted = False
 
-    def open(self, max_in_flight: int, message_bytes: int = 0, area: bool = False) -> None:
+    def open(self, max_in_flight: int, message_bytes: int = 0, area: bool = False, takes_open: bool = False) -> None:
         """The server has welcomed: requests may go, ``max_in_flight`` of them unanswered at a time.
 
         ``message_bytes``: the largest message that it takes, payloads beginning in headers; 0 = an older server.
-        ``area``: whether it reads there.
+        ``area``: whether it reads there. ``takes_open``: whether it takes requests that are open.
         """
         with self._changed:
             if not area:
@@ -82,6 +85,7 @@ class Outbox(Iterator[ClientFrame]):
             if message_bytes:
                 self._headed = True
                 self._chunk_bytes = max(1, min(self._chunk_bytes, message_bytes - ROOM))
+                self._takes_open = takes_open
             self._limit = max(1, max_in_flight)
             self._changed.notify()
 
@@ -94,6 +98,54 @@ class Outbox(Iterator[ClientFrame]):
             else:
                 self._waiting.append(exchange)
             self._changed.notify()
+
+    def begin(self, opening: Opening) -> bool:
+        """Send an open request, unless others are under way, whose work fills the time of its head; True if so."""
+        with self._changed:
+            busy = self._begun or self._waiting or self._delayed or self._opening is not None
+            over = self._draining or self._finished or self._aborted
+            if not self._takes_open or self._area is not None or busy or over:
+                return False
+            self._opening, opening.line = opening, self
+            self._changed.notify()
+            return True
+
+    def add(self, opening: Opening, buffers: tuple[memoryview, ...]) -> None:
+        """More of an open request's payload; no effect on one that is over."""
+        with self._changed:
+            if self._opening is opening:
+                opening.append(buffers, self._chunk_bytes)
+                self._changed.notify()
+
+    def close(self, opening: Opening, exchange: Exchange) -> bool:
+        """All of an open request is there, and it has become ``exchange``. False where it is over: begin anew."""
+        with self._changed:
+            if self._opening is not opening or self._draining or self._finished or self._aborted:
+                self._opening = None if self._opening is opening else self._opening
+                return False
+            opening.close(exchange)
+            self._begun[exchange.id] = exchange
+            exchange.begin_send(opening.first_sent)
+            self._changed.notify()
+            return True
+
+    def give_up(self, opening: Opening) -> None:
+        """An open request comes to nothing."""
+        with self._changed:
+            if self._opening is opening:
+                self._opening = None
+                if opening.first_sent is not None:
+                    self._control.append(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=opening.id)))
+                self._changed.notify()
+
+    def refused(self, request_id: int) -> None:
+        """The server does not take it: an open request, or one that nobody waits for any more."""
+        with self._changed:
+            opening = self._opening
+            if opening is not None and opening.id == request_id and opening.exchange is None:
+                self._opening = None
+                self._cuts.discard(opening.header.cut_digest)  # it may be what the server misses
+        self.answered(request_id)
 
     def forget_cut(self, digest: str) -> None:
         """The server no longer holds this cut's description: it goes out again with the next request that names it."""
@@ -202,7 +254,7 @@ class Outbox(Iterator[ClientFrame]):
         if self._control:
             return self._control.popleft()
         was_sending = self._sending is not None
-        frame = self._continue()
+        frame = self._continue() or self._open_frame()
         if frame is not None:
             return frame
         # with a request, or after one, while the server computes, and not before one, where it would be in the way
@@ -237,6 +289,24 @@ class Outbox(Iterator[ClientFrame]):
             self._sending, self._sending_cut = None, False
         return frame
 
+    def _open_frame(self) -> ClientFrame | None:
+        """The next frame of the open request; None where there is none."""
+        if (opening := self._opening) is None:
+            return None
+        exchange = opening.exchange
+        if exchange is not None and (exchange.settled or self._begun.get(exchange.id) is not exchange):
+            self._opening = None  # it was refused, or is to be sent again
+            return None
+        if opening.header.cut_digest not in self._cuts:
+            self._cuts.add(opening.header.cut_digest)
+            return opening.described
+        frame = opening.next()
+        if frame is not None and opening.first_sent is None:
+            opening.first_sent = now_ns()
+        if opening.ended:
+            self._opening, self._handed_over, self._begins = None, exchange, exchange
+        return frame
+
     def _frames(self, exchange: Exchange) -> Iterator[ClientFrame]:
         outgoing = exchange.outgoing
         if outgoing is None:
@@ -245,7 +315,7 @@ class Outbox(Iterator[ClientFrame]):
         if described and outgoing.cut_digest not in self._cuts:
             self._cuts.add(outgoing.cut_digest)
             self._sending_cut = True
-            yield wire.cut_frame(outgoing)
+            yield wire.cut_frame(outgoing.cut_digest, outgoing.cut_data)
             self._sending_cut = False
         header = wire.request_header(exchange, outgoing, self._take_acknowledged() if self._headed else ())
         if self._area is not None and outgoing.nbytes >= LEAST:
@@ -267,11 +337,12 @@ class Outbox(Iterator[ClientFrame]):
             yield frame
 
     def _can_begin(self) -> bool:
-        now = time.monotonic()
+        now, over = time.monotonic(), self._draining or self._finished
         for due, exchange in [entry for entry in self._delayed if entry[0] <= now]:
             self._delayed.remove((due, exchange))
             self._waiting.append(exchange)
-        return bool(self._waiting) and not self._draining and not self._finished and len(self._begun) < self._limit
+        open_one = self._opening is not None and self._opening.exchange is None
+        return bool(self._waiting) and not over and len(self._begun) + open_one < self._limit
 
     def _seconds_to_next(self) -> float | None:
         times = [due for due, _ in self._delayed]

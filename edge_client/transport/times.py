@@ -38,6 +38,7 @@ class Stamps:
     taken: int | None = None  # the caller came for the answer
     unpacked: int | None = None  # the answer is tensors
     head_ns: int = 0  # the head's own time within admitted -> computed
+    ahead_ns: int = 0  # within admitted -> computed, beside the head's: what crosses was encoded while it ran
     retry_ns: int = 0  # an earlier attempt at the same input and the planning after it, before `admitted`
     kept_ns: int = 0  # within prepared -> admitted: copies for a witness of this request; in no row
     witness_ns: int = 0  # within received -> taken: this thread ran witnesses of other requests; in no row
@@ -104,20 +105,21 @@ class Times:
         taken = max(_or(stamps.taken, received), received)
         unpacked = _or(stamps.unpacked, taken)
 
-        head = min(stamps.head_ns, computed - admitted)
+        head = min(stamps.head_ns, computed - admitted - stamps.ahead_ns)
         budget = received - packed - server.total
         download = _within(received - replied, budget)
         first_sent = min(_or(stamps.first_sent, packed), replied)
         last_sent = min(_or(stamps.last_sent, replied), replied)
-        upload = _within(max(last_sent - first_sent, server.receive), budget - download)
+        ahead = max(0, packed - first_sent)  # what left while the head ran took no time of its own
+        upload = _within(max(last_sent - first_sent, server.receive) - ahead, budget - download)
         send_wait = _within(first_sent - packed, budget - download - upload)
         return cls(
             prepare=prepared - stamps.called,
             retry=stamps.retry_ns,
             wait=admitted - prepared - stamps.retry_ns - stamps.kept_ns,
-            edge_other=computed - admitted - head,
+            edge_other=computed - admitted - head - stamps.ahead_ns,
             edge_compute=head,
-            encode=packed - computed,
+            encode=packed - computed + stamps.ahead_ns,
             send_wait=send_wait,
             upload=upload,
             in_transit=budget - download - upload - send_wait,

@@ -14,8 +14,8 @@ from edge_client.transport.times import ServerTimes
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, Parcel
-from shared_hooks.codecs import Codec
 from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.lifecycle import About
 from shared_hooks.tensors import ClassFinder
 
 CHUNK_BYTES: Final = 1 << 20
@@ -53,9 +53,9 @@ def hello_frame(
     )
 
 
-def cut_frame(outgoing: Outgoing) -> split_pb2.ClientFrame:
+def cut_frame(digest: str, data: bytes) -> split_pb2.ClientFrame:
     """The description of a cut, once per stream."""
-    return split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=outgoing.cut_digest, data=outgoing.cut_data))
+    return split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=digest, data=data))
 
 
 def codecs_of(welcome: split_pb2.Welcome) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def request_header(exchange: Exchange, outgoing: Outgoing, acknowledge: Sequence
         cut_digest=outgoing.cut_digest,
         header=outgoing.header,
         payload_bytes=outgoing.nbytes,
-        deadline_ms=min(2**32 - 1, max(1, int(exchange.remaining() * 1000))),
+        deadline_ms=_milliseconds(exchange.remaining()),
         want_metrics=exchange.want_metrics,
         together=exchange.together,
         file=outgoing.file,
@@ -86,9 +86,30 @@ def request_header(exchange: Exchange, outgoing: Outgoing, acknowledge: Sequence
     )
 
 
-def outgoing(early: EarlyOutput, codec: str | Sequence[Codec]) -> Outgoing:
-    """A frontier (`shared_hooks.EarlyOutput`) as bytes; the buffers are views, nothing is joined."""
-    parcel = early.pack(codec=codec)
+def open_header(
+    about: About, cut_digest: str, most_bytes: int, remaining: float, **more: Any
+) -> split_pb2.RequestHeader:
+    """The announcement of a request whose head is running: of at most so many bytes, with so many seconds left.
+
+    ``more``: fields by name.
+    """
+    return split_pb2.RequestHeader(
+        id=about.id,
+        cut_digest=cut_digest,
+        payload_bytes=most_bytes,
+        deadline_ms=_milliseconds(remaining),
+        traceparent=about.carrier.get("traceparent"),
+        open=True,
+        **more,
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(2**32 - 1, max(1, int(seconds * 1000)))
+
+
+def outgoing(early: EarlyOutput, parcel: Parcel) -> Outgoing:
+    """A packed frontier (`shared_hooks.EarlyOutput.pack`); the buffers are views, nothing is joined."""
     crossing = early.crossing
     sent = crossing.digest, crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes
     return Outgoing(*sent, codecs=parcel.codecs[: len(early.pieces)])

@@ -5,6 +5,7 @@ format        ... read from untrusted bytes
 early         the values that cross, with their description
 books         what a calibration learns of the values that cross
 parcel        tensors <-> header and payload
+packing       ... made section by section
 generators    states of random generators that cross
 path_digest   a digest of the path to a cut
 
@@ -29,7 +30,8 @@ from shared_hooks.crossing.description import (
 from shared_hooks.crossing.early import EarlyOutput, parts
 from shared_hooks.crossing.format import decode, decoded_bytes
 from shared_hooks.crossing.generators import torch_generator
-from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Parcel, read_header, total_bytes
+from shared_hooks.crossing.packing import ALIGN, Packing
+from shared_hooks.crossing.parcel import MAX_RANK, Parcel, read_header, total_bytes
 from shared_hooks.crossing.path_digest import CALL, PathDigest
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "Given",
     "Layout",
     "Mark",
+    "Packing",
     "Parcel",
     "PathDigest",
     "Place",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shared_hooks.codecs.basis import Book, learn
+from shared_hooks.codecs.basis import MAX_COEFFICIENTS, Book, learn
 from shared_hooks.crossing.early import EarlyOutput
 from shared_hooks.errors import SpecError
 
@@ -14,7 +14,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def books_of(heads: Sequence[EarlyOutput], step: float) -> tuple[Book | None, ...]:
-    """One for each piece; None for a piece that holds no floats, is too large, or never changes.
+    """One for each piece; None for a piece that holds no floats, is too large (with those before it), or never changes.
 
     ``heads``: of one cut; lengths and batches may differ. ``step``: as in `learn`. Raises SpecError for heads of
     different cuts, and for none.
@@ -24,7 +24,13 @@ def books_of(heads: Sequence[EarlyOutput], step: float) -> tuple[Book | None, ..
     names, pieces = {head.layer_name for head in heads}, {len(head.pieces) for head in heads}
     if len(names) > 1 or len(pieces) > 1:
         raise SpecError(f"a basis is learnt from heads of one cut, and these are of {', '.join(sorted(names))}")
-    return tuple(_book(heads, number, step) for number in range(pieces.pop()))
+    found: list[Book | None] = []
+    left = MAX_COEFFICIENTS
+    for number in range(pieces.pop()):
+        book = _book(heads, number, step)
+        found.append(book if book is None or book.coefficients <= left else None)
+        left -= 0 if found[-1] is None else found[-1].coefficients
+    return tuple(found)
 
 
 def _book(heads: Sequence[EarlyOutput], number: int, step: float) -> Book | None:

@@ -183,6 +183,11 @@ class Crossing:
         """Bytes the tail allocates for the slots."""
         return sum(slot.storage_bytes for slot in self.slots)
 
+    @property
+    def working_bytes(self) -> int:
+        """What decoding by its books leaves behind, and no text tells."""
+        return sum(8 * book.coefficients for book in self.books if book is not None)
+
     @cached_property
     def bound(self) -> Bound:
         """Of each piece the codecs that need its book, as far as they need nothing else."""

@@ -14,7 +14,8 @@ from shared_hooks.codecs import Bound, Codec
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.crossing.description import Crossing
 from shared_hooks.crossing.format import MAX_CROSSING_BYTES, decode
-from shared_hooks.crossing.parcel import ALIGN, Parcel
+from shared_hooks.crossing.packing import ALIGN
+from shared_hooks.crossing.parcel import Parcel
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, form_of
@@ -69,12 +70,21 @@ class EarlyOutput:
 
     def pack(self, codec: str | Codec | Sequence[Codec] = "raw") -> Parcel:
         """Header and payload, without the cut's description. ``codec``: for all pieces, or one for each of them."""
-        meta: Any = self.crossing.digest
-        if self.values or self.starts:
-            meta = [self.crossing.digest, self.values, self.starts]
         if codec == Basis.name:
             codec = [codecs[codec] for codecs in self.crossing.bound]
-        return Parcel.of_tensors(meta, [*self.pieces, *self.generators], codec, self.crossing.grains)
+        return Parcel.of_tensors(self.meta, self.tensors, codec, self.crossing.grains)
+
+    @property
+    def meta(self) -> Any:
+        """What its header says beside the tensors, as JSON has it."""
+        if self.values or self.starts:
+            return [self.crossing.digest, self.values, self.starts]
+        return self.crossing.digest
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What it is packed from: pieces, and states of generators."""
+        return [*self.pieces, *self.generators]
 
     @classmethod
     def unpack(

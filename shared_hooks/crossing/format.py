@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from shared_hooks.codecs.basis import Book
+from shared_hooks.codecs.basis import MAX_COEFFICIENTS, Book
 from shared_hooks.crossing.description import (
     FORMAT,
     Crossing,
@@ -129,7 +129,10 @@ def _books(entries: Any, slots: tuple[Slot, ...]) -> tuple[Book | None, ...]:
     pieces = sum(len(slot.pieces) for slot in slots)
     if entries and len(_list(entries)) != pieces:
         raise _bad("bases of other pieces than cross")
-    return tuple(None if entry is None else Book.from_json(entry) for entry in _list(entries))
+    books = tuple(None if entry is None else Book.from_json(entry) for entry in _list(entries))
+    if (count := sum(book.coefficients for book in books if book)) > MAX_COEFFICIENTS:
+        raise TooLarge(f"bases of {count} coefficients; at most {MAX_COEFFICIENTS} are taken for one cut")
+    return books
 
 
 def _check_size(tree: Any) -> None:

@@ -2,10 +2,10 @@
 
 Format of the header: 8 bytes (xxh3-64 of the rest, little endian), then UTF-8 JSON ``{"v": 1, "meta": ..., "sections":
 [[codec, dtype, shape, stride, nbytes, checksum], ...]}``; a codec's parameters, if it has any, are a list and the
-seventh entry. The payload is the sections in order, those of `ALIGNED` codecs from and up to a multiple of 64 bytes,
-with zeros between, so that a tensor can be used where it lies. A section holds the elements in storage order where the
-tensor is dense (``stride`` says which), else in row-major order. ``checksum`` is xxh3-64 of the encoded bytes. No
-pickle.
+seventh entry. The payload is the sections in order (``"order"``, where it is, has their numbers as they lie), those of
+`ALIGNED` codecs from and up to a multiple of 64 bytes, with zeros between, so that a tensor can be used where it lies.
+A section holds the elements in storage order where the tensor is dense (``stride`` says which), else in row-major
+order. ``checksum`` is xxh3-64 of the encoded bytes. No pickle.
 """
 
 from __future__ import annotations
@@ -20,24 +20,21 @@ import numpy as np
 import torch
 import xxhash
 
-from shared_hooks.codecs import CODECS, RAW, Bound, Codec, Coded, Grain, Param
+from shared_hooks.codecs import CODECS, RAW, Bound, Codec, Grain, Param
 from shared_hooks.codecs.codec import MAX_PARAMS, MAX_TEXT
+from shared_hooks.crossing.packing import ALIGN, ALIGNED, DIGEST, Packing
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.showing import short
-from shared_hooks.tensors import PLAIN, ClassFinder, View, dtype_name, dtype_named, flatten, no_class, unflatten
+from shared_hooks.tensors import PLAIN, ClassFinder, View, dtype_named, flatten, no_class, unflatten
 
-ALIGN = 64
-ALIGNED = ("raw", "lz4")
-"""Codecs whose sections begin at multiples of `ALIGN`: raw tensors are used where they lie, lz4 is as old as these."""
 MAX_HEADER_BYTES = 16 << 20
 MAX_SECTIONS = 65_536
 MAX_RANK = 32
-_DIGEST = 8
 
 
 @dataclass(frozen=True)
 class Section:
-    """One encoded tensor. ``nbytes``: encoded size; ``raw_bytes``: decoded size."""
+    """One encoded tensor. ``nbytes``: encoded size; ``raw_bytes``: decoded size; ``rank``: how many lie before it."""
 
     codec: Codec
     dtype: torch.dtype
@@ -46,6 +43,7 @@ class Section:
     nbytes: int
     checksum: int
     params: tuple[Param, ...] = ()
+    rank: int = 0
 
     @property
     def elements(self) -> int:
@@ -93,29 +91,19 @@ class Parcel:
         if isinstance(codec, str) and codec not in CODECS:
             raise ValueError(f"unknown codec {codec!r}: this side has {', '.join(CODECS)}")
         wanted = CODECS[codec] if isinstance(codec, str) else codec
-        buffers: list[memoryview] = []
-        sections: list[list[Any]] = []
-        used: list[str] = []
-        total = 0
+        packing = Packing()
         for number, tensor in enumerate(tensors):
-            flat, stride = _storage_order(tensor)
-            grain = grains[number] if number < len(grains) else Grain.of(tuple(tensor.shape), tuple(stride))
             if isinstance(wanted, Codec):
                 own = wanted
             else:
                 own = wanted[number] if number < len(wanted) else RAW
-            name, (data, params) = _encoded(flat, grain, own)
-            used.append(name)
-            checksum = xxhash.xxh3_64_intdigest(data)
-            section = [name, dtype_name(tensor.dtype), list(tensor.shape), stride, len(data), checksum]
-            sections.append([*section, params] if params else section)
-            before, after = (-total % ALIGN, -len(data) % ALIGN) if name in ALIGNED else (0, 0)
-            buffers += [memoryview(bytes(before))] if before else []
-            buffers += [data, memoryview(bytes(after))] if after else [data]
-            total += before + len(data) + after
-        body = json.dumps({"v": 1, "meta": meta, "sections": sections}, separators=(",", ":")).encode()
-        header = xxhash.xxh3_64_intdigest(body).to_bytes(_DIGEST, "little") + body
-        return cls(header, tuple(buffers), total, tuple(tensors), tuple(used))
+            packing.add(number, tensor, own, grains[number] if number < len(grains) else None)
+        return cls.packed(packing, meta, tensors)
+
+    @classmethod
+    def packed(cls, packing: Packing, meta: Any, tensors: Sequence[torch.Tensor]) -> Parcel:
+        """What was packed section by section, of ``tensors``."""
+        return cls(packing.header(meta), tuple(packing.buffers), packing.nbytes, tuple(tensors), packing.codecs)
 
     @classmethod
     def of_value(cls, value: Any, codec: str = "raw") -> Parcel:
@@ -152,25 +140,29 @@ class Parcel:
             raise BadFrame(f"a payload of {len(payload)} bytes where the header announces another size")
         view = memoryview(payload).cast("B")
         whole = borrowed(view)
-        tensors = []
+        tensors: dict[int, torch.Tensor] = {}
         start = 0
-        for section in sections:
+        for section in _as_they_lie(sections):
             start, end = section.place(start)
             stop = start + section.nbytes
-            tensors.append(_decode(section, whole[start:stop], view[start:stop]))
+            tensors[id(section)] = _decode(section, whole[start:stop], view[start:stop])
             start = end
-        return meta, tensors
+        return meta, [tensors[id(section)] for section in sections]
 
 
 def total_bytes(sections: list[Section], max_bytes: int) -> int:
     """The payload size that sections announce. Raises TooLarge."""
     total = 0
-    for section in sections:
+    for section in _as_they_lie(sections):
         _, total = section.place(total)
     most = max(total, sum(section.raw_bytes for section in sections))
     if most > max_bytes:
         raise TooLarge(f"a payload of {most} bytes is announced; at most {max_bytes} are taken")
     return total
+
+
+def _as_they_lie(sections: list[Section]) -> list[Section]:
+    return sorted(sections, key=lambda section: section.rank)
 
 
 def borrowed(view: memoryview) -> torch.Tensor:
@@ -191,8 +183,8 @@ def read_header(header: bytes, bound: Bound = ()) -> tuple[Any, list[Section]]:
     if len(header) > MAX_HEADER_BYTES:
         raise TooLarge(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are taken")
     header = bytes(header)
-    body = header[_DIGEST:]
-    if header[:_DIGEST] != xxhash.xxh3_64_intdigest(body).to_bytes(_DIGEST, "little"):
+    body = header[DIGEST:]
+    if header[:DIGEST] != xxhash.xxh3_64_intdigest(body).to_bytes(DIGEST, "little"):
         raise BadFrame("the header is truncated or altered: its checksum is wrong")
     try:
         data = json.loads(body)
@@ -201,14 +193,28 @@ def read_header(header: bytes, bound: Bound = ()) -> tuple[Any, list[Section]]:
         entries = data["sections"]
         if len(entries) > MAX_SECTIONS:
             raise TooLarge(f"{len(entries)} sections are announced; at most {MAX_SECTIONS} are taken")
-        return data["meta"], [_section(entry, *bound[number : number + 1]) for number, entry in enumerate(entries)]
+        ranks = _ranks(data.get("order"), len(entries))
+        bounds = [*bound[: len(entries)], *[None] * (len(entries) - len(bound))]
+        return data["meta"], [_section(*each) for each in zip(entries, ranks, bounds, strict=True)]
     except BadFrame:
         raise
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadFrame(f"malformed header: {error!s:.100}") from error
 
 
-def _section(entry: Any, bound: Mapping[str, Codec] | None = None) -> Section:
+def _ranks(order: Any, count: int) -> Sequence[int]:
+    """Where each section lies among them."""
+    if order is None:
+        return range(count)
+    if not isinstance(order, list) or len(order) != count or any(type(number) is not int for number in order):
+        raise BadFrame("malformed header: the order of the sections is not theirs")
+    ranks = {number: rank for rank, number in enumerate(order)}
+    if ranks.keys() != set(range(count)):
+        raise BadFrame("malformed header: the order of the sections is not theirs")
+    return [ranks[number] for number in range(count)]
+
+
+def _section(entry: Any, rank: int, bound: Mapping[str, Codec] | None) -> Section:
     name, dtype, shape, stride, nbytes, checksum, *more = entry
     codec = (bound or CODECS).get(name) or CODECS.get(name)
     if codec is None:
@@ -220,7 +226,9 @@ def _section(entry: Any, bound: Mapping[str, Codec] | None = None) -> Section:
     if dtype_named(dtype) not in PLAIN:
         raise BadFrame(f"tensors of dtype {dtype} do not travel")
     params = _params(*more) if more else ()
-    section = Section(codec, dtype_named(dtype), tuple(shape), tuple(stride), nbytes, checksum, params)
+    section = Section(codec, dtype_named(dtype), tuple(shape), tuple(stride), nbytes, checksum, params, rank)
+    if not section.elements and codec is not RAW:
+        raise BadFrame(f"malformed header: codec {codec.name} for a tensor without elements")
     view = View(section.shape, section.stride, 0)
     if view.numel and not view.is_run():
         raise BadFrame("malformed header: strides with gaps or overlap")
@@ -264,20 +272,3 @@ def _decode(section: Section, data: torch.Tensor, view: memoryview) -> torch.Ten
     return data.view(section.dtype).as_strided(
         section.shape, section.stride, data.storage_offset() // section.dtype.itemsize
     )
-
-
-def _encoded(flat: torch.Tensor, grain: Grain, wanted: Codec) -> tuple[str, Coded]:
-    """A flat tensor, and the name of the codec that it was worth."""
-    coded = wanted.encode(flat, grain) if flat.numel() else None
-    if coded is None or wanted is RAW or len(coded.data) >= flat.numel() * flat.itemsize:
-        wanted, coded = RAW, RAW.encode(flat, grain)
-    assert coded is not None, "raw takes every tensor"
-    return wanted.name, coded
-
-
-def _storage_order(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-    """The elements of a tensor as a flat one, and the strides that give the tensor back."""
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if not plain.is_contiguous() and not View.of(plain).is_run():
-        plain = plain.contiguous()
-    return plain.as_strided((plain.numel(),), (1,), plain.storage_offset()), list(plain.stride())

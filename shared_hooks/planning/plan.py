@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
 from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import Cutting, crossing_of, cut_after
+from shared_hooks.planning.finals import Call, finals
 from shared_hooks.planning.following import footprint, form_of_result
 from shared_hooks.planning.layers import LayerInfo, Layers
 from shared_hooks.planning.liveness import Frontier, Liveness, frontier_bytes
@@ -31,6 +33,7 @@ class Known:
     def __init__(self) -> None:
         self.cuttings: dict[tuple[int, bool], tuple[Cutting, Crossing] | CutRefused] = {}
         self.layers: Layers | None = None
+        self.finals: dict[int, tuple[Cutting, Mapping[Call | None, tuple[int, ...]]]] = {}
 
 
 @dataclass(eq=False)
@@ -153,6 +156,14 @@ class Plan:
         if isinstance(found, CutRefused):
             raise found
         return found
+
+    def finals(self, cutting: Cutting) -> Mapping[Call | None, tuple[int, ...]]:
+        """The slots of one of its cuts that are final before it (`shared_hooks.planning.finals`)."""
+        known = self._known.finals
+        found = known.get(id(cutting))
+        if found is None:
+            found = known[id(cutting)] = cutting, finals(self.trace, cutting)  # kept with it: the id stays its own
+        return found[1]
 
     def _refusal(self, number: int, reason: str) -> CutRefused:
         name = INPUT if number < 0 else f"layer {number} ({self.trace.layers[number].name})"

@@ -162,6 +162,7 @@ class RecipeBook:
             recipe.settings = settings
             return recipe
         finally:
+            rehearsal.notes.failure = None  # it refers to frames that refer to it, and to what the request brought
             state.restore()
             settings.restore()
 
@@ -191,7 +192,8 @@ def _size(found: Recipe | IsthmusError) -> int:
     """In steps."""
     if not isinstance(found, Recipe):
         return 1
-    return len(found.steps) + decoded_bytes(found.crossing.to_bytes()) // STEP_BYTES
+    crossing = found.crossing
+    return len(found.steps) + (decoded_bytes(crossing.to_bytes()) + crossing.working_bytes) // STEP_BYTES
 
 
 STEP_BYTES = 512

@@ -18,7 +18,7 @@ ROWS = {
     "codecs-lossless": ("codecs_lossless", "codecs without loss against lz4"),
     "loopback": ("loopback", "round trip over loopback"),
     "stream": ("stream", "requests in a stream against their slowest stage"),
-    "overlap": ("overlap", "one request, were its sections sent one by one"),
+    "overlap": ("overlap", "one request, whose sections leave before its head has ended"),
     "frontier": ("frontier", "3.2 MB frontier against a bare gRPC echo"),
     "pipes": ("pipes", "ways between two processes"),
     "memory": ("edge_memory", "memory of the edge"),

@@ -53,9 +53,9 @@ def measure(options: Options) -> Row:
     ):
         cores, rounds = (str(edge), str(server)), options.repeats(8)
         for name, way in (("over loopback", None), ("over a slow link", SLOW), ("to a far server", FAR)):
-            with _through(echoing, way) as at:
+            with through(echoing, way) as at:
                 link = _link_ns(at, rounds)
-            with _through(address, way) as at:
+            with through(address, way) as at:
                 found = probe("stream_probe", at, *cores, str(rounds))
                 few = probe("stream_probe", at, *cores, "5", str(FEW)) if way is FAR else None
             lines.append(_line(name, found["ns"], link, few))
@@ -92,7 +92,7 @@ def _link_ns(address: str, repeats: int) -> float:
 
 
 @contextmanager
-def _through(address: str, way: tuple[float, float] | None) -> Iterator[str]:
+def through(address: str, way: tuple[float, float] | None) -> Iterator[str]:
     """Where a link of so many seconds one way and bytes a second (0: as they come) to ``address`` begins."""
     if way is None:
         yield address

@@ -77,6 +77,7 @@ class Served:
     spec: ModelSpec
     registry: CollectorRegistry
     gate: Gate
+    lifecycle: Lifecycle
 
     def count(self, name: str, **labels: str) -> float:
         """Of one of its figures; 0 where there is none yet."""
@@ -98,7 +99,7 @@ def served(
         server = CloudServer(core, "127.0.0.1:0")
         server.start()
         try:
-            yield Served(f"127.0.0.1:{server.port}", spec, registry, gate)
+            yield Served(f"127.0.0.1:{server.port}", spec, registry, gate, lifecycle)
         finally:
             gate.opened.set()
             server.drain()

@@ -8,20 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientFrame(_message.Message):
-    __slots__ = ("hello", "cut", "request", "chunk", "acknowledge", "cancel")
+    __slots__ = ("hello", "cut", "request", "chunk", "acknowledge", "cancel", "closing")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     cut: CutUpload
     request: RequestHeader
     chunk: Chunk
     acknowledge: Acknowledge
     cancel: Cancel
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., cut: _Optional[_Union[CutUpload, _Mapping]] = ..., request: _Optional[_Union[RequestHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
+    closing: Closing
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., cut: _Optional[_Union[CutUpload, _Mapping]] = ..., request: _Optional[_Union[RequestHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
     __slots__ = ("welcome", "reply", "chunk", "failed", "draining", "heartbeat")
@@ -96,7 +98,7 @@ class Area(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., nbytes: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "max_request_bytes", "max_in_flight", "chunk_bytes", "about", "heartbeat_ms", "cuts", "notes", "rounding", "inline_bytes", "codecs", "message_bytes", "area")
+    __slots__ = ("protocol_version", "max_request_bytes", "max_in_flight", "chunk_bytes", "about", "heartbeat_ms", "cuts", "notes", "rounding", "inline_bytes", "codecs", "message_bytes", "area", "open")
     class AboutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +119,7 @@ class Welcome(_message.Message):
     CODECS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     AREA_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     max_request_bytes: int
     max_in_flight: int
@@ -130,7 +133,8 @@ class Welcome(_message.Message):
     codecs: _containers.RepeatedScalarFieldContainer[str]
     message_bytes: int
     area: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., about: _Optional[_Mapping[str, str]] = ..., heartbeat_ms: _Optional[int] = ..., cuts: _Optional[_Union[Cuts, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., rounding: _Optional[_Iterable[str]] = ..., inline_bytes: _Optional[int] = ..., codecs: _Optional[_Iterable[str]] = ..., message_bytes: _Optional[int] = ..., area: bool = ...) -> None: ...
+    open: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., about: _Optional[_Mapping[str, str]] = ..., heartbeat_ms: _Optional[int] = ..., cuts: _Optional[_Union[Cuts, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., rounding: _Optional[_Iterable[str]] = ..., inline_bytes: _Optional[int] = ..., codecs: _Optional[_Iterable[str]] = ..., message_bytes: _Optional[int] = ..., area: bool = ..., open: bool = ...) -> None: ...
 
 class Cuts(_message.Message):
     __slots__ = ("names",)
@@ -147,7 +151,7 @@ class CutUpload(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RequestHeader(_message.Message):
-    __slots__ = ("id", "cut_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file", "hooks", "traceparent", "decoding", "payload", "together", "acknowledge", "area_offset")
+    __slots__ = ("id", "cut_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file", "hooks", "traceparent", "decoding", "payload", "together", "acknowledge", "area_offset", "open")
     ID_FIELD_NUMBER: _ClassVar[int]
     CUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +168,7 @@ class RequestHeader(_message.Message):
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     AREA_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     id: int
     cut_digest: str
     header: bytes
@@ -180,7 +185,18 @@ class RequestHeader(_message.Message):
     together: bool
     acknowledge: _containers.RepeatedScalarFieldContainer[int]
     area_offset: int
-    def __init__(self, id: _Optional[int] = ..., cut_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., decoding: _Optional[_Union[Decoding, _Mapping]] = ..., payload: _Optional[bytes] = ..., together: bool = ..., acknowledge: _Optional[_Iterable[int]] = ..., area_offset: _Optional[int] = ...) -> None: ...
+    open: bool
+    def __init__(self, id: _Optional[int] = ..., cut_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., decoding: _Optional[_Union[Decoding, _Mapping]] = ..., payload: _Optional[bytes] = ..., together: bool = ..., acknowledge: _Optional[_Iterable[int]] = ..., area_offset: _Optional[int] = ..., open: bool = ...) -> None: ...
+
+class Closing(_message.Message):
+    __slots__ = ("id", "header", "payload_bytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    header: bytes
+    payload_bytes: int
+    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class Decoding(_message.Message):
     __slots__ = ("cut", "fork_of", "fork_step", "close", "together")

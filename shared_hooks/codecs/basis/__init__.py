@@ -11,10 +11,10 @@ learning  tensors of a calibration -> a book
 May import codec, grain.
 """
 
-from shared_hooks.codecs.basis.book import MAX_BOOK_BYTES, Book
+from shared_hooks.codecs.basis.book import MAX_BOOK_BYTES, MAX_COEFFICIENTS, Book
 from shared_hooks.codecs.basis.codec import Basis
 from shared_hooks.codecs.basis.frames import KEY, Frames, References
 from shared_hooks.codecs.basis.learning import learn
 from shared_hooks.codecs.basis.ring import Ring
 
-__all__ = ["KEY", "MAX_BOOK_BYTES", "Basis", "Book", "Frames", "References", "Ring", "learn"]
+__all__ = ["KEY", "MAX_BOOK_BYTES", "MAX_COEFFICIENTS", "Basis", "Book", "Frames", "References", "Ring", "learn"]

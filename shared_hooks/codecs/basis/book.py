@@ -17,9 +17,11 @@ from shared_hooks.errors import BadFrame, TooLarge
 
 GROUPS: Final = 4
 MAX_CHANNELS: Final = 1 << 14
-MAX_SIDE: Final = 4096
+MAX_SIDE: Final = 1024
 MAX_BOOK_BYTES: Final = 1 << 20
 """Of `Book.basis`: as text it is a third more, and the description of a cut has a bound."""
+MAX_COEFFICIENTS: Final = 1 << 23
+"""R * H * W of all the books of one cut: a few bytes of text may name as many, and each takes eight in `places`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,11 @@ class Book:
         """Elements of one token, or of one feature map with all its channels."""
         return self.channels * self.height * self.width
 
+    @property
+    def coefficients(self) -> int:
+        """Numbers that stand for one block."""
+        return self.rank * self.height * self.width
+
     def suits(self, grain: Grain) -> bool:
         """Whether a tensor of this grain is of the kind it was learnt from; any number of tokens or maps is."""
         sides = (grain.inner // grain.width, grain.width) if grain.is_map else (1, 1)
@@ -66,7 +73,7 @@ class Book:
     def places(self) -> tuple[torch.Tensor, ...]:
         """Of each group, the numbers of its coefficients among the R * H * W of one block."""
         bands = cosine.bands(self.height, self.width)
-        group = self.groups.long()[:, bands].reshape(-1)
+        group = self.groups[:, bands.long()].reshape(-1)
         return tuple(torch.nonzero(group == number).reshape(-1) for number in range(GROUPS))
 
     def to_json(self) -> dict[str, Any]:
@@ -89,7 +96,8 @@ class Book:
             channels, rank, height, width = data["size"]
             if any(type(one) is not int or one < 1 for one in data["size"]) or rank > channels:
                 raise BadFrame("malformed basis: its size")
-            if channels > MAX_CHANNELS or max(height, width) > MAX_SIDE or 2 * channels * rank > MAX_BOOK_BYTES:
+            sides = max(height, width) > MAX_SIDE or rank * height * width > MAX_COEFFICIENTS
+            if sides or channels > MAX_CHANNELS or 2 * channels * rank > MAX_BOOK_BYTES:
                 raise TooLarge(f"a basis of {rank} components of {channels} channels on {height} x {width}")
             step, rounding, most = (float(data[name]) for name in ("step", "rounding", "most"))
             if not (0 < step < math.inf and 0 <= rounding <= 1 and 0 <= most < math.inf):

@@ -11,7 +11,7 @@ BANDS = 8
 """Of spatial frequencies: coefficients of one band are of like size."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def matrix(size: int, device: torch.device) -> torch.Tensor:
     """(size, size), float32, a frequency a row."""
     places = torch.arange(size, dtype=torch.float64)
@@ -35,7 +35,7 @@ def inverse(coefficients: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def bands(height: int, width: int) -> torch.Tensor:
-    """(height, width): the band of each coefficient, int64, 0 to `BANDS` - 1."""
+    """(height, width): the band of each coefficient, uint8, 0 to `BANDS` - 1."""
     down = torch.arange(height) * BANDS // height
     across = torch.arange(width) * BANDS // width
-    return torch.maximum(down[:, None], across[None])
+    return torch.maximum(down[:, None], across[None]).to(torch.uint8)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from shared_hooks.codecs.basis import cosine
-from shared_hooks.codecs.basis.book import MAX_BOOK_BYTES, MAX_CHANNELS, MAX_SIDE, Book
+from shared_hooks.codecs.basis.book import MAX_BOOK_BYTES, MAX_CHANNELS, MAX_COEFFICIENTS, MAX_SIDE, Book
 from shared_hooks.codecs.grain import Grain
 from shared_hooks.errors import SpecError
 
@@ -42,7 +42,7 @@ def learn(tensors: Sequence[torch.Tensor], grain: Grain, step: float) -> Book:
     energies, vectors = energies.flip(0).clamp_min(0), vectors.flip(1)
     cell = step * spread
     rank = int((energies.sqrt() > _LEFT_OUT * cell).sum())
-    rank = max(1, min(rank, MAX_BOOK_BYTES // (2 * grain.channels)))
+    rank = max(1, min(rank, MAX_BOOK_BYTES // (2 * grain.channels), MAX_COEFFICIENTS // (height * width)))
     is_positive = all(float(one.min()) >= 0 for one in blocks)
     basis = vectors[:, :rank].to(torch.float16)
     most = _UNLIKE * float(energies[rank:].sum()) / grain.channels + cell * cell
@@ -90,7 +90,7 @@ def _grouped(book: Book, blocks: list[torch.Tensor]) -> Book:
         parts = cosine.forward(parts) if book.height * book.width > 1 else parts
         total += (parts.abs() / book.step + book.rounding).floor().double().sum(0)
         count += len(parts)
-    bands = cosine.bands(book.height, book.width).reshape(-1)
+    bands = cosine.bands(book.height, book.width).reshape(-1).long()
     sizes = torch.zeros(book.rank, cosine.BANDS, dtype=torch.float64).index_add(1, bands, total.reshape(book.rank, -1))
     sizes /= count * torch.bincount(bands, minlength=cosine.BANDS).clamp_min(1)
     groups = torch.stack([sizes < bound for bound in _BOUNDS]).sum(0).to(torch.uint8)

@@ -11,6 +11,7 @@ import pytest
 
 from cloud_server.access import Caller
 from cloud_server.core import Core
+from cloud_server.processes.memory import SharedMemory
 from cloud_server.streams.area import Area
 from protos.headed import HeadedRequest
 from protos.isthmus.v1 import split_pb2
@@ -69,6 +70,12 @@ def test_only_memory_is_opened(tmp_path: Path) -> None:
     for one in (plain, reader, writer, other):
         assert Area.opened(told(one), HERE) is None
         os.close(one)
+
+
+def test_the_servers_own_memory_is_no_clients() -> None:
+    memory = SharedMemory(NBYTES)  # it begins with zeros, which anybody may say
+    assert Area.opened(told(memory.fd, nonce=bytes(len(NONCE))), HERE) is None
+    memory.close()
 
 
 def test_it_may_be_smaller_than_told(file: int) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks import Crossing, EarlyOutput, Parcel, WrappedModel
 from shared_hooks.codecs import Grain
 from shared_hooks.codecs.basis import Basis, Book, learn
 from shared_hooks.codecs.basis.symbols import pack, unpack
@@ -188,6 +189,8 @@ def altered(early: EarlyOutput, change: Callable[[dict[str, Any]], Any]) -> byte
         lambda book: book.update(size=[32, 32, 1 << 40, 8]),
         lambda book: book.update(size=[32, 32, -8, 8]),
         lambda book: book.update(size=[32, 33, 8, 8]),
+        lambda book: book.update(size=[32, 32, 1025, 1]),
+        lambda book: book.update(size=[32, 32, 1024, 1024]),  # of places, not of text
         lambda book: book.update(size=[32, True, 8, 8]),
         lambda book: book.update(size="32"),
         lambda book: book.update(step=float("nan")),
@@ -211,6 +214,34 @@ def test_a_strangers_book_is_refused_by_name(change: Callable[[dict[str, Any]], 
     assert decode(early.crossing.to_bytes()).books  # as it is, it is one
     with pytest.raises((BadFrame, TooLarge)):
         decode(altered(early, change))
+
+
+def test_the_books_of_one_cut_have_a_bound_together_and_count_for_their_places() -> None:
+    from shared_hooks.crossing import decode
+
+    one = learn(mixed(MAPS, 30), MAPS, 0.25).to_json()
+    one["size"][2:] = 1024, 1024  # a text of a few hundred bytes
+    form = [[1], [1], 0]
+    described = json.loads(cut_of_digits()[2].crossing.to_bytes())
+    described.update(marks=[], slots=[["float32", 1, False, [form]]] * 9)
+
+    def read(number: int) -> Crossing:
+        return decode(json.dumps({**described, "books": [one] * number + [None] * (9 - number)}).encode())
+
+    rank = one["size"][1]
+    assert rank <= 2
+    assert read(4).working_bytes == 4 * 8 * rank << 20
+    with pytest.raises(TooLarge, match="coefficients"):
+        read(9)
+
+
+@pytest.mark.parametrize("codec", ["basis", "frames", "lz4", "zstd", "shuffle-zstd", "sparse", "bf16", "int8"])
+def test_a_tensor_without_elements_comes_raw_or_not_at_all(codec: str) -> None:
+    """There is nothing to decode, and a codec may take memory by its parameters alone."""
+    body = json.dumps({"v": 1, "meta": None, "sections": [[codec, "float32", [0, 4], [4, 1], 0, 0, [0, 0]]]}).encode()
+    header = xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + body
+    with pytest.raises(BadFrame, match="without elements|unknown codec"):
+        Parcel.tensors(header, b"")
 
 
 @pytest.mark.parametrize("params", [[], [0], [2, 4], [0, -1], [0, 1, 2], [0, 10**9], [0, 1.0], ["0", "1"], [0] * 9])

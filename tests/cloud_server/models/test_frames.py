@@ -1,0 +1,28 @@
+"""What a server keeps of clients' frames stays within its bound, and one client's do not push out everybody's."""
+
+from __future__ import annotations
+
+import torch
+
+from cloud_server.models.frames import SHARE, KeptFrames
+from shared_hooks.sharing import Party
+
+MOST = 1 << 16
+FRAME = torch.zeros((1, 256), dtype=torch.int16)
+
+
+def test_large_frames_take_a_share_of_the_bound_and_others_keep_theirs() -> None:
+    kept = KeptFrames(MOST)
+    honest = kept.of(Party("a", "honest"), "cut")(0)
+    honest.put(1, FRAME, 0)
+    stranger = kept.of(Party("b", "stranger"), "cut")(0)
+    for number in range(1, 40):
+        stranger.put(number, torch.zeros((1, MOST // 32), dtype=torch.int16), 0)  # each a sixteenth of all there is
+        assert kept.nbytes <= MOST // SHARE + FRAME.nbytes
+    assert stranger.get(39) is not None and stranger.get(37) is None
+    stranger.put(40, torch.zeros((1, MOST), dtype=torch.int16), 0)
+    assert stranger.get(40) is None and kept.nbytes == FRAME.nbytes
+    for piece in range(40):  # of ever more tensors: its own oldest go
+        kept.of(Party("b", "stranger"), "cut")(piece).put(1, torch.zeros((1, MOST // 32), dtype=torch.int16), 0)
+        assert kept.nbytes <= MOST
+    assert honest.get(1) is not None
