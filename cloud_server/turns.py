@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -21,7 +21,7 @@ from cloud_server.decoding import Taken
 from cloud_server.limits import Limits
 from cloud_server.models import BegunTail, Computed, Kin
 from cloud_server.requests import Answer, Request, RequestTable, replies
-from cloud_server.work import Overtime, QueueClocks, Watchdog
+from cloud_server.work import Did, Overtime, QueueClocks, Watchdog
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import Cancelled, CutRefused, InputMismatch, IsthmusError, ModelFailed, TooLarge
 from shared_hooks.generation.together import Outcome
@@ -80,22 +80,28 @@ class Turns:
         is_apart = any(self._apart.get(key, now) > now for key in (party, party[:1]))
         return None if is_apart else request.kin
 
-    def several(self, turns: Sequence[Any]) -> list[bool]:
-        """The same of steps or requests of one kin (`Request.kin`), computed together."""
+    def relatives(self, turn: Any, kin: Hashable, waiting: Callable[[Hashable], int], most: int) -> Sequence[Hashable]:
+        """Other kin whose requests are worth computing together with those of a turn's."""
+        batching = turn.request.batching
+        return () if batching is None else batching.relatives(kin, waiting, most)
+
+    def several(self, turns: Sequence[Any]) -> list[Did]:
+        """The same of steps or requests of one kin (`Request.kin`), or of related ones, computed together."""
         started = [turn for turn in turns if self._starts(turn)]
         hurried = self._hurried(started)
         wanted = [turn.request for turn in started if turn.request not in hurried]
-        counts = [self._alone(one) for one in hurried]
+        done = [Did(self._alone(one)) for one in hurried]
         if len(wanted) < 2:
-            counts += [self._alone(one) for one in wanted]
+            done += [Did(self._alone(one)) for one in wanted]
         elif wanted[0].turn is None:
             joint = self._joint(wanted)
-            counts += self._batched([_Part(one) for one in wanted[:joint]]) if joint > 1 else []
-            counts += [self._alone(one) for one in wanted[joint if joint > 1 else 0 :]]
+            joint = joint if joint > 1 else 0
+            done += self._batched([_Part(one) for one in wanted[:joint]]) if joint else []
+            done += [Did(self._alone(one)) for one in wanted[joint:]]
         else:
-            counts += self._together([_Step(one) for one in wanted])
-        found = dict(zip(map(id, [*hurried, *wanted]), counts, strict=True))
-        return [found.get(id(turn.request), False) for turn in turns]
+            done += map(Did, self._together([_Step(one) for one in wanted]))
+        found = dict(zip(map(id, [*hurried, *wanted]), done, strict=True))
+        return [found.get(id(turn.request), Did(False)) for turn in turns]
 
     def _hurried(self, turns: Sequence[Turn]) -> list[Request]:
         """Of requests for a batch, those that it would answer too late, for it takes as long as all of them: first, and
@@ -137,7 +143,7 @@ class Turns:
                 step.outcome = outcome
         return [self._answered(step.request, step.started_ns, step.end) for step in steps]
 
-    def _batched(self, parts: list[_Part]) -> list[bool]:
+    def _batched(self, parts: list[_Part]) -> list[Did]:
         for part in parts:
             with self._lifecycle.request(part.request.about):
                 part.begin()
@@ -158,7 +164,8 @@ class Turns:
             counts.append(self._answered(part.request, part.started_ns, end))
         if error is not None:
             self._blame(parts, counts, error)
-        return counts
+            _let_go(error)
+        return [Did(count, part.own_seconds) for part, count in zip(parts, counts, strict=True)]
 
     def _blame(self, parts: list[_Part], counts: list[bool], error: BaseException) -> None:
         """A batch failed: whose request fails alone, too, goes alone for a while; else all of its kin do."""
@@ -255,6 +262,11 @@ class _Part:
                 )
         except BaseException as error:  # `alone` raises it
             self._error = error
+
+    @property
+    def own_seconds(self) -> float:
+        """Of the batch's time, what this one took to join it."""
+        return self.begun.own_ns / 1e9 if self.begun is not None and self.begun.is_made else 0.0
 
     def end(self) -> Computed:
         """Its part of the batch."""
