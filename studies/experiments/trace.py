@@ -206,13 +206,20 @@ def _unmoved(
 
 
 def _steady(phases: Sequence[Sequence[Candidate]]) -> list[str]:
-    """Of those that a phase may have, the few that are predicted to be the fastest of all phases together."""
+    """Of the candidates that each phase may have, those predicted to be the fastest of all phases together: the best
+    codec of each of a few cuts, and everything on the edge.
+    """
     means: dict[str, list[float]] = {}
+    cuts: dict[str, str] = {}
     for candidates in phases:
         for one in candidates:
             means.setdefault(one.key, []).append(one.latency_ns)
-    whole = [key for key, found in means.items() if len(found) == len(phases)]
-    return sorted(whole, key=lambda key: sum(means[key]))[:STEADY]
+            cuts[one.key] = one.name
+    best: dict[str, str] = {}
+    for key in sorted(means, key=lambda key: sum(means[key])):
+        if len(means[key]) == len(phases):
+            best.setdefault(cuts[key], key)
+    return list(dict.fromkeys([*[*best.values()][:STEADY], EDGE_ONLY]))
 
 
 def _play(
