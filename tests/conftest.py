@@ -16,7 +16,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.starts import InPlaceOfSubprocess
+from tests.seeds import seed
+from tests.starts import forked
 
 torch.set_num_threads(1)
 # No clock decides: a busy machine runs examples slowly, and draws them slowly. Nor does luck: `make fuzz` looks on.
@@ -42,7 +43,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def clean_torch() -> Iterator[None]:
     """The global generator starts the same, and global switches end where they were."""
-    torch.manual_seed(0)
+    seed(0)
     before = _switches()
     yield
     assert _switches() == before, "a test changed a global switch of torch"
@@ -61,6 +62,5 @@ def _switches() -> tuple[object, ...]:
 @pytest.fixture(autouse=True, scope="session")
 def servers_of_commands_are_forked() -> Iterator[None]:
     """Those that plan, sweep and others start themselves: an interpreter for each would cost minutes in all."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edge_client.process.local_server.subprocess", InPlaceOfSubprocess)
+    with forked("edge_client.process.local_server"):
         yield

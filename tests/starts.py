@@ -7,29 +7,87 @@ A start takes half a second of processor time, where a new interpreter takes fiv
 from __future__ import annotations
 
 import atexit
+import ctypes
+import fcntl
 import io
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
+
+import pytest
 
 ROOT: Final = Path(__file__).parents[1]
-MODULES: Final = ["torch", "torch._dynamo", "cloud_server.cli", "edge_client.client", "edge_client.commands.run"]
+LANGUAGE_MODEL: Final = "transformers.models.llama.modeling_llama"
+MODULES: Final = [
+    "torch",
+    "torch._dynamo",
+    "cloud_server.cli",
+    "edge_client.client",
+    "edge_client.commands.run",
+    LANGUAGE_MODEL,
+]
 """What the parent of all has imported; torch._dynamo because the first meta kernel does. Nothing that starts threads:
 they would be lost in its children."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_ADOPTING: Final = threading.Lock()
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-class Started:
-    """A process; as much of `subprocess.Popen` as the tests use, and in its words. Output is text."""
+class Forked(subprocess.Popen[Any]):
+    """As `subprocess.Popen`, of ``python -m MODULE`` and ``python -c PROGRAM``; all else is started as ever, and
+    everything where there is no Linux. It ends when this process does.
+
+    Like any other it is a child of this process: who forks it ends at once, while orphans are sent here.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, preexec_fn: Any = None, start_new_session: bool = False, **more: Any
+    ) -> None:
+        words = [*command[:1], *(word for at, word in enumerate(command[1:]) if at or word != "-u")]
+        self._forked = sys.platform == "linux" and words[0] == sys.executable and words[1] in ("-m", "-c")
+        self._words, self._own_session = words[1:], start_new_session
+        if not self._forked:
+            more.update(preexec_fn=preexec_fn, start_new_session=start_new_session)
+        super().__init__(command, **more)
+
+    def _execute_child(self, *given: Any) -> None:
+        if not self._forked:
+            super()._execute_child(*given)  # type: ignore[misc]
+            return
+        _, _, _, _, pass_fds, cwd, env, _, _, _, *pipes = given[:16]
+        ours = {number: fd if fd != -1 else number for number, fd in enumerate((pipes[0], pipes[3], pipes[5]))}
+        files = {number: _Given(fd) for number, fd in {**ours, **{fd: fd for fd in pass_fds}}.items()}
+        begun = {**os.environ} if env is None else dict(env)
+        context = _context()
+        here, there = context.Pipe(duplex=False)
+        told = there, self._words, str(cwd or Path.cwd()), begun, files, os.getpid(), self._own_session
+        between = context.Process(target=_fork, args=told, daemon=True)
+        try:
+            with here, _orphans_come_here():
+                between.start()
+                there.close()
+                self.pid = here.recv()
+                between.join()
+        finally:
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+class Started(Forked):
+    """``python -m module words``, with pipes of text."""
 
     def __init__(
         self,
@@ -38,76 +96,50 @@ class Started:
         *,
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
-        stdout: int | IO[Any] | None = subprocess.PIPE,
-        stderr: int | IO[Any] | None = subprocess.PIPE,
+        stderr: int = subprocess.PIPE,
     ) -> None:
-        self.args = [sys.executable, "-m", module, *words]
-        ends: list[int] = []
-        self.stdout, out = _way(stdout, ends)
-        self.stderr, err = _way(stderr, ends)
-        begun = {**os.environ} if env is None else dict(env)
-        context = _context()
-        given = (module, list(words), str(cwd or Path.cwd()), begun, _Given(out), _Given(err))
-        self._process = context.Process(target=_run, args=given, daemon=True)
+        command = [sys.executable, "-m", module, *words]
+        super().__init__(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True, encoding="utf-8")
+
+
+def run(command: Sequence[str], *, timeout: float = 150.0, **more: Any) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` with what it prints, which is text."""
+    with Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more) as process:
         try:
-            self._process.start()
-        finally:
-            for end in ends:
-                os.close(end)
-        self.pid: int = self._process.pid or 0
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if (status := self._process.exitcode) is None:
-            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        return status
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self._process.terminate()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """All that it still prints, once it has ended. TimeoutExpired after ``timeout`` seconds."""
-        texts = ["", ""]
-
-        def read(index: int, stream: IO[str]) -> None:
-            with stream:
-                texts[index] = stream.read()
-
-        pipes = [(index, stream) for index, stream in enumerate((self.stdout, self.stderr)) if stream is not None]
-        readers = [threading.Thread(target=read, args=pipe, daemon=True) for pipe in pipes]
-        for reader in readers:
-            reader.start()
-        self.wait(timeout)
-        for reader in readers:
-            reader.join(timeout)
-        return texts[0], texts[1]
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 class InPlaceOfSubprocess:
-    """What a module finds as ``subprocess``: ``python -u -m MODULE`` is forked, all else is started."""
+    """What a module finds as ``subprocess``: see `Forked`."""
 
-    DEVNULL = subprocess.DEVNULL
+    DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     TimeoutExpired = subprocess.TimeoutExpired
+    Popen = Forked
 
-    @staticmethod
-    def Popen(command: Sequence[str], *, stdout: IO[Any], stderr: IO[Any], env: Mapping[str, str], **more: Any) -> Any:
-        if list(command[:3]) != [sys.executable, "-u", "-m"]:
-            return subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env, **more)
-        return Started(command[3], command[4:], env=env, stdout=stdout, stderr=stderr)
+
+@contextmanager
+def forked(*modules: str) -> Iterator[None]:
+    """What these start as ``subprocess`` is forked within the block."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            patch.setattr(f"{module}.subprocess", InPlaceOfSubprocess)
+        yield
+
+
+@contextmanager
+def _orphans_come_here() -> Iterator[None]:
+    """Those of all that this process has started, and of what these have."""
+    prctl = ctypes.CDLL(None).prctl
+    with _ADOPTING:
+        assert prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        try:
+            yield
+        finally:
+            prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 class _Given:
@@ -122,19 +154,6 @@ class _Given:
 
 def _taken(given: Any) -> int:
     return int(given.detach())
-
-
-def _way(wanted: int | IO[Any] | None, ends: list[int]) -> tuple[IO[str] | None, int]:
-    """Where this side reads, if it does, and what the other writes to; what is to be closed here is put to ``ends``."""
-    if wanted == subprocess.PIPE:
-        read, write = os.pipe()
-        ends.append(write)
-        return os.fdopen(read, encoding="utf-8"), write
-    if wanted == subprocess.DEVNULL:
-        ends.append(write := os.open(os.devnull, os.O_WRONLY))
-        return None, write
-    assert wanted is not None and not isinstance(wanted, int)
-    return None, wanted.fileno()
 
 
 @cache
@@ -156,11 +175,35 @@ def _context() -> ForkServerContext:
     return context
 
 
-def _run(module: str, words: list[str], cwd: str, env: dict[str, str], out: int, err: int) -> None:
-    """In the new process: as ``python -m module words``."""
-    for fd, number in ((out, 1), (err, 2)):
+def _fork(
+    told: Connection,
+    words: list[str],
+    cwd: str,
+    env: dict[str, str],
+    files: dict[int, int],
+    parent: int,
+    own_session: bool,
+) -> None:
+    """In the process between: as ``python words`` in one of its own, with ``files`` at the numbers it knows them by."""
+    if pid := os.fork():
+        told.send(pid)
+        return
+    told.close()
+    if own_session:
+        os.setsid()
+    while os.getppid() != parent:
+        time.sleep(0.001)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    above = {fcntl.fcntl(fd, fcntl.F_DUPFD, 1 + max(files)): number for number, fd in files.items()}
+    for fd, number in above.items():
         os.dup2(fd, number)
         os.close(fd)
+    os._exit(_run(words, cwd, env))
+
+
+def _run(words: list[str], cwd: str, env: dict[str, str]) -> int:
+    """The exit status."""
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, "r", closefd=False), encoding="utf-8")
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding="utf-8", write_through=True)
     sys.stderr = io.TextIOWrapper(
         io.FileIO(2, "w", closefd=False), encoding="utf-8", errors="backslashreplace", write_through=True
@@ -169,8 +212,21 @@ def _run(module: str, words: list[str], cwd: str, env: dict[str, str], out: int,
     os.environ.update(env)
     os.chdir(cwd)
     sys.path[:0] = [cwd]
-    sys.argv = [module, *words]
+    status = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=False)
-    finally:
-        atexit._run_exitfuncs()
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=False)
+        else:
+            sys.argv = ["-c", *words[2:]]
+            exec(words[1], {"__name__": "__main__"})
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    return status

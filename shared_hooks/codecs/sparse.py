@@ -8,6 +8,8 @@ costs nothing. Any dtype; only an element whose bits are all zero is one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,8 +17,10 @@ import torch
 from shared_hooks.codecs.byte_codec import bytes_of
 from shared_hooks.codecs.codec import Codec, Coded, Param
 from shared_hooks.codecs.grain import Grain
-from shared_hooks.codecs.sections import joined, least, parted
+from shared_hooks.codecs.sections import Bytes, joined, least, parted
 
+_CHUNK = 1 << 18
+"""Elements that are put in their places at a time: a place takes eight bytes, whatever an element takes."""
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -52,17 +56,25 @@ class Sparse(Codec):
     ) -> torch.Tensor | memoryview:
         kept, count, word = int(params[0]), _count(dtype, elements), _word(dtype)
         mask, *planes = parted(data, _sizes(kept, dtype, elements))
-        where = np.flatnonzero(np.unpackbits(mask, count=count, bitorder="little").view(np.bool_))
-        if len(where) != kept:
-            raise ValueError(f"{len(where)} places for {kept} elements")
+        is_kept = np.unpackbits(mask, count=count, bitorder="little").view(np.bool_)
+        if (places := int(np.count_nonzero(is_kept))) != kept:
+            raise ValueError(f"{places} places for {kept} elements")
         found = np.zeros(count, dtype=word)
-        if kept:
-            bytes_ = np.empty((kept, len(planes)), dtype=np.uint8)
-            for number, plane in enumerate(planes):
-                bytes_[:, number] = plane
-            values = bytes_.reshape(-1).view(np.dtype(word).newbyteorder("<")).astype(word, copy=False)
-            found[where] = values >> 1 | values << (8 * values.itemsize - 1)
+        at = 0
+        for start in range(0, count if kept else 0, _CHUNK):
+            where = np.flatnonzero(is_kept[start : start + _CHUNK])
+            found[start : start + _CHUNK][where] = _turned_back([plane[at : at + len(where)] for plane in planes], word)
+            at += len(where)
         return found.data.cast("B")
+
+
+def _turned_back(planes: list[Bytes], word: type[np.unsignedinteger[npt.NBitBase]]) -> npt.NDArray[Any]:
+    """The elements of these planes."""
+    whole = np.empty((len(planes[0]), len(planes)), dtype=np.uint8)
+    for number, plane in enumerate(planes):
+        whole[:, number] = plane
+    values = whole.reshape(-1).view(np.dtype(word).newbyteorder("<")).astype(word, copy=False)
+    return values >> 1 | values << (8 * values.itemsize - 1)
 
 
 def _word(dtype: torch.dtype) -> type[np.unsignedinteger[npt.NBitBase]]:

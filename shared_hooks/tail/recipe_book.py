@@ -162,6 +162,7 @@ class RecipeBook:
             recipe.settings = settings
             return recipe
         finally:
+            rehearsal.notes.failure = None  # it refers to frames that refer to it, and to what the request brought
             state.restore()
             settings.restore()
 

@@ -9,6 +9,14 @@ import pytest
 from cloud_server.core import Core
 from tests.cloud_server.fakes import FakeEngine
 from tests.cloud_server.small import SMALL
+from tests.starts import forked
+
+
+@pytest.fixture(autouse=True, scope="session")
+def workers_are_forked() -> Iterator[None]:
+    """Those of pools in this process; a server that is a process starts interpreters."""
+    with forked("cloud_server.processes.worker_process"):
+        yield
 
 
 @pytest.fixture

@@ -245,7 +245,7 @@ def test_a_server_that_is_gone_is_named() -> None:
     # The patience is also what the first connection has, on a busy machine.
     with (
         cloud("--model", "digits") as process,
-        EdgeClient(process.address, "digits", CUT, connection=ConnectionOptions(patience=5.0)) as client,
+        EdgeClient(process.address, "digits", CUT, connection=ConnectionOptions(patience=2.5)) as client,
     ):
         client.infer(image(0))
         process.end()

@@ -12,15 +12,23 @@ from typing import Any
 
 import pytest
 
+from studies.chaos import __main__ as chaos
 from studies.chaos.__main__ import run
 from studies.chaos.faults import OTHER_WEIGHTS
 from studies.chaos.findings import Episode, computed_twice, refused_by_name, row, without_service
 from studies.experiments.relay import Relay
+from tests.starts import forked
 
 PATIENCE = 30.0
 
 
-def test_nothing_is_lost_wrong_or_computed_twice(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def processes_are_forked() -> Iterator[None]:
+    with forked("studies.chaos.crowd", "studies.chaos.served"):
+        yield
+
+
+def test_nothing_is_lost_wrong_or_computed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = argparse.Namespace(
         seed=1,
         minutes=0.0,  # each fault once
@@ -31,6 +39,7 @@ def test_nothing_is_lost_wrong_or_computed_twice(tmp_path: Path) -> None:
         patience=300.0,
         server_arguments="",  # one process: it starts sooner
     )
+    monkeypatch.setattr(chaos, "CALM_SECONDS", 0.2)
     result = run(options, tmp_path)
     assert (result["lost"], result["wrong"], result["computed_twice"]) == (0, 0, [])
     assert [one["fault"] for one in result["faults"]] == ["half open"] and result["asked"] > 2

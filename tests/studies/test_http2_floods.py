@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 from edge_client.client import EdgeClient
@@ -12,11 +14,18 @@ from edge_client.model_choice import ModelChoice
 from studies.attacks.http2.beside import Server
 from studies.attacks.http2.floods import FLOODS
 from studies.attacks.http2.frames import END_HEADERS, HEADERS, frame, headers
+from tests.starts import forked
 
 ALLOWED_MIB = 250
 """Above what the server takes by itself. Without the bounds a second of each took some hundreds. Pings are left out:
 nothing bounds what they take (docs/decisions/0013-floods.md).
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def processes_are_forked() -> Iterator[None]:
+    with forked("studies.attacks.http2.beside"):
+        yield
 
 
 def test_floods_take_no_memory(tmp_path: Path) -> None:

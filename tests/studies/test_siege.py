@@ -12,6 +12,13 @@ from studies.siege.cases import CASES, Case
 from studies.siege.material import make
 from studies.siege.overload import Crowd
 from studies.siege.trial import AFTER, BEFORE, DURING, OTHER, Outcome, Phase, Siege
+from tests.starts import forked
+
+
+@pytest.fixture(autouse=True, scope="module")
+def processes_are_forked() -> Iterator[None]:
+    with forked("studies.siege.processes"):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from studies.soak.run import Result, soak
 from studies.soak.slope import Slope
+from tests.starts import forked
+
+
+@pytest.fixture(autouse=True, scope="module")
+def processes_are_forked() -> Iterator[None]:
+    with forked("studies.siege.processes"):
+        yield
 
 
 def test_requests_survive_reconnects(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tests import seeds
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Setting = Callable[[], AbstractContextManager[Any]]
 ModuleClass = TypeVar("ModuleClass", bound=type[nn.Module])
@@ -96,7 +98,7 @@ def seeded(make_model: Callable[[], nn.Module], seed: int = 0) -> Callable[[], n
     def build() -> nn.Module:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecated ways of building are still found in the wild
-            torch.manual_seed(seed)
+            seeds.seed(seed)
             model = make_model()
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
                 if tensor.is_floating_point() and tensor.ndim == 1:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from cloud_server.config import ModelEntry
 from cloud_server.core import Core
 from cloud_server.models.served_model import ServedModel
 from shared_hooks import EarlyOutput, WrappedModel, errors
+from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models import Table, load_spec, spec_from_table
 from tests.cloud_server.fakes import CoreClient
 from tests.cloud_server.real import Residual, ask, greet, value
@@ -100,6 +103,30 @@ def test_a_tail_that_raises(client: CoreClient, edge: WrappedModel) -> None:
     assert failed is not None and (failed.error, failed.message) == ("ModelFailed", "ValueError: thirteen")
     ask(client, 2, edge.forward(torch.ones(2, 8), end="second"))
     value(client, 2)
+
+
+def test_what_failed_leaves_nothing_behind_for_pythons_collector(edge: WrappedModel) -> None:
+    """8 KiB of Zstandard are 256 MiB decoded, which nobody counts once the request is over."""
+    lifecycle, seen = Lifecycle("cloud"), []
+    lifecycle.on(Stage.AFTER_DECODE)(lambda event: seen.append(weakref.ref(event.value)))
+    served = ServedModel(entry(), CPU, lifecycle)
+    edge.plan(torch.zeros(3, 8))
+    raises, honest = edge.forward(torch.full((3, 8), 13.0), end="second"), edge.forward(torch.ones(3, 8), end="second")
+    lies = dataclasses.replace(honest, crossing=dataclasses.replace(honest.crossing, marks=(), cache={}))
+    with Core([served], lifecycle=lifecycle) as core:
+        client = CoreClient(core, greet=False)
+        client.send(greet(edge, "residual", edge.plan(torch.zeros(2, 8)).digest))
+        gc.disable()
+        try:
+            for number, (early, name) in enumerate([(raises, "ModelFailed"), (lies, "CutRefused")]):
+                ask(client, number, early)
+                failed = client.answer(number).failed
+                assert failed is not None and failed.error == name
+            ask(client, 9, honest)  # the worker is through with the others
+            value(client, 9)
+            assert [one() for one in seen[:2]] == [None, None]
+        finally:
+            gc.enable()
 
 
 class TestBadFrontiers:

@@ -11,7 +11,7 @@ import signal
 import pytest
 import torch
 
-from cloud_server.processes import Pool
+from cloud_server.processes import Pool, crew
 from shared_hooks import EarlyOutput, Parcel, WrappedModel
 from tests.cloud_server.fakes import CoreClient, Result
 from tests.cloud_server.processes import deadly
@@ -77,6 +77,8 @@ def test_all_idle_workers_are_killed(pool: Pool, client: CoreClient, edge: Wrapp
 def test_one_that_is_stopped_and_one_that_hangs(
     pool: Pool, client: CoreClient, edge: WrappedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(crew, "STOPPED_SECONDS", 0.5)
+    monkeypatch.setattr(crew, "LOOK_SECONDS", 0.1)
     stopped = pool.crew._idle[-1].pid  # the next to be asked
     os.kill(stopped, signal.SIGSTOP)
     exact(client, edge, 1)

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_client.__main__ import main
-from edge_client.generation import SplitGenerator
-from edge_client.planning.generation.workload import Workload
-from edge_client.survey.generation import best_generation_cut
-from tests.edge_client.generation.speaking import SPEC, connected, inputs
+from tests.edge_client.generation.speaking import SPEC
 
 MODEL = ["plan", "--model", SPEC, "--device", "cpu", "--threads", "1", "--no-progress"]
 
@@ -78,18 +75,6 @@ def test_wrong_use_is_one_line(
 def test_a_model_that_writes_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "digits", "--device", "cpu", "--no-progress", "--generate"]) == 2
     assert "has no generate()" in capsys.readouterr().err
-
-
-def test_a_client_is_told_its_best_cut() -> None:
-    with connected() as client:
-        names = dict(client.wrapped.model.named_modules())
-        assert best_generation_cut(client, Workload(20, 10), seconds=0.1) in names
-        with SplitGenerator(client, "auto") as generator:
-            assert generator.cut in names
-            whole = client.wrapped.model
-            asked = {**inputs(client), "max_new_tokens": 4, "do_sample": False}
-            assert generator.generate(**asked).shape[1] == asked["input_ids"].shape[1] + 4
-            assert generator.model is whole
 
 
 def test_a_page_shows_every_cut(measured: Path, tmp_path: Path) -> None:

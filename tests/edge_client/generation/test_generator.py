@@ -10,6 +10,7 @@ import torch
 
 from edge_client import EdgeClient, ModelChoice
 from edge_client.generation import SplitGenerator, split_model
+from edge_client.survey.generation import best_generation_cut
 from shared_hooks.errors import CutRefused, Disagreement, SpecError, UnknownLayer
 from shared_hooks.generation import DecodingTail, InProcess
 from tests.edge_client.generation.speaking import CUT, inputs, whole
@@ -107,11 +108,14 @@ def test_a_cut_that_there_is_not(client: EdgeClient, cut: str, error: type[Excep
         SplitGenerator(client, cut)
 
 
-def test_the_best_cut_is_chosen_by_measuring(client: EdgeClient) -> None:
+def test_the_best_cut_is_chosen_by_measuring(client: EdgeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(best_generation_cut.__kwdefaults__ or {}, "seconds", 0.1)
     asked = {**inputs(client), "max_new_tokens": 4, "do_sample": False}
-    generator = SplitGenerator(client, "auto")
-    assert generator.cut in {f"model.layers.{number}" for number in range(6)}
-    assert torch.equal(generator.generate(**asked), whole(client, **asked))
+    expected = whole(client, **asked)
+    with SplitGenerator(client, "auto") as generator:
+        assert generator.cut in {f"model.layers.{number}" for number in range(6)}
+        assert generator.model is client.wrapped.model
+        assert torch.equal(generator.generate(**asked), expected)
 
 
 def test_one_model_is_split_once_at_a_time(client: EdgeClient) -> None:

@@ -273,7 +273,7 @@ def test_a_lost_server_leaves_what_there_was_and_says_so(many: Path, tmp_path: P
     out = tmp_path / "out"
     with local_server(ModelChoice("digits", threads=1), listen=f"127.0.0.1:{free_port()}") as address:
         argv = words(
-            out, "--server", address, "--input", str(many), "--repetitions", str(REPETITIONS), "--patience", "5"
+            out, "--server", address, "--input", str(many), "--repetitions", str(REPETITIONS), "--patience", "2"
         )
         process = spawn(argv)
         try:
