@@ -238,6 +238,7 @@ def _add_profile(commands: Commands, parents: list[Parser]) -> None:
     profile.add_argument("--repetitions", type=_count, default=20, metavar="N", help="at most N (default: 20)")
     profile.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each side (default: 20)")
     _add_codec(profile, auto="measures each")
+    profile.add_argument("--calibration", metavar="FILE", help="of edge-client calibrate: its books for basis")
 
 
 def _add_codec(command: argparse.ArgumentParser, *, auto: str = "") -> None:
