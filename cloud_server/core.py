@@ -75,6 +75,7 @@ class Core:
         self._workers = Workers(
             workers,
             together=self._turns.several,
+            relatives=self._turns.relatives,
             most=self.limits.max_batch_size,
             delay=self.limits.max_queue_delay_microseconds / 1e6,
             preferred=self.limits.preferred_batch_size,

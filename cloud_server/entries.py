@@ -11,7 +11,7 @@ from shared_hooks.config import Table, kind_of
 from shared_hooks.config.targets import resolve
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.models import ModelSpec, load_spec
-from shared_hooks.models.spec import spec_from_table
+from shared_hooks.models.named import spec_from_table
 from shared_hooks.showing import short
 
 MOST_ROWS = 4096

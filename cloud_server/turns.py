@@ -11,16 +11,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from cloud_server.decoding import Taken
 from cloud_server.limits import Limits
 from cloud_server.models import BegunTail, Computed, Kin
 from cloud_server.requests import Answer, Request, RequestTable, replies
-from cloud_server.work import Overtime, QueueClocks, Watchdog
+from cloud_server.work import Did, Overtime, QueueClocks, Watchdog
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import Cancelled, CutRefused, InputMismatch, IsthmusError, ModelFailed, TooLarge
 from shared_hooks.generation.together import Outcome
@@ -60,8 +61,8 @@ class Turns:
         self._lifecycle = lifecycle
         self._load = load
         self._overtime = Watchdog(limits.max_compute_seconds)
-        self._apart: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """Clients that go alone, and until when."""
+        self._apart: OrderedDict[tuple[str, ...], float] = OrderedDict()
+        """Clients that go alone, and accounts of which all do, and until when."""
 
     def close(self) -> None:
         """No turn follows."""
@@ -75,23 +76,32 @@ class Turns:
 
     def kin(self, request: Request) -> Kin | None:
         """What it may be computed together with; None where it goes alone."""
-        until = self._apart.get(request.party)
-        return None if until is not None and until > time.monotonic() else request.kin
+        party, now = request.party, time.monotonic()
+        is_apart = any(self._apart.get(key, now) > now for key in (party, party[:1]))
+        return None if is_apart else request.kin
 
-    def several(self, turns: Sequence[Any]) -> list[bool]:
-        """The same of steps or requests of one kin (`Request.kin`), computed together."""
+    def relatives(self, turn: Any, kin: Hashable, waiting: Callable[[Hashable], int], most: int) -> Sequence[Hashable]:
+        """Other kin whose requests are worth computing together with those of a turn's."""
+        batching = turn.request.batching
+        return () if batching is None else batching.relatives(kin, waiting, most)
+
+    def several(self, turns: Sequence[Any]) -> list[Did]:
+        """The same of steps or requests of one kin (`Request.kin`), or of related ones, computed together."""
         started = [turn for turn in turns if self._starts(turn)]
         hurried = self._hurried(started)
         wanted = [turn.request for turn in started if turn.request not in hurried]
-        counts = [self._alone(one) for one in hurried]
+        done = [Did(self._alone(one)) for one in hurried]
         if len(wanted) < 2:
-            counts += [self._alone(one) for one in wanted]
+            done += [Did(self._alone(one)) for one in wanted]
         elif wanted[0].turn is None:
-            counts += self._batched([_Part(one) for one in wanted])
+            joint = self._joint(wanted)
+            joint = joint if joint > 1 else 0
+            done += self._batched([_Part(one) for one in wanted[:joint]]) if joint else []
+            done += [Did(self._alone(one)) for one in wanted[joint:]]
         else:
-            counts += self._together([_Step(one) for one in wanted])
-        found = dict(zip(map(id, [*hurried, *wanted]), counts, strict=True))
-        return [found.get(id(turn.request), False) for turn in turns]
+            done += map(Did, self._together([_Step(one) for one in wanted]))
+        found = dict(zip(map(id, [*hurried, *wanted]), done, strict=True))
+        return [found.get(id(turn.request), Did(False)) for turn in turns]
 
     def _hurried(self, turns: Sequence[Turn]) -> list[Request]:
         """Of requests for a batch, those that it would answer too late, for it takes as long as all of them: first, and
@@ -100,6 +110,11 @@ class Turns:
         takes, most = sum(turn.takes() for turn in turns), self._limits.deadline_seconds
         requests = [turn.request for turn in turns if turn.request.turn is None and turn.request.deadline_ms]
         return [one for one in requests if one.age_seconds + takes > one.deadline_seconds(most)]
+
+    def _joint(self, requests: Sequence[Request]) -> int:
+        """How many of them may be decoded at one time: as much as one request may take. Encoded, they may be small."""
+        sizes = accumulate(one.crossing.storage_bytes for one in requests if one.crossing is not None)
+        return sum(size <= self._limits.max_request_bytes for size in sizes)
 
     def _starts(self, turn: Turn) -> bool:
         if not self._requests.start(turn.request, turn.takes()):
@@ -128,7 +143,7 @@ class Turns:
                 step.outcome = outcome
         return [self._answered(step.request, step.started_ns, step.end) for step in steps]
 
-    def _batched(self, parts: list[_Part]) -> list[bool]:
+    def _batched(self, parts: list[_Part]) -> list[Did]:
         for part in parts:
             with self._lifecycle.request(part.request.about):
                 part.begin()
@@ -149,14 +164,19 @@ class Turns:
             counts.append(self._answered(part.request, part.started_ns, end))
         if error is not None:
             self._blame(parts, counts, error)
-        return counts
+            _let_go(error)
+        return [Did(count, part.own_seconds) for part, count in zip(parts, counts, strict=True)]
 
     def _blame(self, parts: list[_Part], counts: list[bool], error: BaseException) -> None:
         """A batch failed: whose request fails alone, too, goes alone for a while; else all of its kin do."""
         spoilt = [part.request.party for part, count in zip(parts, counts, strict=True) if not count]
+        now = time.monotonic()
         for party in spoilt:
-            self._apart[party] = time.monotonic() + APART_SECONDS
-            self._apart.move_to_end(party)
+            others = [key for key, until in self._apart.items() if key[0] == party.account and until > now]
+            # of a second client of an account all others go alone, too: what a client calls itself costs nothing
+            for key in (party, *([party[:1]] if others and others != [party] else [])):
+                self._apart[key] = now + APART_SECONDS
+                self._apart.move_to_end(key)
         while len(self._apart) > MAX_APART:
             self._apart.popitem(last=False)
         batching = parts[0].request.batching
@@ -242,6 +262,11 @@ class _Part:
                 )
         except BaseException as error:  # `alone` raises it
             self._error = error
+
+    @property
+    def own_seconds(self) -> float:
+        """Of the batch's time, what this one took to join it."""
+        return self.begun.own_ns / 1e9 if self.begun is not None and self.begun.is_made else 0.0
 
     def end(self) -> Computed:
         """Its part of the batch."""

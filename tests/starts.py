@@ -102,6 +102,17 @@ class Started(Forked):
         super().__init__(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True, encoding="utf-8")
 
 
+def run(command: Sequence[str], *, timeout: float = 150.0, **more: Any) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` with what it prints, which is text."""
+    with Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
 class InPlaceOfSubprocess:
     """What a module finds as ``subprocess``: see `Forked`."""
 

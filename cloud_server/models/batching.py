@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -16,13 +17,15 @@ from cloud_server.models.custody import Custody
 from cloud_server.models.engine import BegunTail, Computed, Kin
 from cloud_server.models.packing import packed
 from shared_hooks import Crossing, EarlyOutput
-from shared_hooks.batching import Batches, Joinable, Made
-from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed
+from shared_hooks.batching import Batches, Joinable, Made, Ways
+from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed, PlanMismatch
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tensors.staging import wait
 
 log = logging.getLogger("cloud_server")
 
+BATCH = "batch"
+"""In keys of kin."""
 Unpack = Callable[[Crossing, bytes, memoryview], tuple[EarlyOutput, int]]
 """A complete payload as a frontier, and the nanoseconds that took."""
 Alone = Callable[[EarlyOutput, int, bool], Computed]
@@ -42,6 +45,7 @@ class BatchedTails:
         alone: Alone,
     ) -> None:
         self.batches = batches
+        self.ways = Ways(batches)
         self.lifecycle = lifecycle
         self.unpack = unpack
         self.alone = alone
@@ -51,12 +55,25 @@ class BatchedTails:
     def kin(self, crossing: Crossing) -> Kin | None:
         """A look at what is known."""
         found = self.batches.of(crossing)
-        return None if found is None else Kin(("batch", found.kin), found.rows)
+        if found is None:
+            return None
+        self.ways.came(found)
+        return Kin((BATCH, found.kin), found.rows)
+
+    def relatives(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> list[Hashable]:
+        """A look at what was measured."""
+        if not isinstance(key, tuple) or key[:1] != (BATCH,):
+            return []
+        return [(BATCH, kin) for kin in self.ways.relatives(key[1], lambda kin: waiting((BATCH, kin)), most)]
 
     def learn(self, crossing: Crossing) -> bool:
-        """Some forty times the work of a row, once for a cut and a form of inputs."""
+        """Some forty times the work of a row, once for a cut and a form of inputs; or some ten times, for a way from
+        there to a later cut.
+        """
         try:
             looked = self.batches.learn(crossing)
+            if not looked and (known := self.batches.of(crossing)) is not None:
+                return self.ways.learn(known)
         finally:
             self._custody.mend()
         if looked and (reason := self.batches.reason(crossing)):
@@ -72,12 +89,13 @@ class BatchedTails:
         as cause.
         """
         parts = [one for one in begun if isinstance(one, _Begun)]
-        joinable = [one.joinable for one in parts if one.joinable is not None]
-        if len(joinable) < len(parts):
+        if any(one.joinable is None for one in parts):
             raise CutRefused("what was known of this cut is not believed any more")
         started = time.perf_counter_ns()
         try:
-            made = self.batches.run([one.early for one in parts], joinable)
+            parts = self._at_one_cut(parts)
+            joinable = [one.joinable for one in parts if one.joinable is not None]
+            made = self.batches.run([one.brought for one in parts], joinable)
             wait(self._device)  # the kernels are only launched until here
         except IsthmusError:
             raise
@@ -88,6 +106,26 @@ class BatchedTails:
         took = time.perf_counter_ns() - started
         for one, own in zip(parts, made, strict=True):
             one.made, one.took_ns = own, took
+
+    def _at_one_cut(self, parts: list[_Begun]) -> list[_Begun]:
+        """Those that are at the latest cut of all, or have run on to it. The others go alone."""
+        last = max((one.joinable for one in parts if one.joinable is not None), key=lambda one: one.layer)
+        found = []
+        for one in parts:
+            assert one.joinable is not None
+            if one.joinable.kin != last.kin:
+                way = self.ways.way(one.joinable, last.kin)
+                if way is None:
+                    continue
+                started = time.perf_counter_ns()
+                try:
+                    one.brought = self.ways.run(way, one.early, one.joinable.rows)
+                except (CutRefused, PlanMismatch):
+                    continue
+                one.joinable = replace(last, rows=one.joinable.rows)
+                one.own_ns = time.perf_counter_ns() - started
+            found.append(one)
+        return found
 
     def doubt(self, begun: BegunTail, reason: str) -> None:
         """Until it is looked at again."""
@@ -105,9 +143,12 @@ class _Begun:
         self.joinable: Joinable | None = tails.batches.of(crossing)
         self.made: Made | None = None
         self.took_ns = 0
+        self.own_ns = 0
         self._tails = tails
         self._want_metrics = want_metrics
         self.early, self._decode_ns = tails.unpack(crossing, header, payload)
+        self.brought = self.early
+        """To where the batch begins."""
 
     @property
     def is_made(self) -> bool:

@@ -212,6 +212,11 @@ class BegunTail(Protocol):
         """Whether `Batching.run` has computed it."""
         ...
 
+    @property
+    def own_ns(self) -> int:
+        """What of that was for this request alone: until it was where the others are."""
+        ...
+
     def end(self) -> Computed:
         """Its part of the batch, packed."""
         ...
@@ -231,6 +236,12 @@ class Batching(Protocol):
     def learn(self, crossing: Crossing) -> bool:
         """Finds out whether its requests may be batched, unless that is known: plans and runs the model. Whether it
         did.
+        """
+        ...
+
+    def relatives(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> Sequence[Hashable]:
+        """Keys of other kin that are worth joining with these: requests that were cut earlier run on to the later cut.
+        ``waiting``: rows that there are of a kin; ``most``: of a batch. Quick.
         """
         ...
 

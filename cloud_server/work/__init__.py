@@ -17,9 +17,10 @@ from cloud_server.work.load import QueueClocks
 from cloud_server.work.overtime import Overtime, Watchdog
 from cloud_server.work.payer import Payer
 from cloud_server.work.trim import Trim, few_heaps
-from cloud_server.work.workers import Job, Workers
+from cloud_server.work.workers import Did, Job, Workers
 
 __all__ = [
+    "Did",
     "Job",
     "Line",
     "Overtime",

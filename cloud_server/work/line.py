@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -132,17 +132,17 @@ class Line(Generic[Job]):
         assert client is not None, "an account waits without a client that does"
         return self._taken(name, client)
 
-    def kin(self, place: Place[Job], most: int) -> list[Place[Job]]:
-        """Jobs of up to ``most`` rows more that may be done together with this one, which a worker has: each is the
-        next of its client, and who has had least is asked first.
+    def kin(self, kin: Collection[Hashable], most: int) -> list[Place[Job]]:
+        """Jobs of up to ``most`` rows of these kin, for a worker that has one of them: each is the next of its client,
+        and who has had least is asked first.
         """
         found: list[Place[Job]] = []
-        while place.kin is not None and self._kin[place.kin] and most > 0:
+        while any(self._kin.get(one) for one in kin) and most > 0:
             candidates = [
                 (self._flows.place(name), account.flows.place(client), name, client)
                 for name, account in self._accounts.items()
                 for client, waiting in account.clients.items()
-                if (first := next(iter(waiting.places.values()))).kin == place.kin and first.rows <= most
+                if (first := next(iter(waiting.places.values()))).kin in kin and first.rows <= most
             ]
             if not candidates:
                 break

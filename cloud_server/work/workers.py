@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from cloud_server.work.line import Forecast, Line, Place
 from cloud_server.work.payer import Payer
 
 Job = Callable[[], bool]
 """Raises nothing; False when nothing was computed, or nothing from which a guess may be made for the next one."""
-Together = Callable[[Sequence[Job]], Sequence[bool]]
-"""Does several jobs at once: of each, what the job itself would give. Raises nothing."""
+
+
+class Did(NamedTuple):
+    """``counts``: what the job itself would give. ``own``: seconds that were for this one alone."""
+
+    counts: bool
+    own: float = 0.0
+
+
+Together = Callable[[Sequence[Job]], Sequence[Did]]
+"""Does several jobs at once. Raises nothing."""
+Relatives = Callable[[Job, Hashable, Callable[[Hashable], int], int], Collection[Hashable]]
+"""Of a job, its kin, how many rows there are of any kin, and of a batch at the most: other kin to do with it."""
 
 
 class _Doing:
@@ -38,12 +51,13 @@ class Workers:
         most: int = 1,
         delay: float = 0.0,
         preferred: Sequence[int] = (),
+        relatives: Relatives = lambda job, kin, waiting, most: (),
     ) -> None:
         """``clock`` (seconds) says what a job took.
 
-        ``together`` does jobs of one kin, up to ``most`` rows; where enough wait, as many as the largest of
-        ``preferred`` that they fill. For more of them a worker waits ``delay`` seconds at the longest, and only while
-        nobody else waits for it, nor once they are as many as one of ``preferred``.
+        ``together`` does jobs of one kin, and of its ``relatives``, up to ``most`` rows; where enough wait, as many as
+        the largest of ``preferred`` that they fill. For more of them a worker waits ``delay`` seconds at the longest,
+        and only while nobody else waits for it, nor once they are as many as one of ``preferred``.
         """
         self.count = count
         self._clock = clock
@@ -51,6 +65,7 @@ class Workers:
         self._most = most if together is not None else 1
         self._delay = delay
         self._preferred = sorted(preferred)
+        self._relatives = relatives
         self._line: Line[Job] = Line(count)
         self._changed = threading.Condition()
         self._stopped = False
@@ -121,9 +136,14 @@ class Workers:
         place = self._line.take()
         if place is None or place.kin is None:
             return [] if place is None else [place]
-        there = place.rows + self._line.waiting(place.kin)
+        kin = {place.kin, *self._relatives(place.job, place.kin, partial(self._rows_of, place), self._most)}
+        there = place.rows + sum(map(self._line.waiting, kin))
         most = max((size for size in self._preferred if place.rows < size <= there), default=self._most)
-        return [place, *self._line.kin(place, most - place.rows)]
+        return [place, *self._line.kin(kin, most - place.rows)]
+
+    def _rows_of(self, taken: Place[Job], kin: Hashable) -> int:
+        """Those that wait, and those that a worker has just taken."""
+        return self._line.waiting(kin) + (taken.rows if taken.kin == kin else 0)
 
     def _next(self) -> list[Place[Job]]:
         with self._changed:
@@ -140,7 +160,7 @@ class Workers:
             if left <= 0 or self._line or self._stopped:
                 break
             self._changed.wait(left)
-            places += self._line.kin(places[0], self._most - rows)
+            places += self._line.kin({place.kin for place in places}, self._most - rows)
         if self._line:
             self._changed.notify()  # what was said to this thread may be for another one that does nothing
 
@@ -152,18 +172,19 @@ class Workers:
     def _do(self, places: list[Place[Job]]) -> None:
         before = getattr(self._thread, "doing", None)
         doing = self._thread.doing = _Doing(self._clock())
-        counts: Sequence[bool] = [False] * len(places)
+        done: Sequence[Did] = [Did(False)] * len(places)
         try:
             if len(places) == 1 or self._together is None:
-                counts = [place.job() for place in places]
+                done = [Did(place.job()) for place in places]
             else:
-                counts = self._together([place.job for place in places])
+                done = self._together([place.job for place in places])
         finally:
             self._thread.doing = before
         with self._changed:
-            each = (self._clock() - doing.resumed) / _rows(places)
-            for place, count in zip(places, counts, strict=True):
-                self._line.done(place, each * place.rows, count)
+            shared = max(0.0, self._clock() - doing.resumed - sum(one.own for one in done))
+            each = shared / _rows(places)
+            for place, one in zip(places, done, strict=True):
+                self._line.done(place, one.own + each * place.rows, one.counts)
 
     @property
     def _doing(self) -> _Doing:

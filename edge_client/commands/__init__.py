@@ -1,10 +1,13 @@
 """The commands of ``edge-client``, one per file, and what they share. Nothing else imports this package.
 
 The commands are those that `arguments` lists: each has a file of its name with `main(options)`. To add one, write that
-file, and its name and options in `arguments`.
+file, and its name and options in `arguments` or where that takes them from.
 
 arguments   the commands and their options; loads nothing, so that ``--help`` is quick
+sending     the options of run, watch and dashboard
+measuring   the options of plan, profile, sweep, compare, prune, calibrate and bench
 generation  the options of generate and chat
+common      options that several commands have
 kinds       what the text of an option may be
 credentials options by which a command proves who it is
 server      --server, and what stands for it

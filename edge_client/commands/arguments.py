@@ -5,36 +5,14 @@ They are here and not in the files that read them, because those load torch and 
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
+from edge_client.commands.common import Commands, add_config
 from edge_client.commands.credentials import add_credentials
 from edge_client.commands.generation import add_generation
 from edge_client.commands.kinds import count as _count
-from edge_client.commands.kinds import names as _names
-from edge_client.commands.kinds import number as _number
-from edge_client.commands.kinds import pixels as _pixels
-from edge_client.commands.kinds import rate as _rate
-from edge_client.commands.kinds import rates as _rates
-from edge_client.commands.kinds import seconds as _seconds
-from edge_client.commands.kinds import share as _share
-from edge_client.commands.kinds import some_seconds as _some_seconds
+from edge_client.commands.measuring import add_bench, add_calibrate, add_plan, add_profile, add_prune, add_sweep
+from edge_client.commands.sending import add_dashboard, add_run
 from edge_client.commands.server import add_server
 from shared_hooks.command_line import Parser, add_common
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[Parser]
-
-PORT = "8050"
-"""Of the dashboard, where none is given."""
-
-LOSSLESS = ("raw", "lz4", "zstd", "shuffle-lz4", "shuffle-zstd", "sparse")
-LOSSY = ("bf16", "fp16", "int8", "int6", "int5", "int4", "int3", "int2", "int1", "basis", "frames")
-CODECS = (*LOSSLESS, *LOSSY)
-"""As `shared_hooks.codecs` has them, which loads torch."""
-CHOOSES = "chooses by speed, size and link"
 
 
 def make_parser() -> Parser:
@@ -82,215 +60,25 @@ def make_parser() -> Parser:
     doctor.add_argument("server", nargs="?", metavar="HOST:PORT", help="(default: as --server of run)")
     doctor.add_argument("--server", dest="named", metavar="HOST:PORT", help="the same, as other commands have it")
     add_credentials(doctor)
-    _add_run(commands, model)
-    _add_dashboard(commands, model)
+    add_run(commands, model)
+    add_dashboard(commands, model)
     _add_lifecycle(commands, model)
     _add_hierarchy(commands, [model, planned])
-    _add_sweep(commands, model)
-    _add_prune(commands, model)
-    _add_calibrate(commands, model)
-    _add_bench(commands, model)
-    _add_plan(commands, model)
-    _add_profile(commands, [model, planned])
+    add_sweep(commands, model)
+    add_prune(commands, model)
+    add_calibrate(commands, model)
+    add_bench(commands, model)
+    add_plan(commands, model)
+    add_profile(commands, [model, planned])
     generate, chat = add_generation(commands, model)
     for command in (generate, chat):
-        _add_config(command)
+        add_config(command)
     return parser
-
-
-def _add_run(commands: Commands, model: Parser) -> None:
-    run = commands.add_parser("run", parents=[model], help="send inputs through a cut")
-    watch = commands.add_parser("watch", parents=[model], help="send inputs, and show live what observers see")
-    for command in (run, watch):
-        _add_config(command)
-        add_credentials(command)
-        _add_observe(command, default=("activation", "debug") if command is watch else ())
-    run.add_argument("--heat-maps", metavar="DIR", help="with --observe attention: pictures of it, as PNG files")
-    add_server(watch)
-    watch.add_argument("--split", required=True, metavar="LAYER_ID|NAME|input|...", help="same as run, without auto")
-    watch.add_argument("--input", action="extend", nargs="+", required=True, metavar="PATH", help="same as run")
-    watch.add_argument("--repeat", type=_count, default=1, metavar="N", help="repeat all inputs N times (default: 1)")
-    add_server(run)
-    run.add_argument(
-        "--split",
-        required=True,
-        metavar="LAYER_ID|NAME|input|edge-only|cloud-only|cloud-only-file|auto",
-        help='cut after this layer (a name is tried before an id); "edge-only" needs no server; "cloud-only" sends the '
-        'input, "cloud-only-file" the file as it is; "auto" chooses the cut and moves it as link and load change',
-    )
-    run.add_argument(
-        "--input",
-        action="extend",
-        nargs="+",
-        required=True,
-        metavar="PATH",
-        help="an image, .npy, .safetensors, a folder, a glob, a video; or several, each as often as given. Or one "
-        "camera: a device as /dev/video0, an address as rtsp://...",
-    )
-    run.add_argument("--frames", type=_count, metavar="N", help="of a video or a camera: end after N frames")
-    run.add_argument(
-        "--queue", type=_count, metavar="N", help="of a camera: frames that wait; the oldest gives way (default: 2)"
-    )
-    run.add_argument("--camera-size", type=_pixels, metavar="WxH", help="asked of a device, such as 640x480")
-    run.add_argument("--camera-rate", type=_rate, metavar="N", help="asked of a device: frames a second")
-    run.add_argument("--camera-format", metavar="NAME", help="asked of a device: its pixel format, such as mjpeg")
-    run.add_argument(
-        "--only-head",
-        metavar="LAYER_ID|NAME",
-        help="load only the weights of heads that end here or before; the others stay in their files",
-    )
-    run.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
-    run.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
-    run.add_argument(
-        "--in-flight", type=_count, default=1, metavar="N", help="requests under way, for throughput (default: 1)"
-    )
-    run.add_argument(
-        "--warmup", type=_number, default=0, metavar="N", help="requests of the first input before all, not counted"
-    )
-    run.add_argument(
-        "--save",
-        metavar="DIR",
-        help="keep outputs: JSON, large tensors as safetensors, drawn where the spec says how",
-    )
-    _add_codec(run, auto=CHOOSES)
-    _add_losses(run)
-    run.add_argument(
-        "--witness",
-        type=_share,
-        default=0.0,
-        metavar="P",
-        help="also compute this share of the split inputs whole on the edge, and compare: 0 to 1 (default: 0)",
-    )
-    run.add_argument(
-        "--journal", metavar="FILE", help="keep what became of each input; the same command goes on where it stopped"
-    )
-    run.add_argument(
-        "--fallback",
-        choices=("edge",),
-        help="answer on the edge what the server does not: gone, other weights, refused",
-    )
-    run.add_argument(
-        "--exact",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="--no-exact: the server may compute inputs in batches with other clients'; last bits then differ",
-    )
-    run.add_argument("--layers", action="store_true", help="print each layer's time on both sides")
-    run.add_argument(
-        "--dashboard",
-        nargs="?",
-        const=PORT,
-        metavar="[HOST:]PORT",
-        help=f"serve a page that shows this run, live, as long as it goes (alone: {PORT}, of 127.0.0.1)",
-    )
-    _add_sink(run)
-    _add_auto(run)
-
-
-def _add_dashboard(commands: Commands, model: Parser) -> None:
-    page = commands.add_parser(
-        "dashboard", parents=[model], help="a page in the browser that shows requests, link, cuts and machines, live"
-    )
-    page.add_argument(
-        "--listen",
-        default=PORT,
-        metavar="[HOST:]PORT",
-        help=f"of the page; 0 = any free one (default: {PORT}, of 127.0.0.1)",
-    )
-    add_server(page)
-    add_credentials(page)
-    page.add_argument(
-        "--input", action="extend", nargs="+", metavar="PATH", help="same as run; without, the server is watched"
-    )
-    page.add_argument("--split", default="auto", metavar="LAYER_ID|NAME|auto|...", help="same as run (default: auto)")
-    page.add_argument(
-        "--every", type=_seconds, default=0.2, metavar="S", help="begin a request every S seconds (default: 0.2)"
-    )
-    page.add_argument("--repeat", type=_count, metavar="N", help="all inputs N times (default: until Ctrl-C)")
-    page.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
-    page.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
-    _add_codec(page, auto=CHOOSES)
-    _add_losses(page)
-    _add_observe(page)
-    _add_sink(page)
-    _add_config(page)
-    _add_auto(page)
-
-
-def _add_sink(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--sink",
-        dest="sinks",
-        action="append",
-        default=[],
-        metavar="KIND:WHERE",
-        help="write times, metrics and what observers see to tensorboard:DIR, wandb:PROJECT (offline), or "
-        "MODULE:NAME[:TEXT] of your own; may be repeated",
-    )
-
-
-def _add_profile(commands: Commands, parents: list[Parser]) -> None:
-    profile = commands.add_parser("profile", parents=parents, help="measure layers and cuts, on both sides")
-    add_server(profile, "also measure the server's side")
-    add_credentials(profile)
-    profile.add_argument("--side", choices=("edge", "cloud", "both"), help="(default: both with --server, else edge)")
-    profile.add_argument("--warmup", type=_count, default=3, metavar="N", help="forwards before it (default: 3)")
-    profile.add_argument("--repetitions", type=_count, default=20, metavar="N", help="at most N (default: 20)")
-    profile.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each side (default: 20)")
-    _add_codec(profile, auto="measures each")
-    profile.add_argument("--calibration", metavar="FILE", help="of edge-client calibrate: its books for basis")
-
-
-def _add_codec(command: argparse.ArgumentParser, *, auto: str = "") -> None:
-    """``auto``: what the word does, where it may stand."""
-    chosen = f"; auto {auto}" if auto else ""
-    command.add_argument(
-        "--codec",
-        choices=(*CODECS, "auto") if auto else CODECS,
-        metavar="CODEC",
-        default="raw",
-        help=f"for the frontier: without loss {', '.join(LOSSLESS)}; with a loss {', '.join(LOSSY)}{chosen} "
-        "(default: raw)",
-    )
-
-
-def _add_losses(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--calibration", metavar="FILE", help="of edge-client calibrate, for --codec auto, basis, frames"
-    )
-    command.add_argument(
-        "--max-loss", metavar="SHARE", help="that --codec auto may lose, such as 0.5%% (default: nothing)"
-    )
-
-
-def _add_observe(
-    command: argparse.ArgumentParser, *, default: Sequence[str] = (), text: str = "observe both sides"
-) -> None:
-    command.add_argument(
-        "--observe",
-        dest="observers",
-        type=_names,
-        default=list(default),
-        metavar="NAME,NAME",
-        help=f'{text}: "activation" for statistics, "debug" for NaN and Inf, and such; another word lists them; the '
-        f"server must allow them (default: {','.join(default) or 'none'})",
-    )
-    command.add_argument("--hooks", dest="observers", type=_names, action=_OldWord, help=argparse.SUPPRESS)
-
-
-class _OldWord(argparse.Action):
-    """An option by the name that it had before; it goes with 0.3."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        print(f"{parser.prog}: warning: {option} is called --observe now; the old name goes with 0.3", file=sys.stderr)
-        setattr(namespace, self.dest, values)
 
 
 def _add_lifecycle(commands: Commands, model: Parser) -> None:
     hooks = commands.add_parser("hooks", parents=[model], help="the life cycle's hooks, in order, and their cost")
-    _add_config(hooks)
+    add_config(hooks)
     hooks.add_argument("--stages", action="store_true", help="list the stages and exit")
     hooks.add_argument(
         "--input", action="extend", nargs="+", metavar="PATH", help="run these first, and show what hooks cost"
@@ -298,204 +86,6 @@ def _add_lifecycle(commands: Commands, model: Parser) -> None:
     add_credentials(hooks)
     add_server(hooks)
     hooks.add_argument("--split", metavar="LAYER_ID|NAME|...", help="(default: edge-only, without a server)")
-
-
-def _add_config(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--config", metavar="FILE.toml", help="this side's [lifecycle], hooks of your own, and [tracing]"
-    )
-    command.add_argument("--log-level", choices=("debug", "info", "warning"), help="log connections, moves, errors")
-    command.add_argument("--log-format", choices=("console", "json"), default="console", help="of these lines")
-
-
-def _add_plan(commands: Commands, model: Parser) -> None:
-    plan = commands.add_parser("plan", parents=[model], help="predict every cut, and which is best")
-    add_server(plan, "without one, as with own")
-    add_credentials(plan)
-    plan.add_argument(
-        "--input", action="extend", nargs="+", metavar="FILE", help="count its preparation; it may cross as it is"
-    )
-    plan.add_argument("--edge-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
-    plan.add_argument("--cloud-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
-    plan.add_argument("--uplink", metavar="RATE", help="such as 5mbit: do not probe the link; needs --rtt")
-    plan.add_argument("--downlink", metavar="RATE", help="(default: same as --uplink)")
-    plan.add_argument("--rtt", metavar="TIME", help="such as 30ms")
-    plan.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")
-    plan.add_argument("--max-edge-memory", metavar="SIZE", help="such as 64MiB: limit on the edge, weights included")
-    plan.add_argument("--max-bytes-per-second", metavar="SIZE", help="such as 500kB: limit for both ways, at --rate")
-    plan.add_argument("--rate", type=_rate, metavar="N", help="requests per second")
-    plan.add_argument("--min-accuracy", type=float, metavar="X", help="agreement with the whole model, 0 to 1")
-    plan.add_argument("--power-active", type=float, metavar="W", help="of this machine at work, with --power-idle")
-    plan.add_argument("--power-idle", type=float, metavar="W", help="of this machine waiting")
-    plan.add_argument("--calibrate", action="store_true", help="correct the plan by a few real requests")
-    plan.add_argument("--repetitions", type=_count, default=10, metavar="N", help="for each profile (default: 10)")
-    plan.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each profile (default: 20)")
-    _add_codec(plan, auto=CHOOSES)
-    _add_losses(plan)
-    _add_generation(plan)
-    plan.add_argument("--explain", action="store_true", help="why the best wins, and what would change that")
-    plan.add_argument("--top", type=_count, metavar="N", help="show only the N best, the best first")
-    plan.add_argument("--partitioner", default="objective", metavar="NAME", help="what decides (default: objective)")
-    plan.add_argument("--partitioner-option", metavar="TEXT", help="passed to the partitioner")
-    plan.add_argument("--list-partitioners", action="store_true", help="list them and exit")
-
-
-def _add_generation(plan: argparse.ArgumentParser) -> None:
-    own = plan.add_argument_group("of a language model, called token by token")
-    own.add_argument(
-        "--generate",
-        nargs="?",
-        const="token",
-        choices=("token", "first-token", "reply"),
-        help="plan a split generation, and what is to be best in it (alone: a token)",
-    )
-    own.add_argument("--prompt-tokens", type=_count, default=128, metavar="N", help="(default: 128)")
-    own.add_argument("--new-tokens", type=_count, default=128, metavar="N", help="(default: 128)")
-    own.add_argument(
-        "--draft", type=_count, metavar="K", help="tokens guessed before each round trip; needs --acceptance"
-    )
-    own.add_argument("--acceptance", type=float, metavar="X", help="the share of them that is right, 0 to 1")
-    own.add_argument("--top-logits", type=_count, metavar="K", help="only the K likeliest come back (default: all)")
-    own.add_argument("--report", metavar="FILE.html", help="also a page: tokens and memory against the cut")
-    own.add_argument("--measured", metavar="FILE", help="the JSON of an earlier plan --generate, to measure nothing")
-
-
-def _add_sweep(commands: Commands, model: Parser) -> None:
-    sweep = commands.add_parser("sweep", parents=[model], help="run inputs through every cut: tables and a report")
-    sweep.add_argument("--out", required=True, metavar="DIR", help="folder for the results; run again to resume")
-    add_server(sweep, "without one, as with own")
-    add_credentials(sweep)
-    sweep.add_argument(
-        "--input",
-        action="extend",
-        nargs="+",
-        metavar="PATH",
-        help="an image, .npy, .safetensors, a folder or a glob; or several, each once (default: the model's own)",
-    )
-    cuts = sweep.add_mutually_exclusive_group()
-    cuts.add_argument("--cuts", metavar="NAME,NAME", help="these cuts (default: all that are allowed)")
-    cuts.add_argument("--every", type=_count, metavar="N", help="every n-th allowed cut")
-    sweep.add_argument("--repetitions", type=_count, default=3, metavar="N", help="for every request (default: 3)")
-    sweep.add_argument(
-        "--layer-repetitions",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="in N of them each way runs once more, with its layers measured (default: 1)",
-    )
-    sweep.add_argument(
-        "--warmup", type=_count, default=1, metavar="N", help="requests before, not counted (default: 1)"
-    )
-    sweep.add_argument("--no-local", dest="local", action="store_false", help="do not run the cuts in this process")
-    sweep.add_argument("--no-predict", dest="predict", action="store_false", help="no profiles and no plan first")
-    sweep.add_argument("--profile-repetitions", type=_count, default=10, metavar="N", help="for the plan (default: 10)")
-    sweep.add_argument(
-        "--profile-seconds", type=_seconds, default=20.0, metavar="S", help="for each side (default: 20)"
-    )
-    sweep.add_argument("--calibrate", action="store_true", help="same as plan: correct the plan by a few real requests")
-    sweep.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")
-    _add_codec(sweep)
-    sweep.add_argument("--seconds", type=_seconds, metavar="S", help="stop measuring after this long; resumable")
-    sweep.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
-    sweep.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
-    sweep.add_argument("--fresh", action="store_true", help="start over in a folder that holds a sweep")
-    _add_observe(sweep, text="one more request for each input, observed on both sides")
-    compare = commands.add_parser("compare", help="compare two sweeps, or two benches, taking noise into account")
-    compare.add_argument("a", metavar="A", help="a folder made by edge-client sweep, or a file of bench --json")
-    compare.add_argument("b", metavar="B", help="another one")
-    compare.add_argument("--json", metavar="FILE|-", help='write results as JSON; "-" for standard output')
-    compare.add_argument(
-        "--report", metavar="FILE", help="of sweeps: write a page, as HTML: ratios with intervals, both times"
-    )
-    compare.add_argument("--stages", action="store_true", help="of sweeps: every stage of every way, not only the sum")
-    compare.add_argument("--debug", action="store_true", help="show tracebacks")
-
-
-def _add_prune(commands: Commands, model: Parser) -> None:
-    prune = commands.add_parser("prune", parents=[model], help="which channels of a layer are worth sending")
-    prune.add_argument("--data", required=True, metavar="FOLDER", help="test data: input files, or a folder per class")
-    prune.add_argument("--calibration", metavar="FOLDER", help="to choose by (default: every other file of --data)")
-    prune.add_argument("--split", required=True, metavar="LAYER_ID|NAME", help="the layer whose channels are scored")
-    prune.add_argument("--keep", "--keeps", metavar="N,N", help="channels kept (default: a quarter, half, 3 quarters)")
-    prune.add_argument("--scores", metavar="NAME,NAME", help="scorings to try (default: all)")
-    prune.add_argument("--seeds", type=_count, default=5, metavar="N", help="for the random control (default: 5)")
-    prune.add_argument("--boxes", metavar="FILE", help="JSON: score only inside the calibration files' objects")
-    prune.add_argument("--predictions", metavar="FILE", help="JSON: score only in predictions that match --boxes")
-    prune.add_argument("--structural", action="store_true", help="also cut the channels out of the model")
-    prune.add_argument("--out", metavar="DIR", help="masks, smaller models and report.html go here")
-    prune.add_argument("--batch", type=_count, default=16, metavar="N", help="inputs in one forward (default: 16)")
-    prune.add_argument("--requests", type=_count, default=20, metavar="N", help="through a server (default: 20)")
-    prune.add_argument("--no-serve", dest="serve", action="store_false", help="do not measure bytes and times")
-
-
-def _add_calibrate(commands: Commands, model: Parser) -> None:
-    study = commands.add_parser("calibrate", parents=[model], help="what every codec costs in answers, at every cut")
-    study.add_argument(
-        "--inputs", required=True, metavar="FOLDER", help="input files, or a folder per class; or a glob"
-    )
-    study.add_argument("--labels", metavar="FILE.csv", help="rows of a file's name and its label")
-    study.add_argument("--max-loss", default="1%", metavar="SHARE", help="to be allowed, such as 0.5%% (default: 1%%)")
-    study.add_argument("--codecs", metavar="NAME,NAME", help="these codecs (default: all)")
-    cuts = study.add_mutually_exclusive_group()
-    cuts.add_argument("--cuts", metavar="NAME,NAME", help='these cuts, "input" among them (default: all allowed)')
-    cuts.add_argument("--every", type=_count, metavar="N", help="every n-th allowed cut")
-    study.add_argument(
-        "--kind",
-        choices=("classes", "embedding", "boxes", "tensors"),
-        help="of the output (default: by the spec, names and shapes)",
-    )
-    study.add_argument("--seconds", type=_seconds, metavar="S", help="begin no input after this long")
-    study.add_argument(
-        "--learn", type=int, metavar="N", help='of the inputs, for "basis" to learn from (default: a quarter)'
-    )
-    study.add_argument("--out", metavar="DIR", help="calibration.json and report.html go here")
-
-
-def _add_bench(commands: Commands, model: Parser) -> None:
-    bench = commands.add_parser("bench", parents=[model], help="an open load on a server: latency and goodput by rate")
-    add_server(bench)
-    add_credentials(bench)
-    bench.add_argument(
-        "--rate", type=_rates, metavar="N,N", help="requests a second of all clients, one or several (default: 10)"
-    )
-    bench.add_argument(
-        "--arrivals", default="poisson", metavar="poisson|constant|FILE", help="(default: poisson); FILE: a time a line"
-    )
-    bench.add_argument("--seconds", type=_seconds, metavar="S", help="of each rate (default: 10, or all of FILE)")
-    bench.add_argument(
-        "--warmup", type=_some_seconds, default=2.0, metavar="S", help="of each rate, before, not counted (default: 2)"
-    )
-    bench.add_argument("--clients", type=_count, default=4, metavar="N", help="each with a stream (default: 4)")
-    bench.add_argument(
-        "--split",
-        default="input",
-        metavar="CUT=WEIGHT,...",
-        help="cuts, by weight: stage2=0.7,stage3=0.3 (default: input)",
-    )
-    bench.add_argument(
-        "--codec", default="raw", metavar="CODEC=WEIGHT,...", help="a client has one; shares of clients (default: raw)"
-    )
-    bench.add_argument(
-        "--input", action="extend", nargs="+", metavar="PATH", help="drawn from these (default: the model's own)"
-    )
-    bench.add_argument(
-        "--deadline", type=_seconds, default=1.0, metavar="S", help="within which an answer is goodput (default: 1)"
-    )
-    bench.add_argument("--give-up", type=_seconds, default=10.0, metavar="S", help="on a request (default: 10)")
-    bench.add_argument("--patience", type=_seconds, default=5.0, metavar="S", help="wait for a server (default: 5)")
-    bench.add_argument("--in-flight", type=_count, default=4, metavar="N", help="of each client (default: 4)")
-    bench.add_argument(
-        "--exact",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="--no-exact: the server may compute requests of several clients in batches",
-    )
-    bench.add_argument(
-        "--recorded", action="store_true", help="run the heads once, and send their frontiers again and again"
-    )
-    bench.add_argument("--processes", type=_count, default=1, metavar="N", help="that send (default: 1)")
-    bench.add_argument("--seed", type=_number, default=0, metavar="N", help="of what is drawn (default: 0)")
-    bench.add_argument("--html", metavar="FILE", help="also write a page")
 
 
 def _add_hierarchy(commands: Commands, parents: list[Parser]) -> None:
@@ -506,20 +96,3 @@ def _add_hierarchy(commands: Commands, parents: list[Parser]) -> None:
     tree.add_argument("--split", metavar="LAYER_ID|NAME", help="a cut, for --head-onnx and --tail-onnx")
     tree.add_argument("--head-onnx", metavar="FILE", help="write the head, up to the cut, to this file")
     tree.add_argument("--tail-onnx", metavar="FILE", help="write the tail, after the cut, to this file")
-
-
-def _add_auto(run: argparse.ArgumentParser) -> None:
-    auto = run.add_argument_group("--split auto")
-    auto.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")
-    auto.add_argument("--max-edge-memory", metavar="SIZE", help="such as 64MiB: limit on the edge, weights included")
-    auto.add_argument("--max-bytes-per-second", metavar="SIZE", help="such as 500kB: limit for both ways, at --rate")
-    auto.add_argument("--rate", type=_rate, metavar="N", help="requests per second")
-    auto.add_argument("--min-accuracy", type=float, metavar="X", help="agreement with the whole model, 0 to 1")
-    auto.add_argument("--edge-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
-    auto.add_argument("--cloud-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
-    auto.add_argument(
-        "--profile-seconds", type=_seconds, default=5.0, metavar="S", help="for each profile (default: 5)"
-    )
-    auto.add_argument("--partitioner", default="objective", metavar="NAME", help="what decides (default: objective)")
-    auto.add_argument("--partitioner-option", metavar="TEXT", help="passed to the partitioner")
-    auto.add_argument("--log-decisions", metavar="FILE", help="write every decision and its numbers as lines of JSON")

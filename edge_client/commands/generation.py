@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
-
+from edge_client.commands.common import Commands
 from edge_client.commands.credentials import add_credentials
 from edge_client.commands.kinds import count, number, rate, seconds, share
 from edge_client.commands.server import add_server
 from shared_hooks.command_line import Parser
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[Parser]
 
 CODECS = ("int8", "int6", "int5", "int4")
 """As `shared_hooks.generation.hidden` has them, which loads torch."""

@@ -198,11 +198,13 @@ def _codec(item: Fields) -> CodecLoss:
     high = item.number("high") if item.has("high") else None
     if high is not None and low > high:
         item.fail("low", "more than the upper bound")
-    lossless = item.flag("lossless")
+    lossless, codec = item.flag("lossless"), item.text("codec")
+    if lossless and codec in CODECS and not CODECS[codec].lossless:
+        item.fail("lossless", f"{codec} is not")
     if lossless and (loss or high is None or high):
         item.fail("loss", "a lossless codec that loses")
     return CodecLoss(
-        codec=item.text("codec"),
+        codec=codec,
         lossless=lossless,
         n=item.whole("n"),
         bytes_up=item.number("bytes_up"),

@@ -2,6 +2,8 @@
 
 batches  `Batches`: which may join, and one tail for those that do
 proof    rows together against rows alone, on random data
+ways     from one cut to a later one, at which more may join
+times    what tails take, by rows
 family   plans of 1, 2 and 3 rows, and the cut of any number of rows
 samples  random inputs of a form
 joining  several frontiers made into one, an output taken apart: pure functions
@@ -14,5 +16,6 @@ from shared_hooks.batching.batches import Batches, Joinable, Made
 from shared_hooks.batching.growth import Growth
 from shared_hooks.batching.joining import Part, apart, joined
 from shared_hooks.batching.proof import Proof
+from shared_hooks.batching.ways import Way, Ways
 
-__all__ = ["Batches", "Growth", "Joinable", "Made", "Part", "Proof", "apart", "joined"]
+__all__ = ["Batches", "Growth", "Joinable", "Made", "Part", "Proof", "Way", "Ways", "apart", "joined"]

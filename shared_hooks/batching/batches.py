@@ -25,6 +25,7 @@ from shared_hooks.planning import Plan
 from shared_hooks.sharing import SharedCache
 from shared_hooks.tail import payer
 from shared_hooks.tensors import classes_of, dtype_name, flatten, unflatten
+from shared_hooks.tensors.staging import wait
 from shared_hooks.wrapped import WrappedModel
 
 _numbers = itertools.count()
@@ -39,18 +40,26 @@ MAX_DIGESTS = 4096
 
 @dataclass(frozen=True)
 class Joinable:
-    """A cut whose requests may join others with an equal ``kin``; a request of it has ``rows``."""
+    """A cut whose requests may join others with an equal ``kin``; a request of it has ``rows``. Cuts of one ``form``
+    are of inputs that differ in their rows alone.
+    """
 
     kin: int
     rows: int
     proof: Proof
+    form: Hashable
+
+    @property
+    def layer(self) -> int:
+        """The cut's id."""
+        return self.proof.cut.layer_id
 
 
 @dataclass(frozen=True)
 class _Kin:
     """Of a cut that is known: where its proof is kept, and its rows."""
 
-    key: Hashable
+    key: tuple[Hashable, int | None]
     rows: int
 
 
@@ -113,7 +122,7 @@ class Batches:
                     return None
                 number, proof = kept
                 if proof.doubt is None or proof.doubt.is_over:
-                    return Joinable(number, found.rows, proof)
+                    return Joinable(number, found.rows, proof, found.key[0])
                 found = proof.doubt
             return None if found is None or found.is_over else found
 
@@ -151,7 +160,10 @@ class Batches:
         if sum(rows) > proof.most:
             half = len(rows) // 2
             return [*self.run(earlies[:half], joinable[:half]), *self.run(earlies[half:], joinable[half:])]
+        started = time.perf_counter()
         structure, tensors = flatten(self.wrapped.tail(proof.joined(earlies, rows)))
+        wait(self.wrapped.device)
+        proof.seconds.add(sum(rows), time.perf_counter() - started)
         if structure != proof.structure:
             raise CutRefused("the batch gave another form of output than the rows alone")
         return [Made(unflatten(structure, own, self._find), len(rows)) for own in proof.apart(tensors, rows)]
@@ -301,7 +313,7 @@ class Batches:
         return Family(self.wrapped, crossing, rows, like, self._find)
 
 
-def _key(crossing: Crossing, rows: Rows, layer_id: int | None = None) -> Hashable:
+def _key(crossing: Crossing, rows: Rows, layer_id: int | None = None) -> tuple[Hashable, int | None]:
     """What inputs share whatever their rows; with a cut, that too."""
     forms = [
         [

@@ -132,7 +132,7 @@ class CutOfAnyBatch:
         """``plans``: of 1, 2, ... rows, of which those of ``ruling`` make the rule; ``sizes``: of all inputs, by rows.
         Raises CutRefused where they make none, and at which more crosses than rows: what Python read, generators.
         """
-        self._layer_id = layer_id
+        self.layer_id = layer_id
         self._first = plans[0]
         self._sizes = sizes
         known = [sizes(rows) for rows in ruling]
@@ -164,7 +164,7 @@ class CutOfAnyBatch:
 
     def _foretold(self, rows: int, *, wide: bool) -> Crossing:
         if rows == 1:
-            return self._first.cutting(self._layer_id, wide=wide)[1]
+            return self._first.cutting(self.layer_id, wide=wide)[1]
         found = self._rules[wide].at(self._sizes(rows))
         if found is None:
             raise CutRefused(f"no rule holds for {rows} rows: their plans differ in more than sizes")

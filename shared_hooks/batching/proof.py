@@ -18,9 +18,11 @@ import torch
 from shared_hooks.batching.family import CutOfAnyBatch, Family
 from shared_hooks.batching.growth import SIZES, Growth, growth
 from shared_hooks.batching.joining import Part, apart, joined
+from shared_hooks.batching.times import Seconds
 from shared_hooks.crossing import EarlyOutput
 from shared_hooks.errors import CutRefused
 from shared_hooks.tensors import Structure, flatten
+from shared_hooks.tensors.staging import wait
 
 ROUNDINGS = 256
 """How far results may differ, by root mean square, in units of the dtype's rounding: a tail of many layers adds up in
@@ -69,6 +71,11 @@ class Proof:
         """What came of its batches."""
         self._tried: set[int] = set()
         self._prove([self._sample(family, layer_id, rows) for rows in SIZES])
+        self.seconds = Seconds()
+        """What its tails take, joining included."""
+        for part in (self._parts[0], self._parts[-1]) * 2:
+            self._time([part])
+        self._time(self._parts)
 
     @property
     def nbytes(self) -> int:
@@ -87,6 +94,13 @@ class Proof:
         if [tuple(tensor.shape) for tensor in tensors] != expected:
             raise CutRefused(f"a batch of {sum(rows)} rows gave another form of output than smaller ones foretold")
         return apart(tensors, rows, self.outputs)
+
+    def sample(self, rows: int) -> EarlyOutput:
+        """A frontier of so many rows, of random inputs. Raises CutRefused for more than it keeps."""
+        for part in self._parts:
+            if part.rows == rows:
+                return part.early
+        raise CutRefused(f"requests of {rows} rows run on to no later cut")
 
     def knows(self, rows: int) -> bool:
         """Whether a batch of so many rows was tried."""
@@ -122,6 +136,12 @@ class Proof:
             if not all(map(agree, own, self._alone[number])):
                 raise CutRefused(f"{what} do not give what they give alone")
         return found
+
+    def _time(self, parts: Sequence[Part]) -> None:
+        started = time.perf_counter()
+        self._run(parts)
+        wait(self.wrapped.device)
+        self.seconds.add(sum(part.rows for part in parts), time.perf_counter() - started)
 
     def _run(self, parts: Sequence[Part]) -> list[Tensors]:
         """The outputs of each part, from one tail."""

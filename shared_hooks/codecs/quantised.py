@@ -30,6 +30,8 @@ _LEAST = 64
 _LEAST_OF_GROUP = 256
 """Elements of a channel with a step of its own: a byte is a thirty-second of a bit for each."""
 _LEAST_OF_TOKEN = 32
+_FEWEST = 16
+"""Elements of a group that is read, whoever wrote it."""
 _FAR = 10.0
 """Root mean squares of a group, beyond which an element is kept apart; and how often it is found, each time without
 those that lie beyond: one that is a thousand times as large as the rest is most of their mean square.
@@ -60,6 +62,12 @@ class _Form(NamedTuple):
         """The shape of the steps, which spreads over `shape`."""
         outer, channels, inner = self.shape(elements)
         return {_OF_ALL: (1, 1, 1), _OF_CHANNEL: (1, channels, 1), _OF_TOKEN: (outer, 1, inner)}[self.whose]
+
+    def pays(self, elements: int) -> bool:
+        """Whether no more groups have a step of their own, and no more elements are kept apart, than makes sense."""
+        outer, channels, inner = self.shape(elements)
+        of_group = {_OF_CHANNEL: outer * inner, _OF_TOKEN: channels}.get(self.whose, _FEWEST)
+        return of_group >= _FEWEST and self.apart * _RARE <= elements
 
     def sizes(self, elements: int, bits: int) -> list[int]:
         """Bytes of the sections: steps, places and numbers of what is kept apart, symbols."""
@@ -117,7 +125,9 @@ class Quantised(Codec):
             raise ValueError(f"{elements} elements of {dtype} are never coded so")
         if elements % (form.channels * form.inner):
             raise ValueError(f"{elements} elements are not made of {form.channels} times {form.inner}")
-        if form.apart > elements or nbytes < least(sum(form.sizes(elements, self.bits))):
+        if not form.pays(elements):  # what decoding takes beside the numbers is a small part of them
+            raise ValueError("so many steps, or elements that are kept apart, are never sent")
+        if nbytes < least(sum(form.sizes(elements, self.bits))):
             raise ValueError(f"{nbytes} bytes cannot stand for so much")
 
     def decode(

@@ -1,6 +1,7 @@
 """Which models there are, and how to build, feed and read them.
 
-spec         `ModelSpec`, `load_spec`: the TOML format of docs/model-spec.md
+named        `load_spec`: from a name or a file to a spec; the TOML format of docs/model-spec.md
+spec         `ModelSpec`: a model is built, fed and read
 example      the input both sides plan on
 inputs       input files and their true labels; tensors from .npy and .safetensors
 frames       a picture of a video or a camera
@@ -20,8 +21,9 @@ from shared_hooks.config import Table
 from shared_hooks.models.device import pick_device, set_threads
 from shared_hooks.models.frames import Frame, FrameId
 from shared_hooks.models.inputs import InputItem, find_inputs, truth_of
+from shared_hooks.models.named import BUILT_IN, load_spec, spec_from_table
 from shared_hooks.models.predictions import Prediction
-from shared_hooks.models.spec import BUILT_IN, ModelSpec, load_spec, spec_from_table
+from shared_hooks.models.spec import ModelSpec
 
 __all__ = [
     "BUILT_IN",

@@ -1,6 +1,9 @@
 """One forward recorded: the facts that plans are made from.
 
-recorder    runs the model under two modes -> a trace
+recordings  recorded as often as it takes -> a trace
+recorder    one run: calls of modules, and what outlives it
+modes       the two that look at a run
+operations  calls of torch functions
 trace       the facts
 kernels     what is read, overwritten and written, below
 ledger      storages and values met meanwhile
@@ -17,7 +20,7 @@ May import purity, forward, state, crossing, metrics, modules, tensors, errors.
 
 from shared_hooks.recording.memory_kept import MemoryKept
 from shared_hooks.recording.outliving import Judge, depends
-from shared_hooks.recording.recorder import record
+from shared_hooks.recording.recordings import record
 from shared_hooks.recording.taint import Taint
 from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Op, Storage, Trace, Value
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.batching import Batches
+from shared_hooks.batching import Batches, Made, Ways
 from shared_hooks.tensors import flatten
 from studies.benchmarks.batching_clients import CLIENTS
 from studies.benchmarks.networks import AlexNet, ResNet18, ViT, built
@@ -36,6 +36,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str, Tail]] = {
     "ViT": (ViT, "blocks.2.mlp", lambda m, x: m.head(m.norm(m.blocks[3:](x))[:, 0])),
     "ResNet18": (ResNet18, "stages.2", lambda m, x: m.fc(m.pool(m.stages[3:](x)).flatten(1))),
 }
+EARLIER = {"AlexNet": "features.8", "ViT": "blocks.1.mlp", "ResNet18": "stages.1"}
+"""Where half of the clients cut, for the last line of each."""
 
 
 def measure(options: Options) -> Row:
@@ -63,10 +65,15 @@ def measure(options: Options) -> Row:
             Line(f"{name}, {CLIENTS} clients together / one at a time", share, "x", limit, note),
             Line(f"{name}, a batch's tail / the same batch directly", ratio(*direct), "x", DIRECT, f"after {cut}"),
         ]
+        joined, apart, chosen = _two_cuts(build, EARLIER[name], cut, options.repeats(20))
+        note = f"{CLIENTS // 2} after {EARLIER[name]} run on to {cut}; by its own times a server "
+        note += "joins them" if chosen else "leaves them apart"
+        lines.append(Line(f"{name}, two cuts joined / a batch of each", ratio(joined, apart), "x", None, note))
         details[name] = {
             "together by exact": pairwise(seconds["together"], seconds["exact"]).as_dict(),
             "tail by direct": pairwise(*direct).as_dict(),
             "own gain": gain,
+            "two cuts joined by apart": pairwise(joined, apart).as_dict(),
         }
     return Row(tuple(lines), details)
 
@@ -97,6 +104,43 @@ def _in_process(
         found = interleave(functions, repeats, cpu_ns, burst=2)
         batches.close()
     return found, (found["batch"], found["many"])
+
+
+def _two_cuts(build: Callable[[], nn.Module], first: str, last: str, repeats: int) -> tuple[list[int], list[int], bool]:
+    """Nanoseconds of half of the rows after ``first`` and half after ``last``: as one batch there, and as two. Whether
+    a server would join them.
+    """
+    half = CLIENTS // 2
+    rows = torch.randn(CLIENTS, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), WrappedModel(built(build), metrics=False) as wrapped:
+        batches = Batches(wrapped, seconds_a_minute=float("inf"))
+        ways = Ways(batches)
+        early = [wrapped.head(first, row[None]) for row in rows[:half]]
+        late = [wrapped.head(last, row[None]) for row in rows[half:]]
+        known = []
+        for one in (early[0], late[0]):
+            batches.learn(one.crossing)
+            found = batches.of(one.crossing)
+            assert found is not None, batches.reason(one.crossing)
+            known.append(found)
+            ways.came(found)
+        here, there = known
+        ways.learn(here)
+        way = ways.way(here, there.kin)
+        assert way is not None, "the middle part was refused"
+
+        def joined() -> list[Made]:
+            return batches.run([*(ways.run(way, one, 1) for one in early), *late], [there] * CLIENTS)
+
+        def apart() -> list[Made]:
+            return batches.run(early, [here] * half) + batches.run(late, [there] * half)
+
+        for one, other in zip(joined(), apart(), strict=True):
+            torch.testing.assert_close(flatten(one.output)[1], flatten(other.output)[1])
+        took = interleave({"joined": joined, "apart": apart}, repeats, cpu_ns, burst=2)
+        chosen = bool(ways.relatives(there.kin, lambda kin: half, CLIENTS))
+        batches.close()
+    return took["joined"], took["apart"], chosen
 
 
 def _before(model: nn.Module, cut: str, rows: torch.Tensor) -> torch.Tensor:

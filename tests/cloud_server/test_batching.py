@@ -68,8 +68,9 @@ class World:
         self._clients: dict[str, CoreClient] = {}
 
     def client(self, name: str) -> CoreClient:
+        """``evil/2`` is another client of the account ``evil``."""
         if name not in self._clients:
-            self._clients[name] = made = CoreClient(self.core, greet=False, identity=name)
+            self._clients[name] = made = CoreClient(self.core, greet=False, identity=name.partition("/")[0])
             made.send(greet(self.edge, "words", self.edge.plan(example()).digest, client_id=name))
         return self._clients[name]
 
@@ -155,6 +156,18 @@ def test_an_input_that_fails_fails_alone_and_goes_alone_for_a_while(world: World
     inputs[1] = row(2)
     ids = world.at_once([(name, world.head(x), {}) for name, x in zip(names, inputs, strict=True)])
     assert world.companies(names, ids) == [2, 0, 2]
+
+
+def test_who_calls_himself_otherwise_each_time_spoils_two_batches_a_minute(world: World) -> None:
+    world.known(world.head(row(0)))
+    bad = row(2)
+    bad[0, 0] = WORDS + 5
+    for number in range(4):
+        names = ["a", f"evil/{number}", "b"]
+        ids = world.at_once([(name, world.head(bad if "evil" in name else row(1)), {}) for name in names])
+        assert failure(world.client(names[1]), ids[1])[0] == "ModelFailed"
+        companies = [world.reply(name, id).company for name, id in ((names[0], ids[0]), (names[2], ids[2]))]
+        assert companies == [0 if number < 2 else 2] * 2
 
 
 def test_a_row_of_nan_and_its_neighbours(world: World) -> None:
@@ -257,6 +270,18 @@ def test_who_would_be_answered_too_late_by_the_batch_goes_first_and_alone(world:
     world.gate.opened.set()
     world.reply("holder", hold)
     assert world.companies(names, ids) == [2, 0, 2]
+
+
+class TestSmall:
+    @pytest.fixture
+    def limits(self) -> Limits:
+        return Limits(max_request_bytes=100, max_batch_size=6)
+
+    def test_no_more_are_decoded_together_than_one_request_may_be(self, world: World) -> None:
+        early = world.head(row(0))  # 32 bytes
+        world.known(early)
+        ids = world.at_once([(name, early, {}) for name in "abcd"])
+        assert world.companies("abcd", ids) == [3, 3, 3, 0]
 
 
 class TestQueue:

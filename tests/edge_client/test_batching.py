@@ -12,6 +12,8 @@ import torch
 from cloud_server import Limits
 from edge_client import Answer, EdgeClient
 from edge_client.request.pending import Pending
+from shared_hooks.batching import Ways
+from shared_hooks.errors import CutRefused
 from tests.edge_client.served import Served, Small, served
 from tests.waiting import eventually
 
@@ -30,7 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def client(server: Served, **more: object) -> EdgeClient:
-    return EdgeClient(server.address, server.spec, CUT, **{"exact": False, "metrics": False, **more})  # type: ignore[arg-type]
+    words = {"split": CUT, "exact": False, "metrics": False, **more}
+    return EdgeClient(server.address, server.spec, **words)  # type: ignore[arg-type]
 
 
 def together(server: Served, asked: Sequence[tuple[EdgeClient, torch.Tensor, bool | None]]) -> list[Answer]:
@@ -80,3 +83,59 @@ def test_a_batchs_answer_has_no_records_of_layers(server: Served) -> None:
         answers = together(server, [(one, torch.randn(1, 8), None), (other, torch.randn(1, 8), None)])
     assert [answer.company for answer in answers] == [2, 2]
     assert answers[0].layers_edge and not answers[0].layers_cloud, "their times would be the batch's"
+
+
+@pytest.fixture
+def joining(server: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Whether requests of two cuts are worth joining; both cuts and the way between them are known."""
+    pays = [True]
+    monkeypatch.setattr(Ways, "_pays", lambda *_: pays[0])
+    with client(server) as one:
+        for _ in range(3):  # proven, then the way tried, each after an answer
+            one.infer(torch.ones(1, 8))
+            one.infer(torch.ones(1, 8), split="second")
+        one.infer(torch.ones(1, 8))
+    yield pays
+
+
+def mixed(server: Served, inputs: Sequence[torch.Tensor], exact: Sequence[bool | None]) -> list[Answer]:
+    """The first half of the inputs is cut at `CUT`, the others one layer later."""
+    half = len(inputs) // 2
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(client(server, split=CUT if number < half else "second"))
+            for number in range(len(inputs))
+        ]
+        return together(server, list(zip(clients, inputs, exact, strict=True)))
+
+
+def test_requests_of_two_cuts_are_one_batch_where_that_pays(server: Served, joining: list[bool]) -> None:
+    inputs = [torch.randn(1, 8) for _ in range(4)]
+    answers = mixed(server, inputs, [None] * 4)
+    assert [answer.company for answer in answers] == [4] * 4
+    assert [answer.split for answer in answers] == [CUT, CUT, "second", "second"]
+    for x, answer in zip(inputs, answers, strict=True):
+        torch.testing.assert_close(answer.output, Small()(x).detach())
+    joining[0] = False
+    assert [answer.company for answer in mixed(server, inputs, [None] * 4)] == [2] * 4
+
+
+def test_exact_requests_of_an_earlier_cut_run_on_to_nothing(server: Served, joining: list[bool]) -> None:
+    inputs = [torch.randn(1, 8) for _ in range(4)]
+    answers = mixed(server, inputs, [True, None, None, None])
+    assert [answer.company for answer in answers] == [1, 3, 3, 3]
+    assert torch.equal(answers[0].output, Small()(inputs[0]).detach())
+
+
+def test_one_whose_middle_part_is_refused_leaves_the_others_alone(
+    server: Served, joining: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise CutRefused("not this way")
+
+    monkeypatch.setattr(Ways, "run", refuses)
+    inputs = [torch.randn(1, 8) for _ in range(4)]
+    answers = mixed(server, inputs, [None] * 4)
+    assert [answer.company for answer in answers[:2]] == [1, 1]
+    for x, answer in zip(inputs, answers, strict=True):
+        torch.testing.assert_close(answer.output, Small()(x).detach())

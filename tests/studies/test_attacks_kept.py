@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from studies.attacks.corpus import KEEPER, Recording, corpus, record
 from studies.attacks.flatness import Flatness
 from studies.attacks.shots import Shot
 from studies.attacks.volleys import Gunner, Volley
+from tests.starts import run
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +110,9 @@ def test_a_volley_is_made_of_seed_and_number_alone() -> None:
         gunner = Gunner(corpus(), 7)
         print(*(gunner.volley(number).digest for number in reversed(range(12))))
     """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.split()[::-1] == [volley.digest for volley in wanted]
+    told = run([sys.executable, "-c", code])
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.split()[::-1] == [volley.digest for volley in wanted]
 
 
 def test_memory_that_grows_is_told() -> None:

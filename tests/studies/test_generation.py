@@ -175,7 +175,7 @@ def _work(subject: str, tell: Tell) -> None:
 def test_a_process_that_is_lost_is_a_record() -> None:
     """Some at once; what a lost one was at is known."""
     subjects = ("fine", "ends", "hangs", "raises")
-    found = dict(each(subjects, _work, jobs=4, limits=Limits(64 << 30, wall_seconds=3)))
+    found = dict(each(subjects, _work, jobs=4, limits=Limits(64 << 30, wall_seconds=1)))
     assert {name: record["status"] for name, record in found.items()} == {
         "fine": "ran", "ends": "crash", "hangs": "timeout", "raises": "unusable",
     }  # fmt: skip

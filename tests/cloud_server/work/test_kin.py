@@ -10,7 +10,7 @@ import pytest
 
 from cloud_server.work.line import Line, Place
 from cloud_server.work.payer import Payer
-from cloud_server.work.workers import Job, Workers
+from cloud_server.work.workers import Did, Job, Workers
 from tests.waiting import PATIENCE, eventually
 
 KIN = "a model and a cut"
@@ -18,7 +18,7 @@ KIN = "a model and a cut"
 
 def group(line: Line[str], most: int) -> list[Place[str]]:
     first = line.take()
-    return [] if first is None else [first, *line.kin(first, most - 1)]
+    return [] if first is None else [first, *line.kin({first.kin}, most - 1)]
 
 
 def served(line: Line[str], most: int, seconds: float = 1.0) -> list[str]:
@@ -55,7 +55,7 @@ class TestWhoIsTakenAlong:
             line.put(job, Payer(job), KIN, rows)
         first = line.take()
         assert first is not None and line.waiting(KIN) == 6
-        assert [place.job for place in line.kin(first, 3 - first.rows)] == ["c"]
+        assert [place.job for place in line.kin({first.kin}, 3 - first.rows)] == ["c"]
         assert line.waiting(KIN) == 5
 
     def test_one_that_has_left_is_not_taken(self) -> None:
@@ -116,9 +116,9 @@ class Crowd:
         self._done.release()
         return True
 
-    def _together(self, jobs: Sequence[Job]) -> list[bool]:
+    def _together(self, jobs: Sequence[Job]) -> list[Did]:
         self.groups.append(len(jobs))
-        return [job() for job in jobs]
+        return [Did(job()) for job in jobs]
 
     def wait(self, number: int) -> None:
         for _ in range(number):
@@ -171,7 +171,7 @@ def test_of_those_that_wait_as_many_are_taken_as_is_preferred() -> None:
 
 def test_each_pays_by_its_rows() -> None:
     now = iter([0.0, 4.0])
-    workers = Workers(1, lambda: next(now), together=lambda jobs: [True] * len(jobs), most=4, delay=1e6)
+    workers = Workers(1, lambda: next(now), together=lambda jobs: [Did(True)] * len(jobs), most=4, delay=1e6)
     workers.put(lambda: True, Payer("one"), KIN, 1)
     workers.put(lambda: True, Payer("three"), KIN, 3)
     eventually(lambda: [workers._line.cost(Payer(name)) for name in ("one", "three")] == [1.0, 3.0])

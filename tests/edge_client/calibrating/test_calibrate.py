@@ -113,6 +113,7 @@ def test_the_file_comes_back_and_is_bound_to_its_weights(tmp_path: Path) -> None
         (lambda data: data.update(version=2), "this Isthmus reads 1"),
         (lambda data: data["cuts"][1]["codecs"][2].update(loss=-1), "number of at least 0"),
         (lambda data: data["cuts"][1]["codecs"][0].update(loss=0.1), "a lossless codec that loses"),
+        (lambda data: data["cuts"][1]["codecs"][0].update(codec="int1"), "int1 is not"),
         (lambda data: data["cuts"][1]["codecs"][2].update(low=0.9, high=0.1), "more than the upper bound"),
         (lambda data: data.pop("model"), "missing"),
     ],

@@ -20,6 +20,7 @@ from shared_hooks.errors import InputMismatch, ServerUnavailable, SpecError
 from shared_hooks.models import InputItem
 from tests.edge_client.commands.test_commands import Captured
 from tests.shipped import folder_of
+from tests.starts import run
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = {"model": "m", "weights": "w"}
@@ -54,15 +55,10 @@ def entries(journal: Path) -> list[dict[str, Any]]:
 def process(
     words: list[str], limit: Callable[[], None] | None = None, folder: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_client", *words],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        preexec_fn=limit,
-        timeout=300,
-    )
+    command, env = [sys.executable, "-m", "edge_client", *words], {**os.environ, "PYTHONPATH": str(ROOT)}
+    if limit is None:
+        return run(command, cwd=folder, env=env)
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, preexec_fn=limit, timeout=300)
 
 
 def test_a_full_disk_a_kill_and_a_torn_line_lose_nothing(images: Path, tmp_path: Path, capsys: Captured) -> None:

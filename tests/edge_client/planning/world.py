@@ -110,11 +110,16 @@ class Run:
 def oracle(world: World, period_ms: float) -> Run:
     """Knows the link of the moment and every expected time."""
 
+    best: dict[float | None, Candidate] = {}
+
     def pick(now: float) -> Candidate:
-        if world.rate(now) is None:
-            return predict(world.edge, None, None)[0]
-        known = predict(world.edge, world.cloud, world.link(now), codecs=world.codecs)
-        return min(known, key=lambda one: one.latency_ns)
+        rate = world.rate(now)
+        if rate not in best:
+            known = predict(world.edge, None, None)[:1]
+            if rate is not None:
+                known = predict(world.edge, world.cloud, world.link(now), codecs=world.codecs)
+            best[rate] = min(known, key=lambda one: one.latency_ns)
+        return best[rate]
 
     return _run(world, period_ms, pick, None)
 

@@ -129,16 +129,26 @@ def test_a_symbol_beyond_its_range_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("where", "numbers"),
-    [([64], [1.0]), ([5, 5], [1.0, 2.0]), ([7, 3], [1.0, 2.0]), ([1], [float("nan")]), ([1], [float("inf")])],
+    [([512], [1.0]), ([5, 5], [1.0, 2.0]), ([7, 3], [1.0, 2.0]), ([1], [float("nan")]), ([1], [float("inf")])],
 )
 def test_what_is_kept_apart_has_one_place_each_and_is_a_number(where: list[int], numbers: list[float]) -> None:
     def whole(where: list[int], numbers: list[float]) -> bytes:
         places = torch.tensor(where, dtype=torch.int32).numpy().tobytes()
         values = torch.tensor(numbers).numpy().tobytes()
-        return bytes(sections.joined([_bytes(b"\0"), _bytes(places), _bytes(values), _bytes(bytes(64))]))
+        return bytes(sections.joined([_bytes(b"\0"), _bytes(places), _bytes(values), _bytes(bytes(512))]))
 
-    assert tried(CODECS["int8"], whole([3, 5], [1.0, 2.0]), (0, 1, 64, 0, 0, 2), elements=64)
-    assert not tried(CODECS["int8"], whole(where, numbers), (0, 1, 64, 0, 0, len(where)), elements=64)
+    assert tried(CODECS["int8"], whole([3, 5], [1.0, 2.0]), (0, 1, 512, 0, 0, 2), elements=512)
+    assert not tried(CODECS["int8"], whole(where, numbers), (0, 1, 512, 0, 0, len(where)), elements=512)
+
+
+@pytest.mark.parametrize(
+    "params", [(1, 1 << 16, 1, 0, 0, 0), (2, 1, 1, 0, 0, 0), (2, 8, 1, 0, 0, 0), (0, 1, 1, 0, 0, (1 << 8) + 1)]
+)
+def test_steps_and_elements_kept_apart_are_few(params: tuple[int, ...]) -> None:
+    """They take some twenty bytes each while they are read, compressed a thousandth of one."""
+    for codec in QUANTISED:
+        with pytest.raises(ValueError, match="never sent"):
+            codec.check(params, torch.float16, 1 << 16, 1 << 16)
 
 
 def test_a_mask_has_as_many_places_as_elements_that_are_not_zero() -> None:

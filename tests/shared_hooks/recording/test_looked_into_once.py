@@ -75,7 +75,7 @@ def counted(patch: pytest.MonkeyPatch) -> list[str]:
         found.append(func.__name__)
         return run(func, args, kwargs)
 
-    patch.setattr("shared_hooks.recording.recorder.run_unseen", noted)
+    patch.setattr("shared_hooks.recording.operations.run_unseen", noted)
     return found
 
 
