@@ -37,6 +37,9 @@ CALM_AFTER: Final = 10 * SECOND
 """Moves so long ago no longer make the next one harder."""
 CLEAR: Final = 0.2
 """A gain that needs no repetition when a sudden change has just been seen."""
+NEAR: Final = 10
+ALL_EVERY: Final = SECOND // 2
+"""How many candidates are predicted for every request where there are codecs, and how often all are."""
 SMALL_SHARE: Final = 0.05
 """Of a side's whole time, added to measured and profiled alike: short stages say little about a side's speed."""
 
@@ -106,6 +109,8 @@ class SplitController:
         """``codecs``: those to choose from with the cut; None: all requests use one."""
         self._codecs = codecs
         self._keys: frozenset[str] | None = None  # of the candidates that may be the best one some day
+        self._near: frozenset[str] = frozenset()
+        self._seen_all = -LONG_AGO
         self._seen_bytes: dict[str, Tracker] = {}
         self._all_edge = self._edge = edge
         self._objective = objective or Objective()
@@ -144,10 +149,14 @@ class SplitController:
 
     def choose(self, now: int) -> Choice:
         """The candidate for the next request."""
-        candidates = self._candidates()
         if self._partitioner is not None and self._there:
-            return self._ask(self._partitioner, candidates)
+            return self._ask(self._partitioner, self._candidates())
+        near = self._near_now(now)
+        candidates = self._candidates(near)
         best, scores = self._decide(candidates)
+        if near is None:
+            self._seen_all = now
+            self._near = frozenset([*sorted(scores, key=lambda key: scores[key])[:NEAR], EDGE_ONLY])
         by_key = {one.key: one for one in candidates}
         held = self._held
         pick, reason = best, "the first choice"
@@ -222,7 +231,15 @@ class SplitController:
         self._better = since, count + 1
         return count + 1 >= steady.decisions or now - since >= steady.seconds * SECOND
 
-    def _candidates(self) -> list[Candidate]:
+    def _near_now(self, now: int) -> frozenset[str] | None:
+        """With codecs there are a hundred candidates: all are predicted twice a second, and where something has
+        changed; between that those that were near to the best, and what is held. None: all.
+        """
+        if self._codecs is None or self._fresh or self._held is None or now - self._seen_all >= ALL_EVERY:
+            return None
+        return self._near | {self._held}
+
+    def _candidates(self, near: frozenset[str] | None = None) -> list[Candidate]:
         there = self._there and self._estimate is not None
         found = predict(
             self._edge,
@@ -236,7 +253,8 @@ class SplitController:
             edge_factor=self._edge_factor.value,
             server_factor=self._server_factor.value,
             codecs=self._codecs,
-            keys=self._keys,
+            only=None if near is None else {key.partition(" + ")[0] for key in near},
+            keys=self._keys if near is None else near,
             bytes_up={key: seen.value for key, seen in self._seen_bytes.items()},
         )
         return self._usable(found)
