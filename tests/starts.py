@@ -1,7 +1,7 @@
-"""``python -m cloud_server`` and ``python -m edge_client`` as processes, forked from one that has imported torch.
+"""Processes of Python (servers, their workers, edges, those of studies), forked from one that has imported torch.
 
-A start takes half a second of processor time, where a new interpreter takes five. What is tested about the start itself
-(its signals, its imports, its environment) starts an interpreter (`subprocess`).
+A start takes a fraction of a second of processor time, where a new interpreter takes five. What is tested about the
+start itself (its signals, its imports, its environment) starts an interpreter (`subprocess`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ MODULES: Final = [
 they would be lost in its children."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _ADOPTING: Final = threading.Lock()
+ADOPTED_SECONDS: Final = 60.0
+"""Within which a process is this one's child, on a busy machine."""
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -58,7 +60,7 @@ class Forked(subprocess.Popen[Any]):
         self, command: Sequence[str], *, preexec_fn: Any = None, start_new_session: bool = False, **more: Any
     ) -> None:
         words = [*command[:1], *(word for at, word in enumerate(command[1:]) if at or word != "-u")]
-        self._forked = sys.platform == "linux" and words[0] == sys.executable and words[1] in ("-m", "-c")
+        self._forked = sys.platform == "linux" and words[0] == sys.executable and words[1:2] in (["-m"], ["-c"])
         self._words, self._own_session = words[1:], start_new_session
         if not self._forked:
             more.update(preexec_fn=preexec_fn, start_new_session=start_new_session)
@@ -191,10 +193,15 @@ def _fork(
     told.close()
     if own_session:
         os.setsid()
+    limit = time.monotonic() + ADOPTED_SECONDS
     while os.getppid() != parent:
+        if time.monotonic() > limit:  # there is nobody to be a child of
+            os._exit(1)
         time.sleep(0.001)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     above = {fcntl.fcntl(fd, fcntl.F_DUPFD, 1 + max(files)): number for number, fd in files.items()}
+    for fd in files.values():
+        os.close(fd)
     for fd, number in above.items():
         os.dup2(fd, number)
         os.close(fd)
