@@ -196,9 +196,9 @@ class WrappedModel:
 
         ``end=cut`` runs up to and including the cut layer and returns an `EarlyOutput`. ``start=cut`` takes that
         `EarlyOutput` as its only argument and returns the model's own output; with a later ``end``, too, a middle part,
-        it gives the `EarlyOutput` that a head would have given there. A cut is a layer id, a layer name, or
-        ``"input"``. Everything runs without gradients. Raises `UnknownLayer`, `CutRefused`, `PlanMismatch`, and
-        whatever the model raises.
+        it gives the `EarlyOutput` that a head would have given there. A cut is a layer id, the name of a
+        layer or block, or ``"input"``. Everything runs without gradients. Raises `UnknownLayer`, `CutRefused`,
+        `PlanMismatch`, and whatever the model raises.
         """
         self._check_attached()
         early = args[0] if len(args) == 1 and isinstance(args[0], EarlyOutput) else None
@@ -340,6 +340,8 @@ class WrappedModel:
             return early
         with context.restored(crossing.context):
             span = span_between(self._planner, early, end, self.device, self._find)
+        if span.target.layer_id == crossing.layer_id:  # by another name: nothing lies between
+            return early
         found: EarlyOutput = self._resumed(early, partial(MiddleSession, span))
         return found
 
@@ -353,6 +355,7 @@ class WrappedModel:
         if (
             start not in (crossing.layer_id, crossing.layer_name, str(crossing.layer_id))
             and self._aliases.get(str(start)) != crossing.layer_name
+            and not crossing.layer_name.startswith(f"{start}.")  # a block: its last layer is known with a plan only
         ):
             raise UnknownLayer(
                 f"start={start!r}, but this EarlyOutput was cut at {crossing.layer_id} ({crossing.layer_name})"
