@@ -22,9 +22,11 @@ from edge_client.planning.link import Link
 from edge_client.planning.predict import predict
 from edge_client.screen.progress import in_notebook
 from edge_client.survey.gather import Gathered, Wanted, edge_profile, gather, probe_sizes
+from edge_client.survey.learnt import asked_of_servers, with_books
 from edge_client.survey.loaded import Loaded
 from edge_client.survey.prober import LinkProber
 from edge_client.survey.probing import fetch_profile, probe
+from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.models import ModelSpec
 from shared_hooks.models.example import to_device
@@ -58,6 +60,7 @@ def begin(
         seconds=options.profile_seconds,
         codec="raw" if client.codecs_chosen_from else client.codec,
         codecs=client.codecs_chosen_from,
+        books=dict(client.books),
         file=_text(file),
     )
     gathered = _gather(loaded, wanted, options, client.connection.patience)
@@ -114,9 +117,12 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
         assert server is not None
         known = loaded.spec.model_id, wanted.warmup, wanted.repetitions, wanted.seconds
         how: dict[str, Any] = {"patience": FIRST_CALL_SECONDS, "credentials": wanted.credentials}
-        data = fetch_profile(server, *known, on_progress, codecs=wanted.measured, **how)
+        data = fetch_profile(server, *known, on_progress, codecs=asked_of_servers(wanted.measured), **how)
         cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
         profile_file.check(cloud, edge.model)
+        if Basis.name in wanted.measured:
+            seconds = wanted.seconds
+            cloud = with_books(cloud, loaded, wanted.books, server, log.warning, on_progress, seconds=seconds, **how)
         sizes, answers = probe_sizes(edge, None), (0, cloud.answer_bytes)
         link, load = probe(server, sizes, answers, wanted.probe_seconds, on_progress, **how)
         return cloud, link, load

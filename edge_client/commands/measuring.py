@@ -77,6 +77,7 @@ def add_profile(commands: Commands, parents: list[Parser]) -> None:
     profile.add_argument("--repetitions", type=_count, default=20, metavar="N", help="at most N (default: 20)")
     profile.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each side (default: 20)")
     add_codec(profile, auto="measures each")
+    profile.add_argument("--calibration", metavar="FILE", help="of edge-client calibrate: its books for basis")
 
 
 def add_sweep(commands: Commands, model: Parser) -> None:

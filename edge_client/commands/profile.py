@@ -27,6 +27,7 @@ def main(options: argparse.Namespace) -> int:
         repetitions=options.repetitions,
         seconds=options.seconds,
         codec=options.codec,
+        calibration=options.calibration,
         credentials=credentials_of(options),
         failures="raise" if options.debug else "return",
         progress=not options.no_progress,

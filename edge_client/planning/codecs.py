@@ -36,9 +36,19 @@ def learnt(codec: str, calibration: str | Path | LossTable | None) -> LossTable 
     return table
 
 
-def chosen_from() -> tuple[str, ...]:
-    """All codecs but those that need what was learnt of a cut, or the frame before."""
-    return tuple(name for name, codec in CODECS.items() if not isinstance(codec, (Basis, Frames)))
+def table_of(codec: str, calibration: str | Path | LossTable | None) -> LossTable | None:
+    """As `learnt`, and for `AUTO` the table that is given, with books or without. Raises SpecError for other codecs."""
+    if calibration is None or codec in LEARNT:
+        return learnt(codec, calibration)
+    if codec != AUTO:
+        raise SpecError(f"{option('calibration')} is for {option('codec', AUTO)}, {' and '.join(LEARNT)}")
+    return calibration if isinstance(calibration, LossTable) else read(calibration)
+
+
+def chosen_from(table: LossTable | None = None) -> tuple[str, ...]:
+    """All codecs but those that need the frame before, or what was learnt of a cut: unless ``table`` has books."""
+    without = (Frames.name,) if table is not None and table.books else LEARNT
+    return tuple(name for name in CODECS if name not in without)
 
 
 @short
@@ -70,8 +80,7 @@ class Codecs:
         table = calibration if isinstance(calibration, LossTable) or calibration is None else read(calibration)
         if table is not None and loss is None:
             raise SpecError(f"{option('calibration')} needs {option('max_loss')}: nothing may be lost without it")
-        offered = (*chosen_from(), *((Basis.name,) if table is not None and table.books else ()))
-        known = [name for name in offered if CODECS[name].lossless or (table is not None and loss)]
+        known = [name for name in chosen_from(table) if CODECS[name].lossless or (table is not None and loss)]
         return cls(tuple(known), table, loss)
 
     def check(self, weights_hash: str, structure_digest: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,11 +23,14 @@ from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.predict import Power, predict
 from edge_client.process.local_server import local_server
+from edge_client.request import Books
 from edge_client.screen.progress import progress
+from edge_client.survey.learnt import asked_of_servers, with_books
 from edge_client.survey.loaded import Loaded
 from edge_client.survey.probing import fetch_profile, probe, round_trip
 from edge_client.transport import ConnectionOptions
 from protos.isthmus.v1 import split_pb2
+from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.profiling import machine, profile_file
 from shared_hooks.profiling.profile import FileInput, ModelIdentity, Profile
@@ -68,6 +71,8 @@ class Wanted:
     codec: str = "raw"
     codecs: Codecs | None = None
     """Those to choose from with the cut; None: ``codec`` for all."""
+    books: Mapping[str, Books] = field(default_factory=dict, repr=False)
+    """By the name of a cut, what the codec "basis" sends its pieces by."""
     calibrate: bool = False
     observers: Sequence[str] = ()
 
@@ -161,12 +166,23 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
                     wanted.repetitions,
                     wanted.seconds,
                     lambda *at: advance(at[2]),
-                    codecs=wanted.measured,
+                    codecs=asked_of_servers(wanted.measured),
                     credentials=credentials,
                 )
-            cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
-            for text in profile_file.check(cloud, who):
-                warn(text)
+                cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
+                for text in profile_file.check(cloud, who):
+                    warn(text)
+                if Basis.name in wanted.measured:
+                    cloud = with_books(
+                        cloud,
+                        loaded,
+                        wanted.books,
+                        server,
+                        warn,
+                        lambda *at: advance(at[2]),
+                        seconds=wanted.seconds,
+                        credentials=credentials,
+                    )
         for side, profile in (("edge", edge), ("cloud", cloud)):
             for text in profile.warnings:
                 warn(f"{side}: {text}")
@@ -266,7 +282,14 @@ def _device(loaded: Loaded) -> Any:
 def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress: bool) -> Profile:
 
     files = [Path(wanted.file)] if wanted.file else []
-    how = ProfileOptions(wanted.warmup, wanted.repetitions, wanted.seconds, wanted.codec, codecs=wanted.measured)
+    how = ProfileOptions(
+        wanted.warmup,
+        wanted.repetitions,
+        wanted.seconds,
+        wanted.codec,
+        codecs=wanted.measured,
+        books=wanted.books,
+    )
     with _bar("profiling", progress) as advance:
         return profile_edge(
             loaded.wrapped,

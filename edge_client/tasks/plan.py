@@ -11,7 +11,7 @@ from typing import Any
 from edge_client import units
 from edge_client.credentials import Credentials
 from edge_client.planning.candidate import Candidate, undominated
-from edge_client.planning.codecs import Codecs
+from edge_client.planning.codecs import Codecs, learnt
 from edge_client.planning.explain import BreakEven, break_evens
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.loss_table import LossTable
@@ -91,6 +91,7 @@ def plan(
     watts = watts_of(power)
     link = given_link(uplink, downlink, rtt)
     chosen = Codecs.of(codec, calibration, max_loss)
+    table = learnt(codec, calibration) if chosen is None else chosen.table
     address = address_of(server)
     subject = subject_of(model, inputs, address, credentials)
     wanted = Wanted(
@@ -104,11 +105,14 @@ def plan(
         seconds=seconds,
         codec="raw" if chosen else codec,
         codecs=chosen,
+        books={} if table is None else table.books,
         calibrate=calibrate,
     )
     loaded = subject.load()
     with loaded.wrapped:
         _check_form(subject, loaded)
+        if chosen is None and table is not None:
+            table.check(loaded.wrapped.weights_hash(), loaded.wrapped.structure_digest())
         with gather(loaded, wanted, say, progress) as gathered:
             return _decided(loaded, gathered, goal, limits, chooser, partitioner_option, watts)
 

@@ -9,16 +9,19 @@ from typing import Any, Final, Literal
 
 from edge_client.client import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
-from edge_client.planning.codecs import AUTO, chosen_from
+from edge_client.planning.codecs import AUTO, chosen_from, table_of
+from edge_client.planning.loss_table import LossTable
 from edge_client.process.local_server import local_server
 from edge_client.screen.progress import progress as bar
 from edge_client.settings import OWN, how_named
 from edge_client.spoken import option
 from edge_client.survey.gather import Say
+from edge_client.survey.learnt import asked_of_servers, with_books
 from edge_client.survey.probing import fetch_profile
 from edge_client.tasks.profile_text import as_text
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.tasks.tabular import Row, Tabular
+from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import SpecError, near
 from shared_hooks.profiling.profile import LayerProfile, Profile
 from shared_hooks.profiling.profile_file import check, from_json, to_json
@@ -98,6 +101,7 @@ def profile(
     repetitions: int = 20,
     seconds: float = 20.0,
     codec: str = "raw",
+    calibration: str | Path | LossTable | None = None,
     credentials: Credentials | None = None,
     failures: Literal["raise", "return"] = "raise",
     progress: bool = True,
@@ -112,7 +116,8 @@ def profile(
     ``server``: HOST:PORT; "own": one that is started on this machine; "none": this side alone; None: the default
     (ISTHMUS_SERVER, settings), else none. ``model`` and ``inputs``: as for `plan`; of files, the first three of each
     suffix are read and timed, too. ``side``: both with a server, else the edge's. ``warmup``, ``repetitions`` and
-    ``seconds`` bound the work of each side. ``codec="auto"``: with every codec, for `plan` to choose from.
+    ``seconds`` bound the work of each side. ``codec="auto"``: with every codec, for `plan` to choose from;
+    "basis" is one of them where ``calibration`` (`edge_client.calibrate`) has books, at the cuts that have them.
     ``failures="return"``: a server that cannot be asked leaves `Profiled.cloud` empty, and the edge's profile is
     returned.
 
@@ -124,8 +129,10 @@ def profile(
     which = side or ("both" if address else "edge")
     if which != "edge" and not address:
         raise SpecError(f"{option('side', which)}: the cloud's side is measured by a server: {how_named()}")
-    every = chosen_from() if codec == AUTO else ()
-    how = ProfileOptions(warmup, repetitions, seconds, "raw" if every else codec, codecs=every or (codec,))
+    table = table_of(codec, calibration)
+    every = chosen_from(table) if codec == AUTO else ()
+    books = {} if table is None else table.books
+    how = ProfileOptions(warmup, repetitions, seconds, "raw" if every else codec, codecs=every or (codec,), books=books)
     subject = subject_of(model, inputs, address, credentials)
     warnings: list[str] = []
 
@@ -133,7 +140,7 @@ def profile(
         warnings.append(text)
         say(f"warning: {text}")
 
-    edge = _edge(subject, how, progress) if which != "cloud" else None
+    edge = _edge(subject, how, table, progress) if which != "cloud" else None
     for text in edge.warnings if edge is not None else ():
         warn(f"edge: {text}")
     if which == "edge":
@@ -143,9 +150,9 @@ def profile(
         if address == OWN:
             say("starting a server on this machine")
             with local_server(subject.choice) as own:
-                cloud = _cloud(own, subject, how, None, progress)
+                cloud = _cloud(own, subject, how, table, None, progress, warn)
         else:
-            cloud = _cloud(address, subject, how, credentials, progress)
+            cloud = _cloud(address, subject, how, table, credentials, progress, warn)
         if edge is not None:
             for text in check(cloud, edge.model):
                 warn(text)
@@ -156,9 +163,11 @@ def profile(
     return Profiled(edge, cloud, warnings)
 
 
-def _edge(subject: Subject, how: ProfileOptions, show: bool) -> Profile:
+def _edge(subject: Subject, how: ProfileOptions, table: LossTable | None, show: bool) -> Profile:
     loaded = subject.load()
     with loaded.wrapped as wrapped, bar("profiling", how.repetitions + how.warmup + 2, show) as advance:
+        if table is not None:
+            table.check(wrapped.weights_hash(), wrapped.structure_digest())
         return profile_edge(
             wrapped,
             loaded.spec.model_id,
@@ -171,7 +180,15 @@ def _edge(subject: Subject, how: ProfileOptions, show: bool) -> Profile:
         )
 
 
-def _cloud(server: str, subject: Subject, how: ProfileOptions, credentials: Credentials | None, show: bool) -> Profile:
+def _cloud(
+    server: str,
+    subject: Subject,
+    how: ProfileOptions,
+    table: LossTable | None,
+    credentials: Credentials | None,
+    show: bool,
+    warn: Say,
+) -> Profile:
     model_id = subject.spec.model_id
     with bar("server's profile", None, show) as advance:
         data = fetch_profile(
@@ -181,10 +198,25 @@ def _cloud(server: str, subject: Subject, how: ProfileOptions, credentials: Cred
             how.repetitions,
             how.seconds,
             lambda done, total, what: advance(what),
-            codecs=how.codecs,
+            codecs=asked_of_servers(how.codecs),
             credentials=credentials,
         )
-    return from_json(data, "cloud", server)
+        found = from_json(data, "cloud", server)
+        if table is None or Basis.name not in how.codecs:
+            return found
+        table.check(found.model.weights_hash, found.model.structure_digest)
+        loaded = subject.load()
+        with loaded.wrapped:
+            return with_books(
+                found,
+                loaded,
+                table.books,
+                server,
+                warn,
+                lambda done, total, what: advance(what),
+                seconds=how.seconds,
+                credentials=credentials,
+            )
 
 
 def _some(paths: Sequence[Path]) -> list[Path]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import CutRefused, IsthmusError
 from shared_hooks.metrics import Reading
 from shared_hooks.planning import Plan
@@ -109,7 +110,7 @@ class Cuts:
             cuts.append(
                 CutProfile(
                     layer_id=layer_id,
-                    name=self._plan.layers[layer_id].name if layer_id >= 0 else "input",
+                    name=self._name(layer_id),
                     frontier_bytes=nbytes,
                     wire_bytes=wire,
                     stages=stages,
@@ -122,10 +123,15 @@ class Cuts:
             )
         return tuple(cuts)
 
+    def _name(self, layer_id: int) -> str:
+        return self._plan.layers[layer_id].name if layer_id >= 0 else "input"
+
     def _others(self, layer_id: int, nbytes: int) -> dict[str, CodecProfile]:
         """Measured at this cut; else drawn between those that were."""
         found = {}
         for name in self._codecs:
+            if name == Basis.name and self._name(layer_id) not in self._options.books:
+                continue  # what others' books make of other cuts says nothing of this one
             known = {
                 at: [run.codecs[name] for run in runs if name in run.codecs] for at, runs in sorted(self._runs.items())
             }

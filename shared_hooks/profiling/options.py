@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shared_hooks import codecs
+from shared_hooks.codecs.basis import Book
 from shared_hooks.errors import SpecError
 
 
@@ -26,6 +28,9 @@ class ProfileOptions:
     metrics: bool = False
     codecs: tuple[str, ...] = ()
     """Measured beside ``codec``, on the frontiers that its rounds make."""
+    books: Mapping[str, tuple[Book | None, ...]] = field(default_factory=dict, repr=False)
+    """By the name of a cut, what the codec "basis" sends its pieces by; beside another codec it is measured only there.
+    """
 
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("repetitions", 1)):

@@ -84,7 +84,8 @@ class CutProfile:
     cpu_ns: Quartiles | None = None
     """Processor time of all threads over the stages: what a CPU quota is charged with. None when not measured."""
     codecs: Mapping[str, CodecProfile] = field(default_factory=dict)
-    """By name, those that were measured beside the one of the stages."""
+    """By name, those that were measured beside the one of the stages; "basis" only where there are books for the cut.
+    """
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ class _Profiler:
         deadline = time.monotonic() + options.seconds
         timer: HeadTimer | TailTimer
         if self.side == "edge":
-            timer = HeadTimer(wrapped, self.inputs, options.codec)
+            timer = HeadTimer(wrapped, self.inputs, options.codec, options.books)
         else:
             timer = TailTimer(wrapped, self.inputs, options.codec, metrics=options.metrics)
         names = [layer.name for layer in plan.layers]

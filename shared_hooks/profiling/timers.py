@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
+from shared_hooks.codecs.basis import Basis, Book, Frames
 from shared_hooks.crossing import Crossing, EarlyOutput, Parcel, decode
 from shared_hooks.models.example import to_device
 from shared_hooks.profiling.inspection import Ledger
@@ -73,16 +74,30 @@ def collect(wrapped: WrappedModel) -> None:
         wrapped.get_forward_metrics()
 
 
+def knows(crossing: Crossing, codec: str) -> bool:
+    """Whether a codec has what it needs to know of the cut, and of no frame before."""
+    return codec != Frames.name and (codec != Basis.name or bool(crossing.books))
+
+
 class HeadTimer:
     """``head``: input to frontier. ``encode``: frontier to header and payload."""
 
-    def __init__(self, wrapped: WrappedModel, inputs: Inputs, codec: str) -> None:
+    def __init__(
+        self,
+        wrapped: WrappedModel,
+        inputs: Inputs,
+        codec: str,
+        books: Mapping[str, tuple[Book | None, ...]] | None = None,
+    ) -> None:
+        """``books``: by the name of a cut, what the codec "basis" sends its pieces by."""
         self.wrapped = wrapped
         self.inputs = inputs
         self.codec = codec
+        self._books = books or {}
+        self._with_books: dict[str, Crossing] = {}
 
     def run(self, layer_id: int, codecs: Sequence[str] = ()) -> TimedRun:
-        """``codecs``: the same frontier is also encoded with these."""
+        """``codecs``: the same frontier is also encoded with these, as far as they have what they need to know."""
         args, kwargs = self.inputs.fresh()
         cpu, started = time.process_time_ns(), time.perf_counter_ns()
         args, kwargs = self.inputs.place(args, kwargs)
@@ -90,6 +105,7 @@ class HeadTimer:
         wait_for(self.inputs.device)
         collect(self.wrapped)
         computed = time.perf_counter_ns()
+        early = self._with_own(early)
         parcel = self.packed(early)
         packed = time.perf_counter_ns()
         spent = time.process_time_ns() - cpu
@@ -97,8 +113,24 @@ class HeadTimer:
             {"head": computed - started, "encode": packed - computed},
             spent,
             len(parcel.header) + parcel.nbytes,
-            {name: self._encoded(early, name) for name in codecs},
+            {name: self._encoded(early, name) for name in codecs if knows(early.crossing, name)},
         )
+
+    def frontier(self, layer_id: int) -> EarlyOutput:
+        """Of the same inputs, with the books of its cut."""
+        args, kwargs = self.inputs.place(*self.inputs.fresh())
+        return self._with_own(self.wrapped.head(cut_of(layer_id), *args, **kwargs))
+
+    def _with_own(self, early: EarlyOutput) -> EarlyOutput:
+        """As it is where there are no books, or other pieces cross than when these were learnt."""
+        crossing = early.crossing
+        books = self._books.get(crossing.layer_name)
+        if books is None or len(books) != len(crossing.grains):
+            return early
+        known = self._with_books.get(crossing.digest)
+        if known is None:
+            known = self._with_books[crossing.digest] = crossing.with_books(books)
+        return replace(early, crossing=known)
 
     def packed(self, early: EarlyOutput, codec: str | None = None) -> Parcel:
         """As the client packs it: the description's bytes are asked for with every request."""
@@ -164,7 +196,10 @@ class TailTimer:
         }
         spent = time.process_time_ns() - cpu
         return TimedRun(
-            stages, spent, len(header) + len(data), {name: self._decoded(layer_id, name) for name in codecs}
+            stages,
+            spent,
+            len(header) + len(data),
+            {name: self._decoded(layer_id, name) for name in codecs if knows(crossing, name)},
         )
 
     def _decoded(self, layer_id: int, codec: str) -> TimedCodec:

@@ -7,6 +7,7 @@ between it asks honestly, and compares every answer bit for bit.
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import resource
 import sys
 import time
@@ -214,7 +215,8 @@ def work(recordings: list[Recording], seed: int, first: int, seconds: float, rep
     target, gunner = Target(), Gunner(recordings, seed)
     counted, number, asked, slowest = Counter[str](), first, 0, 0.0
     until, told = time.monotonic() + seconds, time.monotonic()
-    honest = [recording for recording in recordings if not target.honest(recording, 1 << 40)]
+    ids = itertools.count(1 << 40)
+    honest = [recording for recording in recordings if not target.honest(recording, next(ids))]
     if len(honest) < len(recordings):
         report("failed", first, f"{len(recordings) - len(honest)} honest requests are not answered: {target.said}")
     target.sent = 0

@@ -30,6 +30,8 @@ class Shot:
     chunk_bytes: int = 256 << 10
     raw: bytes | None = None
     """The description's bytes as they are, instead of ``told``."""
+    opened: bool = False
+    """Whether the payload comes before the header."""
 
     @classmethod
     def of(cls, recording: Recording) -> Shot:
@@ -53,6 +55,11 @@ class Shot:
         header = sealed(self.linked(digest))
         values = {"id": id, "cut_digest": digest, "header": header, "payload_bytes": len(self.payload), **self.fields}
         step = max(self.chunk_bytes, 1)
+        ends: Frames = []
+        if self.opened:
+            closing = split_pb2.Closing(id=values["id"], header=header, payload_bytes=values["payload_bytes"])
+            ends = [split_pb2.ClientFrame(closing=closing)]
+            values |= {"header": b"", "open": True, **self.fields}
         return [
             split_pb2.ClientFrame(request=split_pb2.RequestHeader(**values)),
             *(
@@ -61,6 +68,7 @@ class Shot:
                 )
                 for at in range(0, len(self.payload), step)
             ),
+            *ends,
         ]
 
     def linked(self, digest: str) -> Any:

@@ -23,6 +23,8 @@ from studies.attacks.shots import Frames, Shot, padded, sealed
 KINDS = {"requests": 58, "descriptions": 22, "unreadable": 6, "files": 6, "hellos": 4, "bytes": 4}
 """Volleys of each kind in a hundred."""
 JUMBLED = 0.2
+OPENED = 0.25
+"""Of requests, those whose header comes last."""
 """Share of volleys whose frames come in another order, with others between them."""
 BATCH = 64
 """Numbers of requests that a volley has to itself; it uses a quarter of them."""
@@ -118,6 +120,7 @@ class Gunner:
             else:
                 shot.chunk_bytes = len(shot.payload) // 4 + 1
                 mutator.garble(shot, keep=chance.random() < 0.5)
+            shot.opened = chance.random() < OPENED
             frames = shot.asking(id + number, upload.cut.digest)
             if kind == 9:
                 _change_chunks(frames, mutator)
@@ -138,6 +141,7 @@ class Gunner:
             for number in range(mutator.random.randrange(1, 4)):
                 if mutator.random.random() < 0.9:
                     mutator.tailor(shot, crossing)
+                shot.opened = mutator.random.random() < OPENED
                 made.add(shot.asking(id + 4 * part + number, digest), own=True)
 
     def _unreadable(self, made: Volley, recording: Recording, mutator: Mutator, id: int) -> None:

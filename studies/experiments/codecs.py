@@ -58,14 +58,19 @@ def run(scope: Scope, say: Callable[[str], None]) -> dict[str, Any]:
         with Testbed((case.model,)) as bed:
             for way in ways:
                 found = run_case(bed, case, files[:USED], scope, say, way.codecs, way.words)
-                cases.append({**found, "case": f"{case.name}, {way.name}", "fixed": fixed(found["oracle"])})
+                cases.append({**found, "case": f"{case.name}, {way.name}", **_fixed(found)})
     allowed = sum(one.within(table.max_loss) and not one.lossless for cut in table.cuts for one in cut.codecs)
     return {"cases": cases, "calibration": {"inputs": INPUTS, "cuts": len(table.cuts), "lossy_allowed": allowed}}
 
 
-def fixed(oracle: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """The best candidate that stays for all phases with a server, of those that were measured in each of them."""
-    there = [oracle[name] for name, mbits in RATES if mbits is not None]
-    means = {key: statistics.fmean(phase[key] for phase in there) for key in set.intersection(*map(set, there))}
+def _fixed(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the candidates that were kept through all phases with a server the best, and the trace's own requests in these
+    phases. Each phase counts as much as another.
+    """
+    if not case["unmoved"]:
+        return {}
+    names = [name for name, mbits in RATES if mbits is not None]
+    means = {key: statistics.fmean(phases.values()) for key, phases in case["unmoved"].items()}
     best = min(means, key=lambda key: means[key])
-    return {"candidate": best, "mean_ms": means[best]}
+    moving = statistics.fmean(phase["mean_ms"] for phase in case["phases"] if phase["name"] in names)
+    return {"fixed": {"candidate": best, "mean_ms": means[best], "means_ms": means, "moving_ms": moving}}

@@ -24,7 +24,7 @@ from edge_client.adaptive.controller import SplitController
 from edge_client.call import Call
 from edge_client.load import Load
 from edge_client.model_choice import ModelChoice
-from edge_client.modes import CLOUD_FILE
+from edge_client.modes import CLOUD_FILE, CLOUD_ONLY
 from edge_client.planning.link import Curve, Link, as_points
 from edge_client.survey.gather import LONGEST_PAUSE
 from edge_client.survey.probing import fetch_profile, probe, round_trip
@@ -144,7 +144,8 @@ class Edge:
                     problem = f"{type(error).__name__}: {error}"
                 choice = next(one for one in reversed(auto.decisions.all) if one["kind"] == "choice")
                 chosen = " + ".join(filter(None, (choice["candidate"], choice.get("codec"))))
-                answered = chosen if split == choice["candidate"] else split
+                cut = "input" if choice["candidate"] == CLOUD_ONLY else choice["candidate"]
+                answered = chosen if split == cut else split
                 found.append([start, time.monotonic(), chosen, answered, problem, same])
             return {"began": began, "requests": found, "decisions": auto.decisions.all}
 

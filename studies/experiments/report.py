@@ -48,7 +48,11 @@ def trace(found: dict[str, Any]) -> str:
             f"after {case['slowest_adaptation_s']:.2f} s at most, {case['most_moves_after_settling']} moves after that"
         )
         if "fixed" in case:
-            lines.append(f"  best fixed, server there: {case['fixed']['candidate']}, {case['fixed']['mean_ms']:.1f} ms")
+            best, moving = case["fixed"]["mean_ms"], case["fixed"]["moving_ms"]
+            lines.append(
+                f"  mean of the phases with a server: {moving:.1f} ms, {best:.1f} ms of the best that stays "
+                f"({case['fixed']['candidate']}), ratio {moving / best:.3f}"
+            )
     return "\n".join(lines)
 
 

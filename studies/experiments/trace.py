@@ -20,7 +20,7 @@ import numpy as np
 
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.codecs import Codecs
-from edge_client.planning.predict import predict
+from edge_client.planning.predict import Candidate, predict
 from shared_hooks.models import InputItem, load_spec
 from shared_hooks.profiling import profile_file
 from studies.experiments import images
@@ -39,6 +39,8 @@ RATES: Sequence[tuple[str, float | None]] = (
 )
 PLAUSIBLE, MOST = 1.6, 7
 """Measured for the oracle: what is predicted within so many times the best, so many at most, and either side alone."""
+STEADY = 4
+"""Of the candidates, measured in every phase: the best that never moves is among them."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def run_case(
         depth = {"repetitions": scope.profile_repetitions, "seconds": scope.profile_seconds}
         plan = {"edge": ask(process, "profile", file=files[0], **depth), "cloud": ask(process, "cloud", **depth)}
         plan["file_crosses"] = case.photos
-        oracle = _oracle(bed, process, case, plan, files, phases, scope, say, codecs)
+        oracle, steady = _oracle(bed, process, case, plan, files, phases, scope, say, codecs)
+        unmoved = {} if codecs is None else _unmoved(bed, process, steady, files, phases, scope)
         bed.network.rate(100)
         plan |= _probe(process, scope)
         say(f"{case.name}: the trace ...")
@@ -125,6 +128,7 @@ def run_case(
         **judged,
         "wrong": sum(not same for *_, error, same in found["requests"] if error is None),
         "oracle": oracle,
+        "unmoved": unmoved,
         "log": [one for one in entries if one["kind"] != "choice" or one["moved"]],
     }
 
@@ -148,31 +152,74 @@ def _oracle(
     scope: Scope,
     say: Callable[[str], None],
     codecs: Codecs | None = None,
-) -> dict[str, dict[str, float]]:
-    """Of each phase every plausible candidate's mean latency (ms)."""
+) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Of each phase every plausible candidate's mean latency (ms); and those that would be good in all of them."""
     edge, cloud = (profile_file.from_json(plan[side]) for side in ("edge", "cloud"))
+    there = {phase.mbits: phase.name for phase in phases if phase.mbits is not None}
+    predicted: dict[float, list[Candidate]] = {}
+    for mbits in there:
+        bed.network.rate(mbits)
+        link, load = link_of(_probe(process, scope))
+        found = predict(edge, cloud, link, load, file=edge.files[0], file_crosses=case.photos, codecs=codecs)
+        predicted[mbits] = sorted(found, key=lambda one: one.latency_ns)
+    steady = _steady([predicted[phase.mbits] for phase in phases if phase.mbits is not None])
     by_rate: dict[float | None, dict[str, float]] = {}
-    for phase in phases:
-        if phase.mbits in by_rate:
-            continue
+    for mbits, name in ({None: "server gone"} | there).items():
         names = [EDGE_ONLY]
-        if phase.mbits is not None:
-            bed.network.rate(phase.mbits)
-            link, load = link_of(_probe(process, scope))
-            predicted = predict(edge, cloud, link, load, file=edge.files[0], file_crosses=case.photos, codecs=codecs)
-            predicted.sort(key=lambda one: one.latency_ns)
-            limit = PLAUSIBLE * predicted[0].latency_ns
-            near = [one.key for one in predicted if one.latency_ns <= limit][:MOST]
-            ends = [one.key for one in predicted if one.name in (CLOUD_ONLY, CLOUD_FILE) and one.latency_ns < 2 * limit]
+        if mbits is not None:
+            bed.network.rate(mbits)
+            limit = PLAUSIBLE * predicted[mbits][0].latency_ns
+            near = [one.key for one in predicted[mbits] if one.latency_ns <= limit][:MOST]
+            ends = [one for one in predicted[mbits] if one.name in (CLOUD_ONLY, CLOUD_FILE)]
             ends = ends if codecs is None else []
-            names = list(dict.fromkeys([*near, *ends, EDGE_ONLY]))
+            far = [one.key for one in ends if one.latency_ns < 2 * limit]
+            names = list(dict.fromkeys([*near, *far, EDGE_ONLY]))
         words = {"rounds": scope.rounds, "seconds": scope.oracle_seconds, "seed": 1, "warm": True}
         measured = ask(process, "measure", candidates=names, files=files, **words)
-        by_rate[phase.mbits] = {
-            name: statistics.fmean(ns / 1e6 for it, _, ns, _ in measured if it == name) for name in names
-        }
-        say(f"{case.name}: {phase.name}: " + ", ".join(f"{n} {ms:.0f}" for n, ms in by_rate[phase.mbits].items()))
-    return {phase.name: by_rate[phase.mbits] for phase in phases}
+        by_rate[mbits] = {key: statistics.fmean(ns / 1e6 for it, _, ns, _ in measured if it == key) for key in names}
+        say(f"{case.name}: {name}: " + ", ".join(f"{n} {ms:.0f}" for n, ms in by_rate[mbits].items()))
+    return {phase.name: by_rate[phase.mbits] for phase in phases}, steady
+
+
+def _unmoved(
+    bed: Testbed,
+    process: subprocess.Popen[str],
+    keys: Sequence[str],
+    files: Sequence[str],
+    phases: Sequence[Phase],
+    scope: Scope,
+) -> dict[str, dict[str, float]]:
+    """Of candidates the mean latency (ms) by phase with a server, were all its requests theirs: one after the other, so
+    that a bucket is as full as their own requests leave it.
+    """
+    rates = {phase.mbits for phase in phases if phase.mbits is not None}
+    words = {"rounds": 1 << 30, "seconds": scope.phase_seconds, "seed": 1, "warm": True, "files": files}
+    found: dict[str, dict[float, float]] = {key: {} for key in keys}
+    for mbits in sorted(rates):
+        bed.network.rate(mbits)
+        for key in keys:
+            measured = ask(process, "measure", candidates=[key], **words)
+            found[key][mbits] = statistics.fmean(ns / 1e6 for _, _, ns, _ in measured)
+    return {
+        key: {phase.name: own[phase.mbits] for phase in phases if phase.mbits is not None} for key, own in found.items()
+    }
+
+
+def _steady(phases: Sequence[Sequence[Candidate]]) -> list[str]:
+    """Of the candidates that each phase may have, those predicted to be the fastest of all phases together: the best
+    codec of each of a few cuts, and everything on the edge.
+    """
+    means: dict[str, list[float]] = {}
+    cuts: dict[str, str] = {}
+    for candidates in phases:
+        for one in candidates:
+            means.setdefault(one.key, []).append(one.latency_ns)
+            cuts[one.key] = one.name
+    best: dict[str, str] = {}
+    for key in sorted(means, key=lambda key: sum(means[key])):
+        if len(means[key]) == len(phases):
+            best.setdefault(cuts[key], key)
+    return list(dict.fromkeys([*[*best.values()][:STEADY], EDGE_ONLY]))
 
 
 def _play(

@@ -20,6 +20,8 @@ _SMALL = 1 << 14
 """Symbols; beyond as many, what each group's own Huffman code saves is always more than it takes."""
 _STREAM = 4
 """Bytes that the size of a stream takes in a header."""
+MAX_WORK = 1 << 35
+"""Multiplications for one tensor: some seconds. No bytes need come for them, where all symbols are zero."""
 NO_BOOK = "the description of the cut has no basis for it"
 
 
@@ -45,8 +47,11 @@ class Basis(Codec):
         return None if found is None else packed(book, found)
 
     def takes(self, tensor: torch.Tensor, grain: Grain) -> bool:
-        """Whether the book is of such tensors."""
-        return self.book is not None and tensor.dtype in _FLOATS and self.book.suits(grain)
+        """Whether the book is of such tensors, and they are not too much work."""
+        book = self.book
+        if book is None or tensor.dtype not in _FLOATS or not book.suits(grain):
+            return False
+        return _work(book, tensor.numel()) <= MAX_WORK
 
     def check(self, params: tuple[Param, ...], dtype: torch.dtype, elements: int, nbytes: int) -> None:
         book = self.book
@@ -54,6 +59,8 @@ class Basis(Codec):
             raise ValueError(NO_BOOK)
         if dtype not in _FLOATS or elements % book.block:
             raise ValueError(f"its basis is for blocks of {book.block} floats")
+        if (work := _work(book, elements)) > MAX_WORK:
+            raise ValueError(f"{work} multiplications to decode it; at most {MAX_WORK} are made")
         if len(params) not in (2, 1 + GROUPS) or any(type(one) is not int or one < 0 for one in params):
             raise ValueError("its parameters are sizes")
         wide, *sizes = params
@@ -67,6 +74,10 @@ class Basis(Codec):
         if book is None:
             raise ValueError(NO_BOOK)
         return restored(book, unpacked(book, data, params, elements)).to(dtype)
+
+
+def _work(book: Book, elements: int) -> int:
+    return elements * (book.rank + book.height + book.width)
 
 
 def symbols(book: Book, tensor: torch.Tensor) -> torch.Tensor | None:

@@ -31,19 +31,34 @@ def attacks(recordings: list[Recording]) -> Iterator[Attack]:
         if recording.told["generators"]:
             yield from _states(recording)
         for name, body in _BODIES.items():
-            shot = Shot.of(recording)
-            shot.body = body(shot.body)
-            yield Attack(f"{name} at {recording.told['cut'][1]}", recording.model_id, shot)
+            for opened in (False, True):
+                shot = Shot.of(recording)
+                shot.body, shot.opened = body(shot.body), opened
+                how = ", opened" if opened else ""
+                yield Attack(f"{name} at {recording.told['cut'][1]}{how}", recording.model_id, shot)
+        shot = Shot.of(recording)
+        shot.opened, shot.fields = True, {"payload_bytes": 1 << 62}
+        yield Attack(f"opened for all that there is at {recording.told['cut'][1]}", recording.model_id, shot)
 
 
 def _orders(recording: Recording) -> Iterator[Attack]:
     cut, request, *chunks = Shot.of(recording).frames(7)
+    shot = Shot.of(recording)
+    shot.opened = True
+    _, opened, *pieces, closing = shot.frames(7)
     hello = split_pb2.ClientFrame(hello=split_pb2.Hello(protocol_version=1, client_id="old"))
     for name, frames in {
         "a second hello": [hello],
         "a chunk before its request": chunks,
         "a request twice": [cut, request, request],
         "chunks twice": [cut, request, *chunks, *chunks],
+        "closed before it is announced": [cut, closing],
+        "closed before its payload": [cut, opened, closing, *pieces],
+        "closed twice": [cut, opened, *pieces, closing, closing],
+        "opened twice": [cut, opened, opened, *pieces, closing],
+        "opened, then announced whole": [cut, opened, request, *chunks, closing],
+        "announced whole, then closed": [cut, request, closing, *chunks],
+        "opened and left": [cut, opened, *pieces],
         "an unknown frame": [split_pb2.ClientFrame()],
         "cancel of nothing": [split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=1 << 60))],
         "acknowledged": [split_pb2.ClientFrame(acknowledge=split_pb2.Acknowledge(ids=range(10_000)))],

@@ -235,6 +235,15 @@ def test_the_books_of_one_cut_have_a_bound_together_and_count_for_their_places()
         read(9)
 
 
+def test_what_would_be_hours_of_work_is_neither_sent_nor_taken() -> None:
+    book = learn(mixed(TOKENS, 30), TOKENS, 0.25)
+    many = torch.zeros(1).expand(1 << 36)  # no memory; 24 channels
+    codec = Basis(book)
+    assert not codec.takes(many, TOKENS) and codec.takes(many[: 24 << 10], TOKENS)
+    with pytest.raises(ValueError, match="multiplications"):
+        codec.check((0, 0), torch.float32, 24 << 33, 0)
+
+
 @pytest.mark.parametrize("codec", ["basis", "frames", "lz4", "zstd", "shuffle-zstd", "sparse", "bf16", "int8"])
 def test_a_tensor_without_elements_comes_raw_or_not_at_all(codec: str) -> None:
     """There is nothing to decode, and a codec may take memory by its parameters alone."""

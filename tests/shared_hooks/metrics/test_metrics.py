@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shared_hooks import TensorShape, WrappedModel
-from shared_hooks import wrapped as wrapping
+from shared_hooks import TensorShape, WrappedModel, runs
 from shared_hooks.metrics import measurement
 from shared_hooks.metrics.clocks import HostClock, StreamClock, clock_for
 from shared_hooks.metrics.measurement import CudaMemory, Measurement, gpu_of
@@ -212,7 +211,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", memory)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="aa-bb"))
     monkeypatch.setattr(WrappedModel, "device", torch.device("cuda:1"))
-    for module in (measurement, wrapping):
+    for module in (measurement, runs):
         monkeypatch.setattr(module, "gpu_of", gpu_of.__wrapped__)  # what a fake says must not be remembered
     monkeypatch.setattr(measurement.sampler, "touch", lambda gpu: None)
     return device

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from shared_hooks import WrappedModel
+from shared_hooks.crossing import books_of
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.models import load_spec
 from shared_hooks.profiling.cuts import _known
@@ -261,3 +262,22 @@ def test_codecs_at_a_cut_without_time_are_drawn_between_those_that_were_measured
     drawn = estimated_codec(2, 2000, known)
     assert drawn.wire_bytes == pytest.approx(2000 * (0.5 + 0.2) / 2)
     assert drawn.ns.middle == pytest.approx(200) and drawn.ns.n == 0
+
+
+def test_what_needs_books_is_measured_where_there_are_some_and_estimated_nowhere() -> None:
+    spec = load_spec("digits")
+    args, kwargs = spec.example() or ((), {})
+    with WrappedModel(spec.load_model()) as wrapped:
+        cut = wrapped.plan(*args, **kwargs).layers[20].name
+        heads = [wrapped.forward(args[0] * share, end=20, **kwargs) for share in (0.5, 0.75, 1.0)]
+    options = ProfileOptions(
+        warmup=0, repetitions=1, seconds=600, pause=0.0, codecs=("lz4", "basis"), books={cut: books_of(heads, 1.0)}
+    )
+    found = digits(options=options)
+    assert [one.layer_id for one in found.cuts if "basis" in one.codecs] == [20]
+    assert all("lz4" in one.codecs for one in found.cuts)
+    measured = found.cut(20)
+    assert measured is not None and measured.codecs["basis"].ns.n == 1
+    assert measured.codecs["basis"].wire_bytes < measured.wire_bytes / 4
+    cloud = digits("cloud", dataclasses.replace(options, books={}))
+    assert not any("basis" in one.codecs for one in cloud.cuts)
