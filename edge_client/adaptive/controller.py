@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_client.adaptive.steadiness import SECOND, Steadiness, Steady
 from edge_client.load import Load
 from edge_client.modes import EDGE_ONLY
 from edge_client.planning.calibration import Calibration
@@ -23,7 +24,6 @@ from edge_client.planning.tracker import Tracker
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput, Profile
 
-SECOND: Final = 1_000_000_000
 PROBE_EVERY: Final = SECOND
 PROBE_SOON: Final = SECOND // 4
 """A probe that something depends on, after the one before."""
@@ -33,10 +33,6 @@ LONG_AGO: Final = 1 << 62
 REGRET: Final = 4 * SECOND
 LARGEST_FLOOR: Final = 8 * FLOOR
 """Probes are at least `FLOOR` bytes; twice as many after each move that a probe led to and requests revoked."""
-CALM_AFTER: Final = 10 * SECOND
-"""Moves so long ago no longer make the next one harder."""
-CLEAR: Final = 0.2
-"""A gain that needs no repetition when a sudden change has just been seen."""
 NEAR: Final = 10
 ALL_EVERY: Final = SECOND // 2
 """How many candidates are predicted for every request where there are codecs, and how often all are."""
@@ -58,23 +54,6 @@ class Choice:
     numbers: Mapping[str, float | int | str | None]
     """For the log: predicted_ms, held (the choice before), held_ms, best, best_ms, up_bytes_per_second,
     down_bytes_per_second, rtt_ms, queue_ms, edge_factor, server_factor. None = unknown."""
-
-
-@dataclass(frozen=True)
-class Steady:
-    """When to move: a ``gain`` (0.10 = 10 % better) through ``decisions`` or ``seconds``, whichever is over first; at
-    once where the held candidate is impossible or ``worse`` times as bad as the best. Every move doubles the gain that
-    the next one needs (up to half), until a sudden change is seen or no move was made for some seconds.
-    """
-
-    gain: float = 0.10
-    decisions: int = 3
-    seconds: float = 0.5
-    worse: float = 3.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gain < 1 or self.decisions < 1 or self.seconds < 0 or self.worse <= 1:
-            raise SpecError(f"{self}: expected 0 <= gain < 1, decisions >= 1, seconds >= 0, worse > 1")
 
 
 class SplitController:
@@ -117,6 +96,7 @@ class SplitController:
         self._constraints = constraints or Constraints()
         self._file, self._file_crosses, self._power, self._calibration = file, file_crosses, power, calibration
         self._steady = steady or Steady()
+        self._steadiness = Steadiness(self._steady)
         self._partitioner, self._option = partitioner, option
         self._edge_factor, self._server_factor = Tracker(1.0), Tracker(1.0)
         self._queue = Tracker(0.0, offset=1e5)
@@ -131,9 +111,6 @@ class SplitController:
         self._refused: set[str] = set()
         self._allowed: frozenset[str] | None = None
         self._held: str | None = None
-        self._better: tuple[int, int] | None = None  # since when, and in how many decisions, something else was better
-        self._moves: list[int] = []  # when, since the last sudden change
-        self._fresh = False  # a sudden change was seen since the last choice
         self._promised: dict[str, float] = {}
         self._probed = self._goodput_seen = -LONG_AGO
         self._probe_over = -LONG_AGO
@@ -164,7 +141,7 @@ class SplitController:
             pick, reason = by_key[best.key], ""
             if held not in by_key or held not in scores:
                 reason = "no server" if not self._there else f"{held} is not allowed any more"
-            elif not self._should_move(now, scores[held], scores[best.key], best.key):
+            elif not self._steadiness.gives_way(now, scores[held], scores[best.key]):
                 pick = by_key[held]
                 reason = "held"
             else:
@@ -175,10 +152,8 @@ class SplitController:
             if now - self._lured < REGRET:  # a probe promised more than requests got: a bucket let it pass
                 self._probe_floor = min(2 * self._probe_floor, LARGEST_FLOOR)
             self._lured = now if now - self._replaced < PROBE_EVERY else -LONG_AGO
-            if held is not None:
-                self._moves.append(now)
-            self._held, self._better = pick.key, None
-        self._fresh = False
+            self._held = pick.key
+        self._steadiness.chosen(now, moved=moved and held is not None)
         self._promised[pick.key] = pick.latency_ns
         return Choice(pick, moved, reason, self._numbers(pick, by_key.get(held or ""), held, best))
 
@@ -213,29 +188,16 @@ class SplitController:
             return kept
         return [one for one in kept if one.name == EDGE_ONLY or one.name in self._allowed]
 
-    def _should_move(self, now: int, held: float, best: float, key: str) -> bool:
-        if key == self._held or best >= held:
-            self._better = None
-            return False
-        steady = self._steady
-        if held >= steady.worse * best:
-            return True
-        self._moves = [when for when in self._moves if now - when < CALM_AFTER]
-        needed = max(steady.gain, min(0.5, steady.gain * 2 ** len(self._moves)))
-        if best > (1 - needed) * held:
-            self._better = None
-            return False
-        if self._fresh and best <= (1 - CLEAR) * held:  # two observations, or a late request, have already said so
-            return True
-        since, count = self._better or (now, 0)
-        self._better = since, count + 1
-        return count + 1 >= steady.decisions or now - since >= steady.seconds * SECOND
-
     def _near_now(self, now: int) -> frozenset[str] | None:
         """With codecs there are a hundred candidates: all are predicted twice a second, and where something has
         changed; between that those that were near to the best, and what is held. None: all.
         """
-        if self._codecs is None or self._fresh or self._held is None or now - self._seen_all >= ALL_EVERY:
+        if (
+            self._codecs is None
+            or self._steadiness.is_shaken
+            or self._held is None
+            or now - self._seen_all >= ALL_EVERY
+        ):
             return None
         return self._near | {self._held}
 
@@ -359,8 +321,7 @@ class SplitController:
 
     def _changed(self) -> None:
         """Something is suddenly different: earlier moves are no flapping, and the next decision need not wait."""
-        self._moves.clear()
-        self._fresh = True
+        self._steadiness.shaken()
 
     # -- probing
 

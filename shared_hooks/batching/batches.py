@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -324,4 +325,6 @@ def _key(crossing: Crossing, rows: Rows, layer_id: int | None = None) -> tuple[H
         for form, grows in zip(crossing.inputs, rows.batched, strict=True)
     ]
     around = {name: value for name, value in crossing.context.items() if name != "torch"}
-    return json.dumps([crossing.depth, rows.axis, crossing.input_structure, forms, around], sort_keys=True), layer_id
+    told = json.dumps([crossing.depth, rows.axis, crossing.input_structure, forms, around], sort_keys=True)
+    # the text may be as long as a client likes, and is kept for thousands of cuts
+    return hashlib.blake2b(told.encode(), digest_size=16).digest(), layer_id

@@ -9,6 +9,9 @@ import torch
 KEPT = 16
 """Frames; a sender with more of them on their way refers to one that is gone, and sends a key frame."""
 
+BESIDE = 1 << 10
+"""Bytes that a frame takes beside its symbols, however few these are."""
+
 
 class Ring:
     """One thread at a time."""
@@ -36,4 +39,4 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in self._kept.values())
+        return sum(one.nbytes + BESIDE for one in self._kept.values())

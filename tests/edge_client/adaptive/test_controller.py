@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_client.adaptive.controller import SplitController, Steady
+from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.hedge import is_late
+from edge_client.adaptive.steadiness import Steady
 from edge_client.load import Load
 from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.candidate import undominated
