@@ -192,6 +192,8 @@ class Runs:
             return early
         with context.restored(crossing.context):
             span = span_between(self._planner, early, end, self.device, self._find)
+        if span.target.layer_id == crossing.layer_id:  # by another name: nothing lies between
+            return early
         found: EarlyOutput = self._resumed(early, partial(MiddleSession, span))
         return found
 
@@ -205,6 +207,7 @@ class Runs:
         if (
             start not in (crossing.layer_id, crossing.layer_name, str(crossing.layer_id))
             and self._aliases.get(str(start)) != crossing.layer_name
+            and not crossing.layer_name.startswith(f"{start}.")  # a block: its last layer is known with a plan only
         ):
             raise UnknownLayer(
                 f"start={start!r}, but this EarlyOutput was cut at {crossing.layer_id} ({crossing.layer_name})"

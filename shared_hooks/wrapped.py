@@ -160,9 +160,9 @@ class WrappedModel(Runs):
 
         ``end=cut`` runs up to and including the cut layer and returns an `EarlyOutput`. ``start=cut`` takes that
         `EarlyOutput` as its only argument and returns the model's own output; with a later ``end``, too, a middle part,
-        it gives the `EarlyOutput` that a head would have given there. A cut is a layer id, a layer name, or
-        ``"input"``. Everything runs without gradients. Raises `UnknownLayer`, `CutRefused`, `PlanMismatch`, and
-        whatever the model raises.
+        it gives the `EarlyOutput` that a head would have given there. A cut is a layer id, the name of a
+        layer or block, or ``"input"``. Everything runs without gradients. Raises `UnknownLayer`, `CutRefused`,
+        `PlanMismatch`, and whatever the model raises.
         """
         self._check_attached()
         early = args[0] if len(args) == 1 and isinstance(args[0], EarlyOutput) else None

@@ -119,7 +119,7 @@ class BatchedTails:
                     continue
                 started = time.perf_counter_ns()
                 try:
-                    one.brought = self.ways.run(way, one.early, one.joinable.rows)
+                    one.brought = self.ways.run(way, one.early, one.joinable.rows, last.proof)
                 except (CutRefused, PlanMismatch):
                     continue
                 one.joinable = replace(last, rows=one.joinable.rows)

@@ -22,7 +22,8 @@ NONCE_BYTES = 16
 MOST = 1 << 40
 LOCAL = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 """How gRPC's names of peers begin that are on this machine."""
-NAME = "/memfd:isthmus"
+NAME = "/memfd:isthmus-area"
+"""No server's own memory is called so, an earlier version's neither: it was "isthmus"."""
 
 
 class Area:

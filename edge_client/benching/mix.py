@@ -11,6 +11,7 @@ import numpy as np
 
 from edge_client.benching.shot import Shot
 from edge_client.modes import AUTO, CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.planning.codecs import LEARNT
 from edge_client.spoken import option
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import SpecError, near
@@ -56,12 +57,15 @@ def cuts_of(text: str) -> tuple[Weighted, ...]:
 def codecs_of(text: str, clients: int) -> list[str]:
     """The codec of each client: every one has one, as many clients as its share says, and one at least.
 
-    Raises SpecError for a codec that there is not, and for more codecs than clients.
+    Raises SpecError for a codec that there is not or that needs a calibration, and for more codecs than clients.
     """
     found = weighted("codec", text)
     for one in found:
         if one.word not in CODECS:
-            raise SpecError(f"{option('codec', text)}: must be of {', '.join(CODECS)}.{near(one.word, CODECS)}")
+            listed = f"{', '.join(CODECS)}.{near(one.word, CODECS)}"
+            raise SpecError(f'{option("codec", text)}: "{one.word}" is not one of {listed}')
+        if one.word in LEARNT:
+            raise SpecError(f"{option('codec', text)}: {one.word} goes by a calibration, which a bench does not take")
     if len(found) > clients:
         raise SpecError(
             f"{option('codec', text)}: {len(found)} codecs for {clients} clients; each client has one codec"

@@ -35,14 +35,16 @@ def _is_pair(one: Any) -> bool:
 
 def _with_labels(found: Sequence[Given], file: Path) -> list[Given]:
     known = _read(file)
-    used, made = set(), []
+    used: dict[str, Given] = {}
+    made = []
     for one in found:
-        names = [one.file_name, one.name, one.origin]
+        names = [one.origin, one.name, one.file_name]
         key = next((name for name in names if name in known), None)
         if key is None:
             made.append(one)
             continue
-        used.add(key)
+        if (other := used.setdefault(key, one)) is not one:
+            raise SpecError(f'{file}: "{key:.80}" is {other.origin} as well as {one.origin}: name them in full')
         label = known[key]
         made.append(
             replace(one, label=label) if one.item is None else replace(one, item=replace(one.item, truth=label))

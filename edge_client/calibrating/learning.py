@@ -30,8 +30,11 @@ Books = tuple[Book | None, ...]
 
 
 def set_apart(count: int, wanted: int | None) -> list[int]:
-    """The numbers of inputs to learn from, spread over all of them; none where they would be too few."""
-    learnt = min(MOST, count // SHARE) if wanted is None else min(wanted, count - 1)
+    """The numbers of inputs to learn from, spread over all of them; none where they would be too few.
+
+    ``wanted``: less than ``count``; None: one of `SHARE`.
+    """
+    learnt = min(MOST, count // SHARE) if wanted is None else wanted
     if learnt < LEAST and wanted is None:
         return []
     return sorted({number * count // learnt for number in range(learnt)}) if learnt > 0 else []

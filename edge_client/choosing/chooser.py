@@ -6,6 +6,7 @@ codec that may be used there, unless that alone would take longer than sending i
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -25,6 +26,8 @@ from shared_hooks.codecs import CODECS, Codec
 from shared_hooks.codecs import RAW as RAW_CODEC
 from shared_hooks.crossing import EarlyOutput, Parcel
 from shared_hooks.tensors import dtype_name
+
+log = logging.getLogger(__name__)
 
 GAIN: Final = 0.1
 GAIN_NS: Final = 100_000.0
@@ -48,6 +51,7 @@ class Chooser:
         self._followed: Callable[[], Link] | None = None
         self._probing = threading.Lock()  # held by who probes
         self._held: dict[str, tuple[str, ...]] = {}  # by cut, the last choice
+        self._told: set[str] = set()
 
     @property
     def link(self) -> Link:
@@ -76,11 +80,24 @@ class Chooser:
         """
         self.begin()
         allowed = self.codecs.allowed(early.layer_name)
+        if only is None:
+            self._tell(early.layer_name)
         names = [name for name in allowed if name in offered and only in (None, name)]
         link = self.link
         costs = [self._costs(early, number, names, link) for number in range(len(early.pieces))]
         chosen = self._steady(early.layer_name, costs, self._best(costs, names, link), link)
         return [self._watched(early, number, name) for number, name in enumerate(chosen)]
+
+    def _tell(self, cut: str) -> None:
+        """Once a cut: that a calibration says nothing of it, so that nothing is lost there."""
+        table = self.codecs.table
+        if table is not None and cut not in self._told and all(one.name != cut for one in table.cuts):
+            self._told.add(cut)
+            log.warning(
+                "the calibration has no cut after %s, so no codec with a loss is used there (edge-client calibrate "
+                "--cuts %s)",
+                *(cut, cut),
+            )
 
     def held(self, cut: str) -> tuple[str, ...] | None:
         """The names of the last choice for a cut, which the next one is likely to be; None before the first."""

@@ -248,7 +248,7 @@ class Report:
             many = len(totals.cuts) > 1
             where = ", ".join(f"{cut}{f': {count} inputs' if many else ''}" for cut, count in totals.cuts.items())
             up, down = totals.bytes_up / totals.answered, totals.bytes_down / totals.answered
-            if set(totals.codecs) - {"raw"}:
+            if totals.codecs and {*totals.codecs, self._about["codec"]} != {"raw"}:
                 several = len(totals.codecs) > 1
                 each = (f"{name}{f': {count} inputs' if several else ''}" for name, count in totals.codecs.items())
                 where += f"; codec {', '.join(each)}"

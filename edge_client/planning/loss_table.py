@@ -232,5 +232,6 @@ def loss_of(value: str | float, name: str = "max_loss") -> float:
     except ValueError:
         found = math.nan
     if isinstance(value, bool) or not 0 <= found < 1:  # which rejects NaN, too
-        raise SpecError(f"{option(name, value)}: expected a share from 0 to less than 1, such as 0.005 or 0.5%")
+        meant = f". Did you mean {text}%?" if 1 <= found < 100 and not text.endswith("%") else ""
+        raise SpecError(f"{option(name, value)}: expected a share from 0 to less than 1, such as 0.005 or 0.5%{meant}")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,7 +26,7 @@ from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
 from shared_hooks.codecs import Codec
-from shared_hooks.codecs.basis import Book, Frames
+from shared_hooks.codecs.basis import Basis, Book, Frames
 from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near
 from shared_hooks.head import listening
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -43,6 +44,8 @@ from shared_hooks.tensors.staging import to_host, wait
 
 if TYPE_CHECKING:
     from edge_client.choosing.chooser import Chooser
+
+log = logging.getLogger(__name__)
 
 Cut = int | str
 Books = tuple[Book | None, ...]
@@ -113,6 +116,7 @@ class EdgeModel:
         self.books: dict[str, Books] = {} if learnt is None else dict(learnt.books)
         self.frames = SentFrames()
         self._with_books: dict[str, Crossing] = {}
+        self._without_books: set[str] = set()
         self.device = device = choice.set_up()
         self.observers = named.check(observers)
         self._texts: Texts | None = None
@@ -281,8 +285,18 @@ class EdgeModel:
 
     def _with_own(self, crossing: Crossing) -> Crossing:
         """The cut with the books that this side has for it."""
-        books = self.books.get(crossing.layer_name)
-        return crossing if books is None else self._by_books(crossing, books)
+        cut = crossing.layer_name
+        books = self.books.get(cut)
+        if books is not None:
+            return self._by_books(crossing, books)
+        if self.chooser is None and self.codec in (Basis.name, Frames.name) and cut not in self._without_books:
+            self._without_books.add(cut)
+            log.warning(
+                "codec %s: nothing was learnt of the cut after %s, so all goes raw there: a calibration (edge-client "
+                "calibrate --cuts %s) says how",
+                *(self.codec, cut, cut),
+            )
+        return crossing
 
     def _by_books(self, crossing: Crossing, books: Books) -> Crossing:
         """The cut with its books, made once; as it is where other pieces cross than when these were learnt."""

@@ -76,6 +76,8 @@ def read(folder: str | Path) -> Sweep:
             for key, part in good.group_by(["cut", "mode"], maintain_order=True)
         }
     except FileNotFoundError as error:
+        if not path.exists():
+            raise SpecError(f"{path}: no such file or folder; expected a sweep's folder, or a bench's JSON") from error
         raise SpecError(
             f"{path} is not the folder of a sweep: it has no {Path(str(error.filename or '')).name}"
         ) from error

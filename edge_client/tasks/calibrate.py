@@ -10,6 +10,7 @@ from edge_client.calibrating.inputs import Data, inputs_of
 from edge_client.calibrating.learning import set_apart
 from edge_client.calibrating.outputs import KINDS
 from edge_client.calibrating.study import Study
+from edge_client.given import Given
 from edge_client.planning.codecs import chosen_from
 from edge_client.planning.loss_table import loss_of, write
 from edge_client.screen.progress import progress as bar
@@ -65,6 +66,8 @@ def calibrate(
     if learn is not None and (type(learn) is not int or learn < 0):
         raise SpecError(f"{option('learn', learn)}: expected a number of inputs, from 0 up")
     items = inputs_of(inputs, labels)
+    if learn is not None and learn >= len(items):
+        raise SpecError(f"{option('learn', learn)}: of {len(items)} inputs none would be left to judge by")
     apart = set(set_apart(len(items), learn)) if Basis.name in names else set()
     learnt = [item for number, item in enumerate(items) if number in apart]
     items = [item for number, item in enumerate(items) if number not in apart]
@@ -76,13 +79,22 @@ def calibrate(
     with loaded.wrapped, bar("inputs", len(items), progress) as advance:
         study = Study(loaded, _cuts(loaded, cuts, every), names, allowed, kind, seconds=seconds, learnt=learnt)
         table = study.run(items, lambda done, total: advance(""))
-    few = too_few(table, allowed)
+    few, strange = too_few(table, allowed), _strange(items, loaded) if table.kind == "classes" else None
     cut_short = f"{table.inputs} of {len(items)} inputs: the time was up" if table.inputs < len(items) else None
-    found = Calibrated(table, allowed, folder, tuple(text for text in (cut_short, few) if text is not None))
+    found = Calibrated(table, allowed, folder, tuple(text for text in (cut_short, few, strange) if text is not None))
     if folder is not None:
         write(table, folder / "calibration.json")
         (folder / "report.html").write_text(page.render(table, allowed, found.warnings), encoding="utf-8")
     return found
+
+
+def _strange(items: Sequence[Given], loaded: Loaded) -> str | None:
+    """What to tell who labels inputs as what the model cannot answer; None where there is nothing, or nobody knows."""
+    known = loaded.spec.labels
+    wrong = sorted({one.truth for one in items if known and one.truth is not None} - {*known})
+    if not wrong:
+        return None
+    return f'"{wrong[0]:.80}" is no label of the model: inputs so labelled count as wrong.{near(wrong[0], known)}'
 
 
 def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
@@ -92,7 +104,8 @@ def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
     wrong = next((name for name in names if name not in CODECS), None)
     if wrong is not None or not names:
         given = ",".join(names)
-        raise SpecError(f"{option('codecs', given)}: must be of {', '.join(CODECS)}.{near(wrong or '', CODECS)}")
+        listed = f"{', '.join(CODECS)}.{near(wrong or '', CODECS)}"
+        raise SpecError(f'{option("codecs", given)}: "{wrong or ""}" is not one of {listed}')
     return list(dict.fromkeys(["raw", *names]))  # against which the others are told
 
 

@@ -29,7 +29,7 @@ class Area:
 
     def __init__(self, nbytes: int) -> None:
         """Raises OSError where there is no such memory."""
-        self._fd = os.memfd_create("isthmus", os.MFD_CLOEXEC)
+        self._fd = os.memfd_create("isthmus-area", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self._fd, nbytes)
             self._memory = mmap.mmap(self._fd, nbytes)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Final
+from weakref import ReferenceType, ref
 
 from shared_hooks.batching.batches import Batches, Joinable
-from shared_hooks.batching.proof import Doubt
+from shared_hooks.batching.proof import Doubt, Proof
 from shared_hooks.batching.times import Seconds
 from shared_hooks.crossing import EarlyOutput
 from shared_hooks.errors import CutRefused, IsthmusError
@@ -31,12 +32,25 @@ GAIN: Final = 0.05
 
 
 @dataclass(frozen=True)
+class Cut:
+    """One that has batches; its proof is others' to keep."""
+
+    kin: int
+    form: Hashable
+    layer: int
+    proof: ReferenceType[Proof]
+
+    @classmethod
+    def of(cls, joinable: Joinable) -> Cut:
+        return cls(joinable.kin, joinable.form, joinable.layer, ref(joinable.proof))
+
+
+@dataclass(frozen=True)
 class Way:
-    """Some rows of a cut may run on to ``last``, which takes ``seconds`` by itself. ``sure``: digests of descriptions
-    from which it was seen to lead there.
+    """Some rows of a cut may run on to a later one, which takes ``seconds`` by itself. ``sure``: digests of
+    descriptions from which it was seen to lead there.
     """
 
-    last: Joinable
     seconds: Seconds = field(default_factory=Seconds)
     sure: set[str] = field(default_factory=set)
 
@@ -47,7 +61,7 @@ class Ways:
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
         self._lock = threading.Lock()
-        self._cuts: OrderedDict[int, Joinable] = OrderedDict()
+        self._cuts: OrderedDict[int, Cut] = OrderedDict()
         """By its kin, whose requests came last."""
         self._ways: OrderedDict[tuple[int, int, int], Way | Doubt] = OrderedDict()
         """By kin, rows, and the later kin."""
@@ -55,7 +69,7 @@ class Ways:
     def came(self, joinable: Joinable) -> None:
         """A request of this cut."""
         with self._lock:
-            self._cuts[joinable.kin] = joinable
+            self._cuts[joinable.kin] = Cut.of(joinable)
             self._cuts.move_to_end(joinable.kin)
             while len(self._cuts) > MAX_CUTS:
                 self._cuts.popitem(last=False)
@@ -84,22 +98,24 @@ class Ways:
         found = self._ways.get((joinable.kin, joinable.rows, last))
         return None if isinstance(found, Doubt) and found.is_over else found
 
-    def _tried(self, joinable: Joinable, last: Joinable) -> Way:
+    def _tried(self, joinable: Joinable, last: Cut) -> Way:
+        if (proof := last.proof()) is None:
+            raise CutRefused("nobody's requests join there any more")
         early = joinable.proof.sample(joinable.rows)
-        way = Way(last)
-        self.run(way, early, joinable.rows)  # plans, and works the middle out
+        way = Way()
+        self.run(way, early, joinable.rows, proof)  # plans, and works the middle out
         way.seconds.clear()
-        self.run(way, early, joinable.rows)
+        self.run(way, early, joinable.rows, proof)
         return way
 
-    def run(self, way: Way, early: EarlyOutput, rows: int) -> EarlyOutput:
-        """What crosses the later cut; ``early`` stays as it is. Raises CutRefused where that is another cut than its
-        batches are of.
+    def run(self, way: Way, early: EarlyOutput, rows: int, last: Proof) -> EarlyOutput:
+        """What crosses the later cut, of which ``last`` is; ``early`` stays as it is. Raises CutRefused where that is
+        another cut than its batches are of.
         """
         started = time.perf_counter()
-        found: EarlyOutput = self._batches.wrapped.forward(replace(early, disposable=False), end=way.last.layer)
+        found: EarlyOutput = self._batches.wrapped.forward(replace(early, disposable=False), end=last.cut.layer_id)
         if early.crossing.digest not in way.sure:
-            if not way.last.proof.cut.is_at(found.crossing, rows):
+            if not last.cut.is_at(found.crossing, rows):
                 raise CutRefused("the middle part leads to another cut than the batch is of")
             if len(way.sure) < MAX_SURE:
                 way.sure.add(early.crossing.digest)
@@ -131,16 +147,15 @@ class Ways:
                 found.append(other)
         return found
 
-    def _pays(
-        self, first: Joinable, last: Joinable, way: Way, rows: int, waiting: Callable[[int], int], most: int
-    ) -> bool:
+    def _pays(self, first: Cut, last: Cut, way: Way, rows: int, waiting: Callable[[int], int], most: int) -> bool:
         """Whether rows take less as one batch at the later cut than in the batches that each cut would have."""
+        here, there = first.proof(), last.proof()
         ones, others = min(waiting(first.kin), most), min(waiting(last.kin), most)
-        if not ones or not others:
+        if not ones or not others or here is None or there is None:
             return False
         fits = min(1.0, most / (ones + others))  # of each; full batches have nothing to gain
-        early, late = first.proof.seconds.of(ones), last.proof.seconds.of(others)
-        middle, together = way.seconds.of(rows), last.proof.seconds.of(round(fits * (ones + others)))
+        early, late = here.seconds.of(ones), there.seconds.of(others)
+        middle, together = way.seconds.of(rows), there.seconds.of(round(fits * (ones + others)))
         if early is None or late is None or middle is None or together is None:
             return False
         return middle * fits * ones / rows + together < (1 - GAIN) * fits * (early + late)

@@ -27,7 +27,7 @@ from shared_hooks.codecs.raw import Raw
 from shared_hooks.codecs.shuffled import Shuffled
 from shared_hooks.codecs.sparse import Sparse
 from shared_hooks.codecs.zstd import Zstd
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import SpecError, near
 
 __all__ = ["CODECS", "RAW", "Bound", "Codec", "Coded", "Grain", "Param", "check"]
 
@@ -53,5 +53,5 @@ CODECS: dict[str, Codec] = {
 def check(name: str) -> str:
     """``name``, if there is such a codec. Raises SpecError with those that there are."""
     if name not in CODECS:
-        raise SpecError(f'codec="{name}": must be one of {", ".join(CODECS)}')
+        raise SpecError(f'codec="{name}": must be one of {", ".join(CODECS)}.{near(name, CODECS)}')
     return name

@@ -57,7 +57,8 @@ class Cuts:
 
         ``first``: what the whole model takes, about; it decides how many cuts there is time for.
         """
-        chosen = pick(self.allowed, self._room(first)) if self.allowed else []
+        learnt = {layer_id for layer_id, _ in self.allowed if self._name(layer_id) in self._options.books}
+        chosen = pick(self.allowed, self._room(first), learnt) if self.allowed else []
         for number in range(-1, self._options.repetitions):  # the round before the first is to warm up
             told = f"round {number + 1}" if number >= 0 else "every cut once"
             step(self._options.warmup + number + 1, told)

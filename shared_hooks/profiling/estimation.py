@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -15,18 +15,18 @@ SMALLEST = 4
 """So many cuts with the smallest frontiers are measured in any case: those are the likely choices."""
 
 
-def pick(cuts: Sequence[tuple[int, int]], room: int) -> list[int]:
+def pick(cuts: Sequence[tuple[int, int]], room: int, wanted: Collection[int] = ()) -> list[int]:
     """The cuts to measure, of (layer id, frontier bytes) in order: all if ``room`` suffices; else the first, the last,
-    the `SMALLEST` frontiers, and as many evenly spaced ones as there is room for.
+    the `SMALLEST` frontiers, and as many as there is room for, evenly spaced, of ``wanted`` and then of the others.
     """
     ids = [layer_id for layer_id, _ in cuts]
     if len(ids) <= room:
         return ids
     chosen = {ids[0], ids[-1], *(layer_id for layer_id, _ in sorted(cuts, key=lambda cut: cut[1])[:SMALLEST])}
-    missing = room - len(chosen)
-    if missing > 0:
-        rest = [layer_id for layer_id in ids if layer_id not in chosen]
-        chosen.update(rest[(2 * number + 1) * len(rest) // (2 * missing)] for number in range(missing))
+    for some in ([layer_id for layer_id in ids if layer_id in wanted], ids):
+        rest = [layer_id for layer_id in some if layer_id not in chosen]
+        places = min(room - len(chosen), len(rest))
+        chosen.update(rest[(2 * number + 1) * len(rest) // (2 * places)] for number in range(places))
     return sorted(chosen)
 
 

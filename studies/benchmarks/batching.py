@@ -130,7 +130,7 @@ def _two_cuts(build: Callable[[], nn.Module], first: str, last: str, repeats: in
         assert way is not None, "the middle part was refused"
 
         def joined() -> list[Made]:
-            return batches.run([*(ways.run(way, one, 1) for one in early), *late], [there] * CLIENTS)
+            return batches.run([*(ways.run(way, one, 1, there.proof) for one in early), *late], [there] * CLIENTS)
 
         def apart() -> list[Made]:
             return batches.run(early, [here] * half) + batches.run(late, [there] * half)

@@ -183,3 +183,13 @@ def test_another_path_than_this_sides_is_refused() -> None:
         except CutRefused:
             continue
         assert same(list(found.pieces), list(direct.pieces))
+
+
+def test_both_ends_of_a_middle_part_may_be_blocks() -> None:
+    wrapped, image = WrappedModel(digits().eval()), torch.rand(1, 1, 32, 32)
+    early = wrapped.forward(image, end="stage1")
+    middle = wrapped.forward(early, start="stage1", end="stage2")
+    assert torch.equal(wrapped.forward(middle, start="stage2"), wrapped.whole(image))
+    assert wrapped.forward(early, start="stage1", end="stage1").layer_id == early.layer_id
+    with pytest.raises(UnknownLayer, match="was cut at"):
+        wrapped.forward(early, start="stage2")

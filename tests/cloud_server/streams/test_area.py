@@ -25,7 +25,7 @@ NBYTES = 1 << 16
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    file = os.memfd_create("isthmus")
+    file = os.memfd_create("isthmus-area")
     os.pwrite(file, NONCE, 0)
     os.ftruncate(file, NBYTES)
     yield file
@@ -65,7 +65,7 @@ def test_only_memory_is_opened(tmp_path: Path) -> None:
     plain = os.open(tmp_path / "isthmus", os.O_RDWR | os.O_CREAT)
     os.write(plain, NONCE + bytes(NBYTES))
     reader, writer = os.pipe()
-    other = os.memfd_create("other")
+    other = os.memfd_create("isthmus")
     os.write(other, NONCE + bytes(NBYTES))
     for one in (plain, reader, writer, other):
         assert Area.opened(told(one), HERE) is None

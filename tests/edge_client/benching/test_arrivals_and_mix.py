@@ -90,5 +90,7 @@ def test_weights_and_cuts_that_make_no_sense_are_refused(text: str, said: str) -
 def test_codecs_that_are_not_there_or_too_many_are_refused() -> None:
     with pytest.raises(SpecError, match="Did you mean int8"):
         codecs_of("int9", 4)
+    with pytest.raises(SpecError, match="basis goes by a calibration"):
+        codecs_of("raw,basis", 4)
     with pytest.raises(SpecError, match="2 codecs for 1 client"):
         codecs_of("raw,lz4", 1)

@@ -11,6 +11,7 @@ import torch
 
 from edge_client import calibrate
 from edge_client.__main__ import main
+from edge_client.calibrating.inputs import inputs_of
 from edge_client.planning import loss_table
 from edge_client.planning.loss_table import loss_of
 from edge_client.tasks.calibrated import Calibrated
@@ -139,7 +140,7 @@ def test_a_loss_out_of_range_is_refused(value: Any) -> None:
     ("words", "message"),
     [
         ({"inputs": []}, "no input"),
-        ({"codecs": "zip"}, "must be of raw"),
+        ({"codecs": "zip"}, '"zip" is not one of raw'),
         ({"cuts": "steem"}, "stem"),
         ({"kind": "words"}, "must be one of classes"),
         ({"max_loss": "100%"}, "max_loss"),
@@ -177,6 +178,22 @@ def test_labels_of_a_csv_file_reach_their_inputs_and_others_are_refused(
     labels.write_text("9.png,1\n")
     assert main(words) == 2
     assert "1 of 1 labels are of no input" in capsys.readouterr().err
+    labels.write_text("0.png,eight\n")
+    assert main([*words, "--codecs", "test-fine"]) == 0
+    assert '"eight" is no label of the model' in capsys.readouterr().err
     labels.write_text("one,two,three\n")
     assert main(words) == 2
     assert "found 3 columns" in capsys.readouterr().err
+
+
+def test_a_label_for_files_of_one_name_asks_which_is_meant(tmp_path: Path) -> None:
+    image = next(iter(load_spec("digits").folder.rglob("*_label*.png")))
+    for kind in ("1", "8"):
+        (tmp_path / "in" / kind).mkdir(parents=True)
+        (tmp_path / "in" / kind / "same.png").write_bytes(image.read_bytes())
+    labels = tmp_path / "labels.csv"
+    labels.write_text("same.png,1\n")
+    with pytest.raises(SpecError, match="as well as .*name them in full"):
+        inputs_of(tmp_path / "in", labels)
+    labels.write_text(f"{tmp_path / 'in' / '8' / 'same.png'},3\n")
+    assert [one.truth for one in inputs_of(tmp_path / "in", labels)] == ["1", "3"]

@@ -30,7 +30,7 @@ def study(**words: object) -> Calibrated:
 def test_inputs_to_learn_from_are_spread_and_judge_nothing() -> None:
     assert set_apart(100, None) == list(range(0, 100, 4))
     assert set_apart(20, None) == [] and set_apart(100, 0) == []
-    assert len(set_apart(10_000, None)) == MOST and len(set_apart(10, 99)) == 9
+    assert len(set_apart(10_000, None)) == MOST and len(set_apart(10, 9)) == 9
     assert study().table.inputs == 45
     assert study(learn=12).table.inputs == 48
 
@@ -97,3 +97,12 @@ def test_what_is_no_calibration_for_it_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(data))
     with pytest.raises(SpecError, match="books"):
         loss_table.read(path)
+
+
+@pytest.mark.parametrize("codec", ["basis", "frames"])
+def test_at_a_cut_of_which_nothing_was_learnt_it_goes_raw_and_that_is_said_once(
+    tmp_path: Path, codec: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(tmp_path) as server, EdgeClient(server.address, server.spec, split="first", codec=codec) as client:
+        assert {client.infer(one).codecs for one in INPUTS[:3]} == {("raw",)}
+    assert caplog.text.count(f"codec {codec}: nothing was learnt of the cut after first") == 1

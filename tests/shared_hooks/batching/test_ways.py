@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ from shared_hooks import EarlyOutput
 from shared_hooks.batching import Joinable, Way, Ways
 from shared_hooks.batching.times import Seconds
 from shared_hooks.errors import CutRefused
+from shared_hooks.sharing import SharedCache
 from tests.shared_hooks.batching.test_batches import INDEPENDENT, Sides
 from tests.zoo.compare import same
 
@@ -40,7 +44,7 @@ def test_what_runs_on_is_what_a_head_gives_there_and_each_gets_its_own(name: str
         here, there = [sides.head(first, *one) for one in asked], [sides.head(cuts[-1], *one) for one in asked]
         ways, _, b, way = learnt(sides, here[0], there[0])
         before = [piece.clone() for piece in here[0].pieces]
-        brought = ways.run(way, here[0], 1)
+        brought = ways.run(way, here[0], 1, b.proof)
         assert same(list(here[0].pieces), before), "it may have to go alone"
         assert same(list(brought.pieces), list(there[0].pieces))
         late = known(sides, ways, there[2])
@@ -101,13 +105,24 @@ def test_without_measurements_nothing_joins() -> None:
     assert ways.relatives(b.kin, lambda kin: 2, 8) == []
 
 
+def test_proofs_are_not_kept_for_a_way() -> None:
+    sides = Sides(*INDEPENDENT["convolutions"][:2])
+    x = torch.randn(1, 3, 8, 8)
+    ways, a, b, _ = learnt(sides, sides.head("a", x), sides.head("b", x))
+    gone, kin = weakref.ref(b.proof), a.kin
+    sides.batches._proofs = SharedCache(1, 0)
+    del a, b
+    gc.collect()
+    assert gone() is None and ways.relatives(kin, lambda kin: 3, 8) == []
+
+
 def test_a_way_to_another_cut_than_the_batch_is_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sides = Sides(*INDEPENDENT["convolutions"][:2])
     x = torch.randn(1, 3, 8, 8)
     ways, _, b, _ = learnt(sides, sides.head("a", x), sides.head("b", x))
     monkeypatch.setattr(b.proof.cut, "is_at", lambda crossing, rows: False)
     with pytest.raises(CutRefused, match="another cut"):
-        ways.run(Way(b), sides.head("a", x), 1)
+        ways.run(Way(), sides.head("a", x), 1, b.proof)
 
 
 def test_seconds_lie_on_lines_between_what_was_measured() -> None:

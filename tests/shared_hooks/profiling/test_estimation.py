@@ -31,6 +31,16 @@ def test_first_last_and_smallest_are_always_measured(cuts: list[tuple[int, int]]
         assert len(chosen) == room
 
 
+def test_wanted_cuts_take_the_places_that_are_left_and_no_more() -> None:
+    cuts = [(number, 1000 - number) for number in range(100)]
+    always = set(pick(cuts, 0))
+    few = pick(cuts, 16, {10, 50, 51})
+    assert {10, 50, 51} | always <= set(few) and len(few) == 16
+    many = pick(cuts, 16, set(range(20, 80)))
+    assert set(many) - always <= set(range(20, 80)) and len(many) == 16
+    assert pick(cuts, 0, {10}) == sorted(always)
+
+
 def test_the_rest_is_spread_evenly() -> None:
     chosen = pick([(number, 1000 - number) for number in range(100)], 16)
     assert max(right - left for left, right in pairwise(chosen)) < 15
