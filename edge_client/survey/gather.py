@@ -245,7 +245,9 @@ def _not_measured(side: str, profile: Profile, wanted: Wanted) -> list[str]:
     missing = [name for name in wanted.measured if name not in known] if wanted.codecs is not None else []
     if not missing:
         return []
-    return [f"the {side}'s profile did not measure {', '.join(missing)}: not chosen; a new one does, given more seconds"]
+    return [
+        f"the {side}'s profile did not measure {', '.join(missing)}: not chosen; a new one, with more seconds, does"
+    ]
 
 
 def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, wanted: Wanted, warn: Say) -> Profile | None:
