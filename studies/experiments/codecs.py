@@ -58,12 +58,12 @@ def run(scope: Scope, say: Callable[[str], None]) -> dict[str, Any]:
         with Testbed((case.model,)) as bed:
             for way in ways:
                 found = run_case(bed, case, files[:USED], scope, say, way.codecs, way.words)
-                cases.append({**found, "case": f"{case.name}, {way.name}", **_fixed(found)})
+                cases.append({**found, "case": f"{case.name}, {way.name}", **fixed(found)})
     allowed = sum(one.within(table.max_loss) and not one.lossless for cut in table.cuts for one in cut.codecs)
     return {"cases": cases, "calibration": {"inputs": INPUTS, "cuts": len(table.cuts), "lossy_allowed": allowed}}
 
 
-def _fixed(case: Mapping[str, Any]) -> dict[str, Any]:
+def fixed(case: Mapping[str, Any]) -> dict[str, Any]:
     """Of the candidates that were kept through all phases with a server the best, and the trace's own requests in these
     phases. Each phase counts as much as another.
     """

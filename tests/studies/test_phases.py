@@ -42,7 +42,9 @@ def test_a_request_without_an_answer_is_lost() -> None:
     assert found["lost"] == found["phases"][0]["lost"] == 1
 
 
-def test_the_best_fixed_candidate_is_one_that_was_measured_in_every_phase_with_a_server() -> None:
-    oracle = {name: {"a + int4": 30.0, "edge-only": 80.0} for name, _ in RATES}
-    oracle["5 Mbit/s"] = {"edge-only": 70.0, "b": 1.0}
-    assert fixed(oracle) == {"candidate": "edge-only", "mean_ms": 78.0}
+def test_the_best_fixed_candidate_is_set_beside_the_requests_of_the_phases_with_a_server() -> None:
+    phases = [{"name": name, "mean_ms": 900.0 if mbits is None else 20.0} for name, mbits in RATES]
+    unmoved = {"a + int4": {"1 Mbit/s": 10.0, "5 Mbit/s": 90.0}, "edge-only": {"1 Mbit/s": 40.0, "5 Mbit/s": 40.0}}
+    found = fixed({"unmoved": unmoved, "phases": phases})["fixed"]
+    assert (found["candidate"], found["mean_ms"], found["moving_ms"]) == ("edge-only", 40.0, pytest.approx(20.0))
+    assert fixed({"unmoved": {}, "phases": phases}) == {}

@@ -131,7 +131,7 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixtu
         ({"deadline": 20}, "nobody waits any more"),
         ({"warmup": -1}, "0 or more"),
         ({"split": "auto"}, "is no cut"),
-        ({"codec": "zip"}, "must be of"),
+        ({"codec": "zip"}, "is not one of"),
         ({"arrivals": "often"}, "poisson, constant"),
     ],
 )

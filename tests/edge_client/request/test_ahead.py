@@ -229,20 +229,22 @@ def test_a_head_that_raises(server: Served, spy: Spy) -> None:
 
 def test_an_announcement_that_is_refused(tmp_path: Path, spy: Spy) -> None:
     refused: list[int] = []
+    allowed: list[bool] = []
     with served(tmp_path, text=SPEC) as server, client(server) as one:
         one.infer(image())
 
         class Refuses:
             def before_request(self, event: Any) -> None:
-                if len(refused) < 2:
+                if not allowed:
                     refused.append(event.request.id)
                     raise HookRefused("not now")
 
         server.lifecycle.register(Refuses())
         Moment.then = lambda: eventually(lambda: bool(refused))
-        with pytest.raises(HookRefused, match="not now"):  # asked for whole, it is refused for what it is
+        with pytest.raises(HookRefused, match="not now"):
             one.infer(image())
-        assert len(refused) == 2
+        assert 1 <= len(refused) <= 2  # asked for whole once more, where the first word came before all had left
+        allowed.append(True)
         assert torch.equal(one.infer(image(2)).output, answer(image(2)))
 
 
