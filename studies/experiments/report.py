@@ -47,13 +47,24 @@ def trace(found: dict[str, Any]) -> str:
             f"{case['mean_ms']:.1f} ms against {case['oracle_mean_ms']:.1f} ms, ratio {case['ratio']:.3f}; settled "
             f"after {case['slowest_adaptation_s']:.2f} s at most, {case['most_moves_after_settling']} moves after that"
         )
-        if "fixed" in case:
-            best, moving = case["fixed"]["mean_ms"], case["fixed"]["moving_ms"]
-            lines.append(
-                f"  mean of the phases with a server: {moving:.1f} ms, {best:.1f} ms of the best that stays "
-                f"({case['fixed']['candidate']}), ratio {moving / best:.3f}"
-            )
+    if "ways" in found:
+        lines += _ways(found)
     return "\n".join(lines)
+
+
+def _ways(found: dict[str, Any]) -> list[str]:
+    """What a turn of each way took, beside the first one's, and what moves beside what stays."""
+    lines = ["mean ms of each turn's trace (of the first way's):"]
+    first = next(iter(found["ways"].values()))
+    for name, means in found["ways"].items():
+        turns = ", ".join(f"{ms:.1f} ({ms / beside:.3f})" for ms, beside in zip(means, first, strict=True))
+        lines.append(f"  {name:12} {turns}")
+    fixed = found["fixed"]
+    stays = fixed["means_ms"][fixed["candidate"]]
+    turns = ", ".join(f"{a:.1f} against {b:.1f}" for a, b in zip(fixed["moving_ms"], stays, strict=True))
+    ratio = sum(fixed["moving_ms"]) / sum(stays)
+    lines.append(f"phases with a server, the last way against {fixed['candidate']} throughout: {turns}; {ratio:.3f}")
+    return lines
 
 
 def kept(found: dict[str, Any]) -> str:

@@ -92,45 +92,87 @@ def inputs_of(case: Case, scenes: Sequence[Path]) -> list[str]:
 
 
 def run_case(
+    bed: Testbed, case: Case, files: Sequence[str], scope: Scope, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """One trace."""
+    with bed.edge("studies.experiments.edge", reference(case.model), SERVER) as process:
+        return play(bed, gather(bed, process, case, files, scope, say), scope, say)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An edge whose candidates were measured. ``oracle``: of each phase every plausible candidate's mean latency (ms).
+    ``steady``: those that are predicted to be good in all of them.
+    """
+
+    process: subprocess.Popen[str]
+    case: Case
+    files: Sequence[str]
+    plan: Mapping[str, Any]
+    oracle: Mapping[str, Mapping[str, float]]
+    steady: Sequence[str]
+
+
+def phases_of(scope: Scope) -> Sequence[Phase]:
+    return [Phase(name, rate, scope.phase_seconds) for name, rate in RATES]
+
+
+def gather(
     bed: Testbed,
+    process: subprocess.Popen[str],
     case: Case,
     files: Sequence[str],
     scope: Scope,
     say: Callable[[str], None],
     codecs: Codecs | None = None,
-    words: Sequence[str] = (),
-) -> dict[str, Any]:
-    """One trace. ``codecs``: those to choose from with the cut; ``words``: what tells the edge's process of them."""
-    phases = [Phase(name, rate, scope.phase_seconds) for name, rate in RATES]
-    with bed.edge("studies.experiments.edge", reference(case.model), SERVER, *words) as process:
-        ask(process, "")
-        bed.slow(process)
-        bed.network.rate(100)
-        say(f"{case.name}: profiles ...")
-        depth = {"repetitions": scope.profile_repetitions, "seconds": scope.profile_seconds}
-        plan = {"edge": ask(process, "profile", file=files[0], **depth), "cloud": ask(process, "cloud", **depth)}
-        plan["file_crosses"] = case.photos
-        oracle, steady = _oracle(bed, process, case, plan, files, phases, scope, say, codecs)
-        unmoved = {} if codecs is None else _unmoved(bed, process, steady, files, phases, scope)
-        bed.network.rate(100)
-        plan |= _probe(process, scope)
-        say(f"{case.name}: the trace ...")
-        begins, found = _play(bed, process, plan, files, phases, scope)
+) -> Ready:
+    """Profiles of both sides, and what candidates take on each link. ``codecs``: those to choose from with the cut."""
+    ask(process, "")
+    bed.slow(process)
+    bed.network.rate(100)
+    say(f"{case.name}: profiles ...")
+    depth = {"repetitions": scope.profile_repetitions, "seconds": scope.profile_seconds}
+    plan = {"edge": ask(process, "profile", file=files[0], **depth), "cloud": ask(process, "cloud", **depth)}
+    plan["file_crosses"] = case.photos
+    oracle, steady = _oracle(bed, process, case, plan, files, phases_of(scope), scope, say, codecs)
+    return Ready(process, case, files, plan, oracle, steady)
+
+
+def play(bed: Testbed, ready: Ready, scope: Scope, say: Callable[[str], None]) -> dict[str, Any]:
+    """One trace, judged."""
+    phases = phases_of(scope)
+    bed.network.rate(100)
+    say(f"{ready.case.name}: the trace ...")
+    plan = {**ready.plan, **_probe(ready.process, scope)}
+    begins, found = _play(bed, ready.process, plan, ready.files, phases, scope)
     requests = [Request(start, end, chosen, split, error) for start, end, chosen, split, error, _ in found["requests"]]
     entries = [{**one, "seconds": one["seconds"] + found["began"] - begins[0]} for one in found["decisions"]]
     moved = [one for one in entries if one["kind"] == "choice" and one["moved"]]
     moves = [Move(begins[0] + one["seconds"], _key(one)) for one in moved[1:]]  # the first is no move
-    judged = judge(phases, begins, oracle, requests, moves)
+    judged = judge(phases, begins, ready.oracle, requests, moves)
     for phase in judged["phases"]:
         say(_line(phase))
     return {
-        "case": case.name,
+        "case": ready.case.name,
         **judged,
         "wrong": sum(not same for *_, error, same in found["requests"] if error is None),
-        "oracle": oracle,
-        "unmoved": unmoved,
+        "oracle": ready.oracle,
         "log": [one for one in entries if one["kind"] != "choice" or one["moved"]],
     }
+
+
+def unmoved(bed: Testbed, ready: Ready, seconds: float) -> dict[str, dict[str, float]]:
+    """Of `Ready.steady` the mean latency (ms) by phase with a server, were all its requests theirs: one after the
+    other, for so long, that a bucket is as full as their own requests leave it.
+    """
+    words = {"rounds": 1 << 30, "seconds": seconds, "seed": 1, "warm": True, "files": ready.files}
+    found: dict[str, dict[float, float]] = {key: {} for key in ready.steady}
+    for mbits in sorted({mbits for _, mbits in RATES if mbits is not None}):
+        bed.network.rate(mbits)
+        for key in ready.steady:
+            measured = ask(ready.process, "measure", candidates=[key], **words)
+            found[key][mbits] = statistics.fmean(ns / 1e6 for _, _, ns, _ in measured)
+    return {key: {name: own[mbits] for name, mbits in RATES if mbits is not None} for key, own in found.items()}
 
 
 def _key(entry: Mapping[str, Any]) -> str:
@@ -179,30 +221,6 @@ def _oracle(
         by_rate[mbits] = {key: statistics.fmean(ns / 1e6 for it, _, ns, _ in measured if it == key) for key in names}
         say(f"{case.name}: {name}: " + ", ".join(f"{n} {ms:.0f}" for n, ms in by_rate[mbits].items()))
     return {phase.name: by_rate[phase.mbits] for phase in phases}, steady
-
-
-def _unmoved(
-    bed: Testbed,
-    process: subprocess.Popen[str],
-    keys: Sequence[str],
-    files: Sequence[str],
-    phases: Sequence[Phase],
-    scope: Scope,
-) -> dict[str, dict[str, float]]:
-    """Of candidates the mean latency (ms) by phase with a server, were all its requests theirs: one after the other, so
-    that a bucket is as full as their own requests leave it.
-    """
-    rates = {phase.mbits for phase in phases if phase.mbits is not None}
-    words = {"rounds": 1 << 30, "seconds": scope.phase_seconds, "seed": 1, "warm": True, "files": files}
-    found: dict[str, dict[float, float]] = {key: {} for key in keys}
-    for mbits in sorted(rates):
-        bed.network.rate(mbits)
-        for key in keys:
-            measured = ask(process, "measure", candidates=[key], **words)
-            found[key][mbits] = statistics.fmean(ns / 1e6 for _, _, ns, _ in measured)
-    return {
-        key: {phase.name: own[phase.mbits] for phase in phases if phase.mbits is not None} for key, own in found.items()
-    }
 
 
 def _steady(phases: Sequence[Sequence[Candidate]]) -> list[str]:

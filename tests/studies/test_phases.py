@@ -44,7 +44,8 @@ def test_a_request_without_an_answer_is_lost() -> None:
 
 def test_the_best_fixed_candidate_is_set_beside_the_requests_of_the_phases_with_a_server() -> None:
     phases = [{"name": name, "mean_ms": 900.0 if mbits is None else 20.0} for name, mbits in RATES]
-    unmoved = {"a + int4": {"1 Mbit/s": 10.0, "5 Mbit/s": 90.0}, "edge-only": {"1 Mbit/s": 40.0, "5 Mbit/s": 40.0}}
-    found = fixed({"unmoved": unmoved, "phases": phases})["fixed"]
-    assert (found["candidate"], found["mean_ms"], found["moving_ms"]) == ("edge-only", 40.0, pytest.approx(20.0))
-    assert fixed({"unmoved": {}, "phases": phases}) == {}
+    stays = {"a + int4": {"1 Mbit/s": 10.0, "5 Mbit/s": 90.0}, "edge-only": {"1 Mbit/s": 40.0, "5 Mbit/s": 40.0}}
+    found = fixed([stays, stays], [phases, phases])
+    assert found["candidate"] == "edge-only"
+    assert found["means_ms"] == {"a + int4": [50.0, 50.0], "edge-only": [40.0, 40.0]}
+    assert found["moving_ms"] == [pytest.approx(20.0)] * 2
