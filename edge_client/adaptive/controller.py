@@ -218,6 +218,7 @@ class SplitController:
             only=None if near is None else {key.partition(" + ")[0] for key in near},
             keys=self._keys if near is None else near,
             bytes_up={key: seen.value for key, seen in self._seen_bytes.items()},
+            spreads=self._partitioner is not None,
         )
         return self._usable(found)
 
@@ -406,9 +407,17 @@ class SplitController:
         self._decide(self._candidates())
 
     def _narrow(self) -> None:
-        """Predict only those cuts that may be the best one some day; all of them for a partitioner, which may ask."""
+        """Predict only what may be the best one some day, by what the objective and the constraints ask for; all for a
+        partitioner, which may ask for more.
+        """
         if self._predicted and self._partitioner is None:
-            best = undominated(self._usable(self._predicted))
+            limits = self._constraints
+            asked = {
+                "energy": "energy" in self._objective.weights,
+                "memory": limits.max_edge_memory is not None,
+                "accuracy": limits.min_accuracy is not None,
+            }
+            best = undominated(self._usable(self._predicted), [name for name, asks in asked.items() if asks])
             kept = {one.layer_id for one in best}
             self._keys = None if self._codecs is None else frozenset(one.key for one in best)
             self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.layer_id in kept))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,6 +14,9 @@ STAGES: Final = ("prepare", "edge", "encode", "network", "queue", "tail", "finis
 """Where a request's time goes, as a plan predicts it and a sweep measures it. prepare: reading and preprocessing the
 input; edge: the head (or the whole model); encode: frontier to bytes; network: upload, download, both ways' latency;
 queue: waiting for a worker; tail: the server's decode, inject, compute and encode; finish: the answer to tensors."""
+
+
+OTHER_COSTS: Final = ("memory", "energy", "accuracy")
 
 
 @short
@@ -94,16 +97,23 @@ class Candidate:
         }
 
 
-def undominated(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Without those that another beats in everything at once, whatever the link and the speed of either side become."""
+def undominated(candidates: Sequence[Candidate], costs: Collection[str] = OTHER_COSTS) -> list[Candidate]:
+    """Without those that another beats in everything at once, whatever the link and the speed of either side become.
 
-    def costs(one: Candidate) -> tuple[float, ...]:
+    ``costs``: of `OTHER_COSTS` those that count, beside the times of both sides and the bytes of both ways.
+    """
+
+    def of(one: Candidate) -> tuple[float, ...]:
         own = sum(one.stages_ns.get(stage, 0.0) for stage in ("prepare", "edge", "encode"))
-        memory, energy = one.edge_memory.value, one.edge_energy.value
-        return own, one.bytes_up, one.bytes_down, one.server_ns, memory or 0.0, energy or 0.0, -(one.accuracy or 0.0)
+        found = {
+            "memory": one.edge_memory.value or 0.0,
+            "energy": one.edge_energy.value or 0.0,
+            "accuracy": -(one.accuracy or 0.0),
+        }
+        return own, one.bytes_up, one.bytes_down, one.server_ns, *(found[name] for name in OTHER_COSTS if name in costs)
 
     kept: list[tuple[tuple[float, ...], Candidate]] = []
-    for mine, one in sorted(((costs(one), one) for one in candidates), key=lambda pair: pair[0]):
+    for mine, one in sorted(((of(one), one) for one in candidates), key=lambda pair: pair[0]):
         if not any(all(a <= b for a, b in zip(other, mine, strict=True)) for other, _ in kept):
             kept.append((mine, one))
     return [one for _, one in kept]

@@ -59,6 +59,7 @@ def predict(
     codecs: Codecs | None = None,
     keys: Collection[str] | None = None,
     bytes_up: Mapping[str, float] | None = None,
+    spreads: bool = True,
 ) -> list[Candidate]:
     """edge-only, cloud-only, cloud-only-file, and every cut that both profiles know, in the order of the layers.
 
@@ -67,13 +68,13 @@ def predict(
 
     ``file`` is the input file whose preparation here counts; it also crosses as it is unless ``file_crosses`` is False
     (a server that cannot read files). Without ``cloud`` or ``link`` there is edge-only alone. The factors multiply the
-    times of either side; ``only`` restricts the names, ``keys`` the keys.
+    times of either side; ``only`` restricts the names, ``keys`` the keys. Without ``spreads``: no quartiles.
 
     Raises SpecError for profiles of different models.
     """
     if edge.side != "edge" or (cloud is not None and cloud.side != "cloud"):
         raise SpecError("a plan takes an edge's profile and a cloud's, in that order")
-    here = _Edge(edge, file, edge_factor, power)
+    here = _Edge(edge, file, edge_factor, power, spreads)
     found = [here.alone()] if only is None or EDGE_ONLY in only else []
     if cloud is None or link is None:
         return found
@@ -142,6 +143,7 @@ class _Edge:
     file: FileInput | None
     factor: float
     power: Power | None
+    spreads: bool
 
     @property
     def finish_ns(self) -> float:
@@ -170,7 +172,9 @@ class _Edge:
         )
 
     def spread(self, own: Sequence[Quartiles], *, prepares: bool = True, finishes: bool = True) -> _Spread | None:
-        """Of ``own`` and what a request does around it."""
+        """Of ``own`` and what a request does around it; None where nobody asks."""
+        if not self.spreads:
+            return None
         around = [
             *([self.file.prepare_ns] if self.file and prepares else []),
             *([self.profile.finish_ns] if self.profile.finish_ns and finishes else []),
@@ -271,10 +275,11 @@ def _cut(
         "tail": tail_ns,
         "finish": here.finish_ns,
     }
-    spreads = (
-        here.spread([head.stages["head"], coded.encode]),
-        there.network_spread(coded.wire_bytes),
-        _spread(there.profile, list(ends.values()), there.factor),
+    own = here.spread([head.stages["head"], coded.encode])
+    others = (
+        (there.network_spread(coded.wire_bytes), _spread(there.profile, list(ends.values()), there.factor))
+        if own is not None
+        else ()
     )
     return Candidate(
         name,
@@ -288,7 +293,7 @@ def _cut(
         throughput=there.rate(work, coded.wire_bytes, tail_ns),
         accuracy=_agreement(here.profile, there.profile) if agreement in (None, 1.0) else agreement,
         notes=tuple(notes),
-        quartiles_ns=_quartiles(stages, *spreads),
+        quartiles_ns=_quartiles(stages, own, *others),
         last=head.layer_id == here.profile.layers[-1].layer_id,
     )
 
