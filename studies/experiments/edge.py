@@ -157,7 +157,7 @@ class Edge:
             call = Call(*self.spec.preprocess(item))
             stamps.prepared = now_ns()
             requests = self.client.requests
-            return requests.finish(requests.begin(call, cut, stamps, self.client.until(None), None, codec))
+            return requests.finish(requests.begin(call, cut, stamps, self.client.until(None), codec=codec))
         prepare = None if candidate == CLOUD_FILE else self.spec.preprocess
         (answer,) = self.client.infer_many([item], split=candidate, prepare=prepare)
         return answer
