@@ -31,7 +31,8 @@ def ended_at(target: Target, number: int) -> Iterator[list[str]]:
 
     def line(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if frame.f_code.co_name in ("__del__", "_free_weak_ref"):
+        swallows = frame.f_code.co_name in ("__del__", "_free_weak_ref")
+        if swallows or frame.f_code.co_filename.endswith(("weakref.py", "_weakrefset.py")):
             return None  # Python swallows what is raised there; in earnest it is raised again
         if frame.f_code.co_filename.endswith(WATCH):
             return None  # between the last line of a block with a lock and the lock's release nothing comes in earnest
