@@ -237,7 +237,9 @@ def _let_go(error: BaseException | None) -> None:
     """Hooks have heard of it. Its frames hold it, and all that was made of its request: without them that goes now, and
     not when Python looks for circles.
     """
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # a model may have made a circle of causes
+        seen.add(id(error))
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 

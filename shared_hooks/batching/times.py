@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections import deque
 from typing import Final
@@ -12,24 +13,31 @@ MAX_SIZES: Final = 64
 
 
 class Seconds:
-    """One thread at a time."""
+    """Any thread may call: workers add to what another one reads, to see what is worth joining."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._seen: dict[int, deque[float]] = {}
 
     def add(self, rows: int, seconds: float) -> None:
         """One more measurement."""
-        if rows in self._seen or len(self._seen) < MAX_SIZES:
-            self._seen.setdefault(rows, deque(maxlen=LAST)).append(seconds)
+        with self._lock:
+            if rows in self._seen or len(self._seen) < MAX_SIZES:
+                self._seen.setdefault(rows, deque(maxlen=LAST)).append(seconds)
 
     def clear(self) -> None:
         """What was measured does not count: it was the first time."""
-        self._seen.clear()
+        with self._lock:
+            self._seen.clear()
 
     def of(self, rows: int) -> float | None:
         """What so many rows may take: the median of what they took, or on the line through those next to them. None
         where too little is known.
         """
+        with self._lock:
+            return self._of(rows)
+
+    def _of(self, rows: int) -> float | None:
         sizes = sorted(self._seen)
         if rows in self._seen:
             return self._median(rows)

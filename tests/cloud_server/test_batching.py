@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from cloud_server import Core, Limits, ModelEntry, ServedModel
+from cloud_server.turns import _let_go
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.config import Table
@@ -299,3 +300,10 @@ class TestQueue:
         world.gate.opened.set()
         for name, id in zip(["holder", "a", "b"], [hold, *ids[:2]], strict=True):
             world.reply(name, id)
+
+
+def test_causes_that_go_round_in_a_circle_are_let_go_of() -> None:
+    first, second = ValueError("one"), ValueError("two")
+    first.__cause__, second.__cause__ = second, first
+    _let_go(first)
+    assert first.__traceback__ is None
