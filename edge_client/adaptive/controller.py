@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_client.adaptive.side import Side
 from edge_client.adaptive.steadiness import SECOND, Steadiness, Steady
 from edge_client.load import Load
 from edge_client.modes import EDGE_ONLY
@@ -36,8 +37,6 @@ LARGEST_FLOOR: Final = 8 * FLOOR
 NEAR: Final = 10
 ALL_EVERY: Final = SECOND // 2
 """How many candidates are predicted for every request where there are codecs, and how often all are."""
-SMALL_SHARE: Final = 0.05
-"""Of a side's whole time, added to measured and profiled alike: short stages say little about a side's speed."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +97,14 @@ class SplitController:
         self._steady = steady or Steady()
         self._steadiness = Steadiness(self._steady)
         self._partitioner, self._option = partitioner, option
-        self._edge_factor, self._server_factor = Tracker(1.0), Tracker(1.0)
+        self._here = Side(edge.alone_ns.middle, {EDGE_ONLY: edge.alone_ns.middle})
+        self._away = Side(0.0, {})
         self._queue = Tracker(0.0, offset=1e5)
         self._cloud: Profile | None = None
         self._estimate: LinkEstimate | None = None
         self._load = Load()
         self._there = False
         self._largest = 0
-        self._heads: dict[str, float] = {EDGE_ONLY: edge.alone_ns.middle}
-        self._tails: dict[str, float] = {}
         self._predicted: list[Candidate] = []
         self._refused: set[str] = set()
         self._allowed: frozenset[str] | None = None
@@ -212,8 +210,8 @@ class SplitController:
             file_crosses=self._file_crosses,
             calibration=self._calibration,
             power=self._power,
-            edge_factor=self._edge_factor.value,
-            server_factor=self._server_factor.value,
+            edge_factor=self._here.factor,
+            server_factor=self._away.factor,
             codecs=self._codecs,
             only=None if near is None else {key.partition(" + ")[0] for key in near},
             keys=self._keys if near is None else near,
@@ -242,8 +240,8 @@ class SplitController:
             "down_bytes_per_second": down,
             "rtt_ms": self._estimate.rtt_ns / 1e6 if self._estimate else None,
             "queue_ms": self._queue.value / 1e6,
-            "edge_factor": self._edge_factor.value,
-            "server_factor": self._server_factor.value,
+            "edge_factor": self._here.factor,
+            "server_factor": self._away.factor,
         }
 
     # -- observing
@@ -284,24 +282,16 @@ class SplitController:
 
     def observe_edge(self, now: int, key: str, head_ns: int) -> None:
         """The candidate's head (EDGE_ONLY: the whole model) took so long here."""
-        whole = self._all_edge.alone_ns.middle
-        profiled = self._heads.get(key)
-        if profiled is not None:
-            self._observe_side(self._edge_factor, head_ns, profiled, whole)
+        if self._here.observe(key, head_ns):
+            self._changed()
 
     def observe_server(self, now: int, key: str, tail_ns: int, queue_ns: int) -> None:
         """The server's decode, inject, compute and encode, and the wait before them."""
         if self._cloud is None:
             return
-        profiled = self._tails.get(key)
-        if profiled is not None:
-            self._observe_side(self._server_factor, tail_ns, profiled, self._cloud.alone_ns.middle)
-        self._queue.observe(queue_ns)
-
-    def _observe_side(self, factor: Tracker, measured: float, profiled: float, whole: float) -> None:
-        small = SMALL_SHARE * whole
-        if factor.observe((measured + small * factor.value) / (profiled + small)):
+        if self._away.observe(key, tail_ns):
             self._changed()
+        self._queue.observe(queue_ns)
 
     def observe_slow(self, now: int, key: str, bytes_up: int, elapsed_ns: int, *, given_up: bool = False) -> None:
         """A request of ``bytes_up`` was handed over ``elapsed_ns`` ago and is not answered yet: the link can be no
@@ -312,8 +302,7 @@ class SplitController:
             return
         if self._behind_a_probe(now - elapsed_ns):
             return
-        tail = self._tails.get(key, 0.0) * self._server_factor.value
-        self._estimate.bound(bytes_up, elapsed_ns - tail - self._queue.value)
+        self._estimate.bound(bytes_up, elapsed_ns - self._away.expected_ns(key) - self._queue.value)
         self._changed()
 
     def _is_late(self, key: str, elapsed_ns: int) -> bool:
@@ -396,8 +385,9 @@ class SplitController:
             power=self._power,
             codecs=self._codecs,
         )
-        self._heads = {one.key: one.stages_ns["edge"] for one in whole if "edge" in one.stages_ns}
-        self._tails = {one.key: one.server_ns for one in whole if one.bytes_up}
+        heads = {one.key: one.stages_ns["edge"] for one in whole if "edge" in one.stages_ns}
+        self._here.take(self._all_edge.alone_ns.middle, heads)
+        self._away.take(cloud.alone_ns.middle, {one.key: one.server_ns for one in whole if one.bytes_up})
         self._predicted = whole
         self._narrow()
         self._cloud, self._there = cloud, True

@@ -260,3 +260,21 @@ def test_bytes_that_requests_take_move_the_choice_to_another_codec() -> None:
         controller.observe_bytes("layer0 + int4", 199_000)
     found = [controller.choose(number * SECOND).candidate.key for number in range(5)]
     assert found[-1] == "layer0 + int8"
+
+
+def test_a_tiny_head_on_a_busy_machine_keeps_no_request_from_the_edge() -> None:
+    """The head took five times as long as profiled, for a thread had to wake: the whole model does not take five times
+    as long for that, and is run here when the link gets slow.
+    """
+    layers = [Layer(0.1, 0.1, 200), *(Layer(10, 1, 200_000) for _ in range(4)), Layer(10, 1, 40)]
+    edge, cloud = profile("edge", layers), profile("cloud", layers)
+    one = SplitController(edge, cloud, link(1.0, 1.0))
+    held = one.choose(0).candidate
+    assert held.name == "layer0"
+    for at in range(1, 300):
+        one.observe_edge(at, held.name, int(0.5 * MS))
+        one.observe_transfer(at, held.bytes_up, 500, int(2 * MS))
+        assert not one.choose(at).moved
+    for at in (300, 301, 302):
+        one.observe_transfer(at, held.bytes_up, 500, int(200 * MS))
+    assert one.choose(303).candidate.name == EDGE_ONLY
