@@ -6,8 +6,10 @@ client         `AutoClient`: asks the controller, runs, reports what that took
 controller     which way to run now: pure, observations and the time are passed in
 side           how much slower the edge or the server is than its profile
 steadiness     when what is better is enough better to move to it
+probing        when the link is probed
 hedge          the whole model here, beside a request that is late
 monitor        probes and calls the server, when no request shows the link
+probe          a probe: trains of bytes that grow until one tells the rate
 decisions      what was decided, with its numbers
 """
 

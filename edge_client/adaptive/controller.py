@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_client.adaptive.probing import Probing
 from edge_client.adaptive.side import Side
 from edge_client.adaptive.steadiness import SECOND, Steadiness, Steady
 from edge_client.load import Load
@@ -16,8 +17,8 @@ from edge_client.modes import EDGE_ONLY
 from edge_client.planning.calibration import Calibration
 from edge_client.planning.candidate import Candidate, undominated
 from edge_client.planning.codecs import Codecs
-from edge_client.planning.link import Link
-from edge_client.planning.link_estimate import FLOOR, LinkEstimate
+from edge_client.planning.link import Curve, Link
+from edge_client.planning.link_estimate import LinkEstimate
 from edge_client.planning.objective import Constraints, Objective, decide
 from edge_client.planning.partitioners import Partitioner, Situation
 from edge_client.planning.predict import Power, predict
@@ -25,15 +26,7 @@ from edge_client.planning.tracker import Tracker
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput, Profile
 
-PROBE_EVERY: Final = SECOND
-PROBE_SOON: Final = SECOND // 4
-"""A probe that something depends on, after the one before."""
-DOUBT_WAITS: Final = 8 * SECOND
-"""The longest wait for a doubt's next probe: it doubles while probes find nothing new."""
 LONG_AGO: Final = 1 << 62
-REGRET: Final = 4 * SECOND
-LARGEST_FLOOR: Final = 8 * FLOOR
-"""Probes are at least `FLOOR` bytes; twice as many after each move that a probe led to and requests revoked."""
 NEAR: Final = 10
 ALL_EVERY: Final = SECOND // 2
 """How many candidates are predicted for every request where there are codecs, and how often all are."""
@@ -104,17 +97,12 @@ class SplitController:
         self._estimate: LinkEstimate | None = None
         self._load = Load()
         self._there = False
-        self._largest = 0
         self._predicted: list[Candidate] = []
         self._refused: set[str] = set()
         self._allowed: frozenset[str] | None = None
         self._held: str | None = None
         self._promised: dict[str, float] = {}
-        self._probed = self._goodput_seen = -LONG_AGO
-        self._probe_over = -LONG_AGO
-        self._replaced = self._lured = -LONG_AGO  # when a probe changed the belief, and when a move followed from that
-        self._probe_floor = FLOOR
-        self._doubt_waits = PROBE_SOON
+        self._probing = Probing(0)
         if cloud is not None and link is not None:
             self._take_server(cloud, link, load)
         else:
@@ -147,9 +135,7 @@ class SplitController:
                 reason = f"{best.key} is {percent:.0f} % better than {held} in {self._objective}"
         moved = pick.key != held
         if moved:
-            if now - self._lured < REGRET:  # a probe promised more than requests got: a bucket let it pass
-                self._probe_floor = min(2 * self._probe_floor, LARGEST_FLOOR)
-            self._lured = now if now - self._replaced < PROBE_EVERY else -LONG_AGO
+            self._probing.moved(now)
             self._held = pick.key
         self._steadiness.chosen(now, moved=moved and held is not None)
         self._promised[pick.key] = pick.latency_ns
@@ -199,12 +185,13 @@ class SplitController:
             return None
         return self._near | {self._held}
 
-    def _candidates(self, near: frozenset[str] | None = None) -> list[Candidate]:
+    def _candidates(self, near: frozenset[str] | None = None, link: Link | None = None) -> list[Candidate]:
+        """``link``: predicted for another than the believed one."""
         there = self._there and self._estimate is not None
         found = predict(
             self._edge,
             self._cloud if there else None,
-            self._estimate.link if self._estimate is not None and there else None,
+            (link or self._estimate.link) if self._estimate is not None and there else None,
             replace(self._load, queue_ns=self._queue.value),
             file=self._file,
             file_crosses=self._file_crosses,
@@ -252,18 +239,14 @@ class SplitController:
         """
         if self._estimate is None:
             return
-        if network_ns > self._estimate.ns(bytes_up, bytes_down) and self._behind_a_probe(now - network_ns):
+        if network_ns > self._estimate.ns(bytes_up, bytes_down) and self._probing.shared_with(now - network_ns):
             return
         bytes_up += bytes_ahead
         if self._estimate.speaks_of_goodput(bytes_up, bytes_down):
-            self._goodput_seen = now
+            self._probing.told(now)
         overhead = self._calibration.overhead_ns if self._calibration else 0.0
         if self._estimate.observe(bytes_up, bytes_down, max(1.0, network_ns - overhead)):
             self._changed()
-
-    def _behind_a_probe(self, began: int) -> bool:
-        """Whether a request that was handed over then had a probe's bytes before it: its slowness says nothing."""
-        return began < self._probe_over
 
     def observe_bytes(self, key: str, bytes_up: int) -> None:
         """A request of this candidate took so many: how small a codec makes a frontier depends on what is in it."""
@@ -300,9 +283,10 @@ class SplitController:
         """
         if self._estimate is None or not (given_up or self._is_late(key, elapsed_ns)):
             return
-        if self._behind_a_probe(now - elapsed_ns):
+        if self._probing.was_behind(now - elapsed_ns):
             return
-        self._estimate.bound(bytes_up, elapsed_ns - self._away.expected_ns(key) - self._queue.value)
+        own = self._away.expected_ns(key) + self._queue.value
+        self._estimate.bound(bytes_up, self._probing.under_way, elapsed_ns - own)
         self._changed()
 
     def _is_late(self, key: str, elapsed_ns: int) -> bool:
@@ -320,39 +304,49 @@ class SplitController:
         if self._estimate is None:
             return
         self._take_load(load)
-        self._probe_over = now
-        if self._estimate.replace(link):
-            self._replaced = now
-            if self._held == EDGE_ONLY:  # else real transfers have the word
-                self._changed()
-            self._doubt_waits = PROBE_SOON
-        else:
-            self._doubt_waits = min(DOUBT_WAITS, 2 * self._doubt_waits)
-        self._goodput_seen = now
+        news = self._estimate.replace(link)
+        if news and self._held == EDGE_ONLY:  # else real transfers have the word
+            self._changed()
+        self._probing.ended(now, news=news)
 
-    def wants_probe(self, now: int) -> tuple[int, ...] | None:
-        """Sizes to probe the link with now, one round each, in this order and back to back, beside the requests; None
-        for nothing. Asked for while no real transfer tells the goodput (everything runs here, or little crosses), after
-        what only a probe can decide, and when the server is back. Asking counts as having probed.
+    def wants_probe(self, now: int) -> int | None:
+        """How many bytes the largest round of a probe should have now, beside the requests; None: no probe (`Probing`).
+        Asking counts as having probed: `observe_link` or `server_gone` ends it.
         """
-        if self._estimate is None or not self._there or self._largest == 0:
+        if self._estimate is None or not self._there:
             return None
-        since = now - self._probed
-        doubt = self._estimate.doubtful and since >= self._doubt_waits
-        goodput = self._estimate.goodput()[0]
-        floor = max(2, min(self._largest, FLOOR) * self._probe_floor // FLOOR)
-        size = max(floor, int(min(self._largest, 4 * FLOOR, 0.1 * goodput)))
-        takes = int(1.5 * size / goodput * SECOND)
-        # Where requests share the link with it, it may cost them a twentieth of their time.
-        every = max(PROBE_EVERY, takes if self._held == EDGE_ONLY else 20 * takes)
-        if not doubt and (since < every or now - self._goodput_seen < PROBE_EVERY):
-            return None
-        self._probed = now + takes
-        return 0, size // 2, size
+        return self._probing.wants(
+            now,
+            doubtful=self._estimate.doubtful,
+            congested=self._estimate.congested,
+            shared=self._held != EDGE_ONLY,
+            goodput=self._estimate.goodput()[0],
+            gain=self._gain_of_better_link,
+        )
+
+    def probe_sends(self, nbytes: int) -> None:
+        """The probe that is under way hands over so many bytes more."""
+        self._probing.sends(nbytes)
+
+    def _gain_of_better_link(self) -> float:
+        """What another candidate than the held one would gain, were bytes to take no time; 0 where it would not move.
+
+        A candidate's time is a line over the time of a byte, so what is near the best at both ends, now and there, is
+        near it on every link between them. All that runs here says nothing of the round trip either.
+        """
+        assert self._estimate is not None
+        rtt = 0.0 if self._held == EDGE_ONLY else self._estimate.rtt_ns
+        best, scores = self._decide(self._candidates(link=Link(Curve(((0, rtt),)), Curve(((0, 0.0),)))))
+        held = None if self._held is None else scores.get(self._held)
+        if held is None:
+            return 1.0
+        gain = 1 - scores[best.key] / held
+        return gain if gain > self._steady.gain else 0.0
 
     def server_gone(self, now: int) -> None:
         """No connection: everything here from the next `choose` on."""
         self._there = False
+        self._probing.gave_up()
         self._changed()
 
     def server_back(self, now: int) -> None:
@@ -361,7 +355,7 @@ class SplitController:
             return
         self._there = True
         self._estimate.forget()
-        self._probed = now - DOUBT_WAITS
+        self._probing.soon(now)
         self._changed()
 
     def server_found(self, now: int, cloud: Profile, link: Link, load: Load | None = None) -> None:
@@ -391,8 +385,8 @@ class SplitController:
         self._predicted = whole
         self._narrow()
         self._cloud, self._there = cloud, True
-        self._largest = max((one.bytes_up for one in whole), default=0)
-        self._estimate = LinkEstimate(link, self._largest)
+        largest = max((one.bytes_up for one in whole), default=0)
+        self._estimate, self._probing = LinkEstimate(link, largest), Probing(largest)
         self._take_load(load)
         self._decide(self._candidates())
 

@@ -7,17 +7,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.decisions import Decisions
+from edge_client.adaptive.probe import probed
 from edge_client.client import EdgeClient
 from edge_client.load import Load
-from edge_client.planning.link import Curve, Link
+from edge_client.planning.link import Link
 from edge_client.survey.prober import LinkProber
 from edge_client.transport import State, now_ns
-from shared_hooks.errors import Cancelled, IsthmusError, ServerUnavailable
+from shared_hooks.errors import Cancelled, IsthmusError
 from shared_hooks.profiling.profile import Profile
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ CALL_EVERY_SECONDS: Final = 0.5
 """Between two calls at a server that is gone."""
 PROBE_SECONDS: Final = 1.5
 """What a round may take: the link is at most so fast where it takes longer."""
-AGREE: Final = 1.5
 
 
 class ServerMonitor:
@@ -96,49 +96,31 @@ class ServerMonitor:
 
     def _probe_if_wanted(self) -> None:
         with self._lock:
-            sizes = self._controller.wants_probe(now_ns())
-        if sizes:
+            largest, link = self._controller.wants_probe(now_ns()), self._controller.link
+        if largest is not None and link is not None:
             try:
-                self._probe(sizes)
+                self._probe(largest, 1e9 / link.up.bytes_per_second)
             except IsthmusError as error:
                 if not self._stopped.is_set():
                     self.gone(f"probe: {error}")
 
-    def _probe(self, sizes: Sequence[int]) -> None:
-        """Nothing, and then a train of the two largest sizes, the largest first: the second of them tells the rate.
-
-        Raises ServerUnavailable when not even nothing is answered.
-        """
+    def _probe(self, largest: int, believed_ns: float) -> None:
+        """Nothing, and then bytes. Raises ServerUnavailable when not even nothing is answered."""
         nothing = min((self._prober.round(0, 0, PROBE_SECONDS) for _ in range(2)), key=lambda one: one.network_ns)
         rtt = float(nothing.network_ns)
-        points, small, large = [(0, rtt)], *sorted(sizes)[-2:]
-        if 0 < small < large:
-            try:
-                ns_per_byte = self._ns_per_byte(large, small, rtt)
-            except ServerUnavailable:
-                ns_per_byte = PROBE_SECONDS * 1e9 / (large + small)  # at most so fast
-            points += [(small, rtt + small * ns_per_byte), (large, rtt + large * ns_per_byte)]
-        link = Link(Curve(tuple(points)), Curve(((0, 0.0),)))
+
+        def train(large: int, small: int) -> tuple[float, float]:
+            with self._lock:
+                self._controller.probe_sends(large + small)
+            _, times = self._prober.train([(large, 0), (small, 0)], PROBE_SECONDS)
+            return times.receive_ns, times.total_ns - rtt
+
+        link = probed(train, rtt, largest, believed_ns, PROBE_SECONDS * 1e9)
         with self._lock:
             self._controller.observe_link(now_ns(), link, nothing.load)
         self._decisions.event(
             "probe", logging.DEBUG, rtt_ms=link.rtt_ns / 1e6, up_bytes_per_second=link.up.bytes_per_second
         )
-
-    def _ns_per_byte(self, large: int, small: int, rtt: float) -> float:
-        """Of a train; of the faster of two where the first does not agree with itself, for what stalls is not the link.
-
-        The second round's way in tells the rate. The whole train tells less (a bucket's burst is in it), but counts
-        where a busy server took both rounds at once.
-        """
-        found: list[float] = []
-        while len(found) < 2:
-            _, times = self._prober.train([(large, 0), (small, 0)], PROBE_SECONDS)
-            second, whole = times.receive_ns / small, (times.total_ns - rtt) / (large + small)
-            found.append(max(second, whole, 1 / small))
-            if whole < AGREE * second:
-                break
-        return min(found)
 
     def _call(self) -> None:
         """Is the server back? The requests' own connection is mended before one needs it."""

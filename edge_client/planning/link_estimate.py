@@ -65,7 +65,8 @@ class LinkEstimate:
         self._rtt = Tracker(link.rtt_ns, offset=1e3)
         self._largest = max(1, largest)
         self._floor = min(FLOOR, max(1, largest // 2))
-        self._congested = False
+        self.congested = False
+        """Whether the last probe came in so late that the next one must tell why."""
         self.doubtful = False
         """Whether something was seen that only a probe can decide."""
 
@@ -113,23 +114,25 @@ class LinkEstimate:
             return False
         return way.observe(nbytes, rest)
 
-    def bound(self, bytes_up: float, ns: float) -> None:
-        """A transfer is not over after ``ns``: no faster than that. The next observation decides how much slower."""
-        if ns <= self.ns(bytes_up, 0):
+    def bound(self, bytes_up: float, ahead: float, ns: float) -> None:
+        """A transfer is not over after ``ns``, and perhaps ``ahead`` other bytes were before it: no faster than that.
+        The next observation decides how much slower.
+        """
+        if ns <= self.ns(bytes_up + ahead, 0):
             return
         if bytes_up >= TINY:
-            self._up.take_line(bytes_up, ns - self._rtt.value, stale=True)
+            self._up.take_line(bytes_up + ahead, ns - self._rtt.value, stale=True)
         else:
-            self._rtt.reset(ns, stale=True)
+            self._rtt.reset(ns - self._up.ns(ahead), stale=True)
         self.doubtful = True
 
     def replace(self, link: Link) -> bool:
         """A probe's result: believed where it differs, else averaged in. True for a sudden change."""
         congested = link.rtt_ns > SLOW * self._rtt.value and not self._rtt.stale
-        if congested and not self._congested:  # it waited behind other bytes, or it is true: the next one tells
-            self._congested = self.doubtful = True
+        if congested and not self.congested:  # it waited behind other bytes, or it is true: the next one tells
+            self.congested = self.doubtful = True
             return False
-        self._congested = self.doubtful = False
+        self.congested = self.doubtful = False
         nbytes, ns = link.up.points[-1]
         stale = self._up.slowness.stale
         if nbytes and not stale and 1 / 1.5 < ns / max(self.ns(nbytes, 0), 1.0) < 1.5:

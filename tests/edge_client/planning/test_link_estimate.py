@@ -48,11 +48,11 @@ def test_a_burst_is_a_doubt_and_no_goodput() -> None:
 
 def test_a_bound_makes_way_for_what_is_then_seen() -> None:
     one = estimate(mbit=100)
-    one.bound(200_000, 500 * MS)
+    one.bound(200_000, 0, 500 * MS)
     assert one.goodput()[0] < 410_000
     one.observe(200_000, 500, 10 * MS + 200_000 / 125_000 * 1e9)
     assert one.goodput()[0] == pytest.approx(125_000, rel=0.1)
-    one.bound(200_000, 1 * MS)  # nothing new
+    one.bound(200_000, 0, 1 * MS)  # nothing new
     assert one.goodput()[0] == pytest.approx(125_000, rel=0.1)
 
 

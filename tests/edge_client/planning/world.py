@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from edge_client.adaptive.client import POLL_SECONDS
 from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.hedge import is_late
+from edge_client.adaptive.monitor import PROBE_SECONDS
+from edge_client.adaptive.probe import probed
 from edge_client.modes import EDGE_ONLY
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.predict import predict
+from shared_hooks.errors import ServerUnavailable
 from shared_hooks.profiling.profile import Profile
 
 SECOND = 1_000_000_000
@@ -161,19 +164,25 @@ def _run(
 
 
 def _probe(world: World, controller: SplitController, now: float, run: Run) -> None:
-    sizes = controller.wants_probe(int(now))
-    if sizes is None or world.rate(now) is None:
+    largest = controller.wants_probe(int(now))
+    if largest is None or controller.link is None or world.rate(now) is None:
         return
     run.probes += 1
-    points, at = [], now
-    for size in sizes:
-        end = world.carry(at, size)
-        if end is None:
-            return
-        took = end - at + world.shaken(world.rtt_ms * 1e6)
-        points.append((size, took))
-        at += took
-    controller.observe_link(int(at), Link(Curve(tuple(points)), Curve(((0, 0.0),))))
+    rtt = min(world.shaken(world.rtt_ms * 1e6) for _ in range(2))
+    at = now + 2 * rtt
+
+    def train(large: int, small: int) -> tuple[float, float]:
+        nonlocal at
+        controller.probe_sends(large + small)
+        first = world.carry(at, large)
+        second = None if first is None else world.carry(first, small)
+        if first is None or second is None or second - at > PROBE_SECONDS * SECOND:
+            raise ServerUnavailable("it took too long")
+        began, at = at, second + world.shaken(world.rtt_ms * 1e6)
+        return second - first, at - began - rtt
+
+    link = probed(train, rtt, largest, 1e9 / controller.link.up.bytes_per_second, PROBE_SECONDS * SECOND)
+    controller.observe_link(int(at), link)
 
 
 def _request(
