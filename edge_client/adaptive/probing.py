@@ -100,7 +100,7 @@ class Probing:
         self._told = now
 
     def moved(self, now: int) -> None:
-        """The choice moved, and a better link may mean more now. Where a probe had led to the move before, that promised
+        """The choice moved: a better link may mean more now. Where a probe had led to the move before, that promised
         more than requests got (a bucket let it pass), and the next ones are larger.
         """
         self._looked = -LONG_AGO
