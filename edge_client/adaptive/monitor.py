@@ -96,7 +96,8 @@ class ServerMonitor:
 
     def _probe_if_wanted(self) -> None:
         with self._lock:
-            largest, link = self._controller.wants_probe(now_ns()), self._controller.link
+            largest = self._controller.wants_probe(now_ns())
+            link = None if largest is None else self._controller.link
         if largest is not None and link is not None:
             try:
                 self._probe(largest, 1e9 / link.up.bytes_per_second)

@@ -17,20 +17,9 @@ from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.predict import predict
 from shared_hooks.errors import SpecError
-from tests.edge_client.planning.made import MS, Layer, funnel, losses, profile, with_codecs
-from tests.edge_client.planning.world import SECOND, Phase, Run, World, controlled, oracle
+from tests.edge_client.planning.made import MS, SHAPES, Layer, funnel, losses, profile, with_codecs
+from tests.edge_client.planning.world import SECOND, SECONDS, TRACE, Phase, Run, World, controlled, oracle
 
-SHAPES = {
-    "funnel": funnel(),
-    "slow edge": funnel(1200, 30),
-    "fast edge": funnel(60, 10),
-    "flat": [*(Layer(20, 1, 60_000) for _ in range(10)), Layer(20, 1, 400)],
-    "wide": funnel(400, 20, 16, 3_000_000),
-    "small": funnel(8, 2, 10, 16_000),
-}
-TRACE = (100, 5, 50, 1, None, 100)
-"""Mbit/s; None = the server is gone."""
-SECONDS = 15.0
 SETTLED = 2.5
 """Adaptation within 2 s, seen at the next request: one that is under way may take half a second more."""
 

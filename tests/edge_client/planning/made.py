@@ -112,6 +112,16 @@ def funnel(edge_ms: float = 300.0, cloud_ms: float = 15.0, layers: int = 12, fir
     return [Layer(edge_ms / layers, cloud_ms / layers, max(400, int(first * 0.5**at))) for at in range(layers)]
 
 
+SHAPES = {
+    "funnel": funnel(),
+    "slow edge": funnel(1200, 30),
+    "fast edge": funnel(60, 10),
+    "flat": [*(Layer(20, 1, 60_000) for _ in range(10)), Layer(20, 1, 400)],
+    "wide": funnel(400, 20, 16, 3_000_000),
+    "small": funnel(8, 2, 10, 16_000),
+}
+
+
 SIZES = {"lz4": (0.8, 0.3, 0.1), "int8": (0.25, 1.0, 0.5), "int4": (0.12, 2.0, 0.7)}
 """Of the bytes; milliseconds to encode and to decode."""
 

@@ -20,6 +20,9 @@ from shared_hooks.errors import ServerUnavailable
 from shared_hooks.profiling.profile import Profile
 
 SECOND = 1_000_000_000
+TRACE = (100, 5, 50, 1, None, 100)
+"""Mbit/s; None = the server is gone."""
+SECONDS = 15.0
 
 
 @dataclass(frozen=True)
