@@ -26,6 +26,7 @@ from edge_client.adaptive.hedge import Hedge
 from edge_client.call import Call
 from edge_client.model_choice import ModelChoice
 from edge_client.planning.candidate import Candidate
+from edge_client.planning.link import Curve, Link
 from edge_client.process.local_server import local_server
 from edge_client.request.requests import Done
 from edge_client.survey.gather import Wanted
@@ -51,9 +52,9 @@ NOTHING = Reading.unavailable("a test")
 class Told:
     """A controller that does as it is told, and notes what it hears."""
 
-    def __init__(self, name: str, network_ms: float = 1.0, sizes: tuple[int, ...] | None = None) -> None:
+    def __init__(self, name: str, network_ms: float = 1.0, probes: int | None = None) -> None:
         self.name, self.there = name, True
-        self.network_ms, self.sizes = network_ms, sizes
+        self.network_ms, self.probes = network_ms, probes
         self.heard: list[str] = []
         self.links: list[Any] = []
 
@@ -62,8 +63,13 @@ class Told:
         stages = {"edge": 1e6, "network": self.network_ms * 1e6}
         return Choice(Candidate(name, None, stages, 0, 0, NOTHING, NOTHING), False, "told", {"predicted_ms": 1.0})
 
-    def wants_probe(self, now: int) -> tuple[int, ...] | None:
-        return self.sizes
+    link = Link(Curve.line(1e6, 1e9), Curve.line(0.0, 1e9))
+
+    def wants_probe(self, now: int) -> int | None:
+        return self.probes
+
+    def probe_sends(self, nbytes: int) -> None:
+        assert nbytes == 3000
 
     def observe_link(self, now: int, link: Any, load: Any) -> None:
         self.links.append((link, load))
@@ -353,7 +359,7 @@ class TestProcesses:
         (value,) = spec.preprocess(find_inputs(IMAGES)[0])[0]
         with torch.no_grad():
             output = whole(value)
-        told = Told("stem.0", network_ms=1e6, sizes=(0, 1000, 2000))
+        told = Told("stem.0", network_ms=1e6, probes=2000)
         with (
             cloud("--model", "digits", port=free_port()) as first,
             EdgeClient(first.address, ModelChoice(spec, device="cpu")) as client,
@@ -375,7 +381,7 @@ class TestProcesses:
 
     def test_a_link_that_stands_still_loses_nothing(self) -> None:
         value = torch.randn(1, 1, 32, 32)
-        told = Told("stem.0", network_ms=100.0, sizes=(0, 1000, 2000))
+        told = Told("stem.0", network_ms=100.0, probes=2000)
         with (
             cloud("--model", "digits") as process,
             Relay(("127.0.0.1", process.port), ("127.0.0.1", free_port())) as relay,
