@@ -23,6 +23,9 @@ SOON: Final = 1.0
 """Seconds at least between two probes."""
 AGAIN: Final = 10.0
 """... at most, while requests go on."""
+LATE_TIMES: Final = 3.0
+LATE_NS: Final = 5e7
+"""A request that takes so many times what requests take, and so much more, asks for a probe by itself."""
 _OFFSET: Final = 2e6
 """What requests take more is followed from here on: differences of less are noise on any machine."""
 
@@ -35,6 +38,7 @@ class Belief:
         self._estimate: LinkEstimate | None = None
         self._more = Tracker(0.0, offset=_OFFSET)
         self._changed = False
+        self._at_most = float("inf")  # bytes a second, as the slowest request since the last probe has it
         self._probed = -1e9
 
     @property
@@ -51,7 +55,7 @@ class Belief:
 
     def take(self, link: Link | None, now: float) -> None:
         """A probe's result; None where it failed: answers alone tell, as well as they can."""
-        self._probed, self._changed = now, False
+        self._probed, self._changed, self._at_most = now, False, float("inf")
         if link is not None:
             self._probed_link = link
             self._more.reset(self._more.value, stale=True)
@@ -62,7 +66,10 @@ class Belief:
     def observe(self, bytes_up: float, bytes_down: float, ns: float) -> None:
         """A request's time on the network."""
         if self._probed_link is not None:
-            self._changed |= self._more.observe(max(0.0, ns - self._probed_link.network_ns(bytes_up, bytes_down)))
+            expected = self._probed_link.network_ns(bytes_up, bytes_down)
+            if ns > LATE_TIMES * (expected + self._more.value) + LATE_NS:
+                self._changed, self._at_most = True, min(self._at_most, bytes_up / ns * 1e9)
+            self._changed |= self._more.observe(max(0.0, ns - expected))
         elif self._estimate is not None:
             self._estimate.observe(bytes_up, bytes_down, max(1.0, ns))
 
@@ -73,7 +80,7 @@ class Belief:
         return now - self._probed > (SOON if self._changed else AGAIN)
 
     def sizes(self) -> tuple[int, ...]:
-        """Of a probe's rounds."""
+        """Of a probe's rounds: little where a late request says that the link may be slow now."""
         goodput = self.link.up.bytes_per_second if self.known else float("inf")
-        largest = int(max(LEAST, min(LARGEST, SHARE * goodput)))
+        largest = int(max(LEAST, min(LARGEST, SHARE * goodput, max(4 * LEAST, SHARE * self._at_most))))
         return 0, largest // 2, largest

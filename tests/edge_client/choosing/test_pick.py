@@ -91,6 +91,21 @@ def test_a_sudden_change_asks_for_a_probe_and_is_believed_then() -> None:
     assert belief.link.up.bytes_per_second == pytest.approx(4e5), "a probe that failed says nothing"
 
 
+def test_one_request_that_is_very_late_asks_for_a_small_probe() -> None:
+    belief = Belief()
+    belief.take(link(1e6, 6e6), 0.0)
+    for _ in range(5):
+        belief.observe(150_000, 100, 27e6)
+    assert max(belief.sizes()) == 128 << 10 and not belief.wants_probe(2 * SOON)
+    belief.observe(150_000, 100, 90e6)  # noise
+    assert not belief.wants_probe(2 * SOON)
+    belief.observe(150_000, 100, 27e6)
+    belief.observe(150_000, 100, 1200e6)
+    assert belief.wants_probe(2 * SOON) and max(belief.sizes()) == 32 << 10
+    belief.take(link(1e6, 6e6), 2 * SOON)
+    assert max(belief.sizes()) == 128 << 10 and not belief.wants_probe(4 * SOON)
+
+
 def test_without_any_probe_answers_tell() -> None:
     belief = Belief()
     belief.take(None, 0.0)
