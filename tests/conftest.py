@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.seeds import seed
 from tests.starts import forked
+from tests.waiting import eventually
 
 torch.set_num_threads(1)
 # No clock decides: a busy machine runs examples slowly, and draws them slowly. Nor does luck: `make fuzz` looks on.
@@ -42,11 +43,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def clean_torch() -> Iterator[None]:
-    """The global generator starts the same, and global switches end where they were."""
+    """The global generator starts the same, and global switches end where they were. Attention's fast path is a switch
+    of the whole process: off while any thread runs a model, as a server of the tests may when its client has gone."""
+    eventually(torch.backends.mha.get_fastpath_enabled, "attention's fast path is off before a test")
     seed(0)
     before = _switches()
     yield
-    assert _switches() == before, "a test changed a global switch of torch"
+    eventually(lambda: _switches() == before, "a test changed a global switch of torch")
 
 
 def _switches() -> tuple[object, ...]:
