@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from torch import nn
 
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
-from edge_client.dial import check_address
+from edge_client.choosing.beginning import chooser_of
 from edge_client.inputs import InputReader
 from edge_client.inputs.reader import several
 from edge_client.inputs.swallowed import Swallowed
@@ -30,11 +30,12 @@ from edge_client.request import (
     Pending,
     Position,
     Requests,
+    closing_with,
     in_order,
     taken_over,
     work_of,
 )
-from edge_client.settings import NONE, OWN
+from edge_client.settings import address_of
 from edge_client.standing import Standing
 from edge_client.transport import ConnectionOptions, Stamps, check_seconds, now_ns
 from edge_client.witness import check_share
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edge_client.adaptive import AutoClient, AutoOptions
-    from edge_client.choosing.chooser import Chooser
     from edge_client.planning.codecs import Codecs
     from edge_client.planning.link import Link
     from edge_client.planning.loss_table import LossTable
@@ -59,9 +59,6 @@ CONNECTION_ERRORS: Final = (
     UnknownModel,
     AccessRefused,
 )  # no input's fault: the next would fail, too
-PROBE_SECONDS: Final = 0.4
-PROBE_PATIENCE: Final = 2.0
-"""Of the link, where codecs are chosen at a fixed cut."""
 FAILURES: Final = ("raise", "return")
 """What `EdgeClient.infer_many` may do with one."""
 
@@ -137,7 +134,7 @@ class EdgeClient(Standing):
         check_share(witness)
         if fallback not in (None, "edge"):
             raise SpecError(f'fallback={fallback!r}: must be "edge" or None')
-        server = None if server is None else _address(server)
+        server = None if server is None else address_of(server)
         lifecycle = default("edge") if lifecycle is None else lifecycle
         self._split = split
         self.deadline = check_seconds("deadline", deadline)
@@ -149,7 +146,8 @@ class EdgeClient(Standing):
         if self.choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):
             what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
-        chooser, table = self._codec_chooser(codec, calibration, max_loss, probes=server is not None)
+        credentials = connection.credentials
+        chooser, table = chooser_of(codec, calibration, max_loss, server=server, credentials=credentials)
         plain = codec if chooser is None else "raw"
         made = EdgeModel(
             self.choice,
@@ -474,7 +472,7 @@ class EdgeClient(Standing):
             raise_failures=failures == "raise",
             lifecycle=self.lifecycle,
         )
-        return _closing(source, answers) if named else answers
+        return closing_with(source, answers) if named else answers
 
     @contextmanager
     def generating(
@@ -508,48 +506,9 @@ class EdgeClient(Standing):
         """With ``codec="auto"``: the codecs, and what they may lose; else None."""
         return None if self._edge_model.chooser is None else self._edge_model.chooser.codecs
 
-    def _codec_chooser(
-        self, codec: str, calibration: str | Path | LossTable | None, max_loss: str | float | None, *, probes: bool
-    ) -> tuple[Chooser | None, LossTable | None]:
-        """None for one codec by its name; and the table whose books go with the cuts. Raises SpecError."""
-        if codec != AUTO and calibration is None and max_loss is None:
-            return None, None
-        from edge_client.choosing.chooser import Chooser  # only clients that choose codecs
-        from edge_client.planning.codecs import Codecs, learnt
-
-        chosen = Codecs.of(codec, calibration, max_loss)
-        if chosen is None:
-            return None, learnt(codec, calibration)
-        return Chooser(chosen, self._probed if probes else None), chosen.table
-
-    def _probed(self, sizes: Sequence[int]) -> Link:
-        from edge_client.survey.probing import probe  # only clients that choose codecs
-
-        credentials = self.connection.credentials
-        link, _ = probe(str(self.server), sizes, (0,), PROBE_SECONDS, patience=PROBE_PATIENCE, credentials=credentials)
-        return link
-
     def _cut(self, split: Cut | None) -> Cut:
         return self.split if split is None else split
 
     def until(self, deadline: float | None) -> float:
         """``time.monotonic()`` at which a request of now is given up. Raises SpecError."""
         return time.monotonic() + check_seconds("deadline", self.deadline if deadline is None else deadline)
-
-
-def _address(server: str) -> str:
-    """HOST:PORT. SpecError for what tasks and commands take, and a client does not."""
-    if server == OWN:
-        raise SpecError(
-            'server "own" is for tasks and commands: with edge_client.local_server(MODEL) as server, '
-            "EdgeClient(server, MODEL) as client: ..."
-        )
-    if server == NONE:
-        raise SpecError('server "none": give None, and split="edge-only"')
-    return check_address(server)
-
-
-def _closing(source: Any, answers: Iterator[Answer | Failure]) -> Iterator[Answer | Failure]:
-    """With the source closed at the end: nobody else has it."""
-    with closing(source):
-        yield from answers

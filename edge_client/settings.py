@@ -64,6 +64,20 @@ def server_of(given: str | None = None, config: str | Path | None = None, option
     return ServerChoice(None, "")
 
 
+def address_of(server: str) -> str:
+    """``HOST:PORT``. SpecError for what commands and functions take, and an `EdgeClient` does not."""
+    from edge_client.dial import check_address
+
+    if server == OWN:
+        raise SpecError(
+            'server "own" is for tasks and commands: with edge_client.local_server(MODEL) as server, '
+            "EdgeClient(server, MODEL) as client: ..."
+        )
+    if server == NONE:
+        raise SpecError('server "none": give None, and split="edge-only"')
+    return check_address(server)
+
+
 def settings_file() -> Path | None:
     """The first that there is."""
     from pathlib import Path

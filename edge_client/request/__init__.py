@@ -1,6 +1,12 @@
 """One request: head, transport, answer; or everything here.
 
 requests   begun, finished, cancelled
+departures one attempt: a place, the head, the frontier goes
+arrivals   what came back becomes an answer
+steps      ... of a decoding session
+here       the whole model, on this side
+running    one on its way
+reports    numbers, and what hooks hear
 edge_model the model on this side: its heads, or all of it
 only_head  ... with the weights of heads alone in memory
 frames     ... of frames that follow each other, what was sent
@@ -15,10 +21,11 @@ May import answer, witness, transport, call, modes.
 """
 
 from edge_client.request.edge_model import Books, Cut, EdgeModel
-from edge_client.request.many import Position, in_order
+from edge_client.request.many import Position, closing_with, in_order
 from edge_client.request.old_keywords import OldKeywords, taken_over
 from edge_client.request.pending import Pending
-from edge_client.request.requests import NOT_SERVED, Done, Requests, Running, work_of
+from edge_client.request.requests import Requests
+from edge_client.request.running import NOT_SERVED, Done, Running, work_of
 
 __all__ = [
     "NOT_SERVED",
@@ -31,6 +38,7 @@ __all__ = [
     "Position",
     "Requests",
     "Running",
+    "closing_with",
     "in_order",
     "taken_over",
     "work_of",

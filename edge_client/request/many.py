@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
@@ -125,6 +126,12 @@ def in_order(
             if not isinstance(left, Exception):
                 cancel(left)
         lifecycle.emit(Stage.AFTER_RUN, total=total)
+
+
+def closing_with(source: Any, answers: Iterator[Answer | Failure]) -> Iterator[Answer | Failure]:
+    """``source`` is closed at their end: nobody else has it."""
+    with closing(source):
+        yield from answers
 
 
 def _length(inputs: Iterable[Any]) -> int | None:

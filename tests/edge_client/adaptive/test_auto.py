@@ -28,7 +28,7 @@ from edge_client.model_choice import ModelChoice
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.link import Curve, Link
 from edge_client.process.local_server import local_server
-from edge_client.request.requests import Done
+from edge_client.request import Done
 from edge_client.survey.gather import Wanted
 from edge_client.transport.times import Stamps
 from protos.isthmus.v1 import split_pb2

@@ -1,0 +1,48 @@
+"""How choosing begins: what a client says of codecs becomes its `Chooser`. Only clients that choose load the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from edge_client.credentials import Credentials
+from edge_client.modes import AUTO
+
+if TYPE_CHECKING:
+    from edge_client.choosing.chooser import Chooser
+    from edge_client.planning.link import Link
+    from edge_client.planning.loss_table import LossTable
+
+PROBE_SECONDS: Final = 0.4
+PROBE_PATIENCE: Final = 2.0
+"""Of the link, at a fixed cut."""
+
+
+def chooser_of(
+    codec: str,
+    calibration: str | Path | LossTable | None,
+    max_loss: str | float | None,
+    *,
+    server: str | None,
+    credentials: Credentials,
+) -> tuple[Chooser | None, LossTable | None]:
+    """None for one codec by its name; and the table whose books go with the cuts. ``server``: ``HOST:PORT``, to which
+    the link is probed; None = it is learnt from answers. Raises SpecError.
+    """
+    if codec != AUTO and calibration is None and max_loss is None:
+        return None, None
+    from edge_client.choosing.chooser import Chooser
+    from edge_client.planning.codecs import Codecs, learnt
+
+    chosen = Codecs.of(codec, calibration, max_loss)
+    if chosen is None:
+        return None, learnt(codec, calibration)
+
+    def probed(sizes: Sequence[int]) -> Link:
+        from edge_client.survey.probing import probe
+
+        link, _ = probe(str(server), sizes, (0,), PROBE_SECONDS, patience=PROBE_PATIENCE, credentials=credentials)
+        return link
+
+    return Chooser(chosen, None if server is None else probed), chosen.table

@@ -1,0 +1,167 @@
+"""`Departures`: one attempt at a request. It waits for a place, the head runs, the frontier goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from functools import partial
+from pathlib import Path
+
+from edge_client.call import Call
+from edge_client.modes import CLOUD_ONLY
+from edge_client.request.ahead import Ahead
+from edge_client.request.edge_model import Cut, EdgeModel
+from edge_client.request.places import Place, Places
+from edge_client.request.reports import Reports
+from edge_client.request.running import Running
+from edge_client.transport import Connection, Exchange, Opening, Outgoing, Stamps, now_ns, wire
+from edge_client.witness import INPUT, Kept, Witnesses
+from shared_hooks import Crossing
+from shared_hooks.errors import DeadlineExceeded
+from shared_hooks.lifecycle import About
+
+
+class Departures:
+    """Of one client; ``connect`` gives the connection. Any thread may call."""
+
+    def __init__(
+        self,
+        edge_model: EdgeModel,
+        connect: Callable[[], Connection],
+        reports: Reports,
+        witnesses: Witnesses,
+        *,
+        max_in_flight_bytes: int,
+        metrics: bool,
+        max_answer_bytes: int,
+    ) -> None:
+        self.connect = connect
+        self.places = Places(max_in_flight_bytes)
+        self._edge_model = edge_model
+        self._reports = reports
+        self._witnesses = witnesses
+        self._metrics = metrics
+        self._max_answer_bytes = max_answer_bytes
+        self._sending: list[Exchange] = []
+        self._in_vain: set[str] = set()  # cuts at which nothing leaves before its head has ended
+
+    def attempt(
+        self,
+        work: Call | Path,
+        cut: Cut,
+        stamps: Stamps,
+        until: float,
+        about: About,
+        most: int,
+        exact: bool,
+        codec: str = "",
+        before: Running | None = None,
+    ) -> Running:
+        """``most``: requests under way, this one included. ``before``: the attempt that this one repeats."""
+        connection = self.connect()
+        place = self.place((cut, codec), most, until)
+        ahead: Ahead | None = None
+        try:
+            kept = self._keep(work, stamps, before)
+            stamps.admitted = now_ns()
+            # what is compared with the whole model here is to be that, bit for bit
+            together = not (exact or kept is not None)
+            if isinstance(work, Path):
+                head = self._edge_model.file(work, stamps)
+            else:
+                offered = wire.FIRST_CODECS if connection.welcome is None else wire.codecs_of(connection.welcome)
+                if before is None:
+                    begin = partial(self._announced, connection, about, together, until)
+                    ahead = Ahead(partial(self._edge_model.way, codec=codec), begin, self._in_vain)
+                head = self._edge_model.head(work, "input" if cut == CLOUD_ONLY else cut, stamps, offered, codec, ahead)
+            opening = None if ahead is None else ahead.opening
+            # the server has answered the old one, or has heard of one that came to nothing
+            anew = before is not None or (ahead is not None and ahead.has_left and opening is None)
+            id = self._reports.next_id() if anew else about.id
+            exchange = self.exchange(id, head.outgoing, stamps, until, about, place, together)
+        except BaseException:
+            place.leave()
+            if ahead is not None:
+                ahead.give_up()
+            raise
+        before_it = self._bytes_ahead()
+        self._sending.append(exchange)
+        connection.submit(exchange, opening)
+        return Running(
+            connection, exchange, work, cut, head, about, kept, exact=exact, codec=codec, bytes_ahead=before_it
+        )
+
+    def place(self, cut: Hashable, most: int, until: float) -> Place:
+        """One among ``most`` requests of this client, when there is one. Raises DeadlineExceeded."""
+        if (place := self.places.take(cut, most, until)) is None:
+            raise DeadlineExceeded(
+                f"{self.places} are in flight and none was answered before the deadline (max_in_flight, "
+                "max_in_flight_bytes)"
+            )
+        return place
+
+    def exchange(
+        self,
+        id: int,
+        outgoing: Outgoing,
+        stamps: Stamps,
+        until: float,
+        about: About,
+        place: Place,
+        together: bool = False,
+    ) -> Exchange:
+        """Which gives its place back when it is settled. ``together``: a row of a batch's will do."""
+        place.weigh(outgoing.nbytes)
+        return Exchange(
+            id,
+            outgoing,
+            until=until,
+            stamps=stamps,
+            check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
+            want_metrics=self._wants_metrics,
+            together=together,
+            observers=self._edge_model.observers,
+            about=about,
+            lifecycle=self._reports.lifecycle,
+            on_settled=place.leave,
+        )
+
+    def _announced(
+        self, connection: Connection, about: About, together: bool, until: float, crossing: Crossing, most: int
+    ) -> Opening | None:
+        """A request whose head is running, of ``most`` bytes; None where it does not leave before it is whole."""
+        header = wire.open_header(
+            about,
+            crossing.digest,
+            most,
+            until - time.monotonic(),
+            want_metrics=self._wants_metrics,
+            together=together,
+            hooks=self._edge_model.observers,
+        )
+        opening = Opening(header, wire.cut_frame(crossing.digest, crossing.to_bytes()))
+        return opening if connection.begin(opening) else None
+
+    @property
+    def _wants_metrics(self) -> bool:
+        return self._metrics and self._edge_model.wrapped.metrics_enabled
+
+    def _bytes_ahead(self) -> int:
+        """Of requests that have still to be sent, and take the link first."""
+        self._sending = [one for one in self._sending if one.stamps.last_sent is None and not one.settled]
+        return sum(one.bytes_up for one in self._sending)
+
+    def _keep(self, work: Call | Path, stamps: Stamps, before: Running | None) -> Kept | None:
+        """What a witness will need, taken before the head; the time goes to ``stamps.kept_ns``."""
+        if isinstance(work, Path):
+            self._witnesses.check_cut(INPUT)  # the same whole model there
+            return None
+        if before is None and not self._witnesses.share:
+            return None
+        began = now_ns()
+        if before is None:
+            kept = self._witnesses.keep(work)
+        elif (kept := before.kept) is not None:
+            kept.mark()
+        stamps.kept_ns += now_ns() - began
+        return kept
