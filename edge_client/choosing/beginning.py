@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -38,11 +39,12 @@ def chooser_of(
     chosen = Codecs.of(codec, calibration, max_loss)
     if chosen is None:
         return None, learnt(codec, calibration)
+    return Chooser(chosen, None if server is None else partial(probed, server, credentials)), chosen.table
 
-    def probed(sizes: Sequence[int]) -> Link:
-        from edge_client.survey.probing import probe
 
-        link, _ = probe(str(server), sizes, (0,), PROBE_SECONDS, patience=PROBE_PATIENCE, credentials=credentials)
-        return link
+def probed(server: str, credentials: Credentials, sizes: Sequence[int]) -> Link:
+    """The link to a server as it is now, for requests of about such sizes. Raises ServerUnavailable."""
+    from edge_client.survey.probing import probe
 
-    return Chooser(chosen, None if server is None else probed), chosen.table
+    link, _ = probe(server, sizes, (0,), PROBE_SECONDS, patience=PROBE_PATIENCE, credentials=credentials)
+    return link

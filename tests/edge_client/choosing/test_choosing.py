@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from edge_client import AutoOptions, EdgeClient, ModelChoice, calibrate
+from edge_client.choosing import beginning
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.loss_table import LossTable
 from shared_hooks.codecs import CODECS
@@ -59,7 +60,8 @@ def table() -> LossTable:
 
 
 def client(server: Served, rate: float, monkeypatch: pytest.MonkeyPatch, **words: Any) -> EdgeClient:
-    monkeypatch.setattr(EdgeClient, "_probed", lambda self, sizes: Link(Curve.line(1e6, rate), Curve.line(0.0, rate)))
+    link = Link(Curve.line(1e6, rate), Curve.line(0.0, rate))
+    monkeypatch.setattr(beginning, "probed", lambda server, credentials, sizes: link)
     return EdgeClient(server.address, ModelChoice(server.spec), "relu", codec="auto", **words)
 
 
