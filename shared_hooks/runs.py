@@ -119,14 +119,16 @@ class Runs:
             return self.model(*args, **kwargs)
 
     def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
-        foretold = self._planner.foretold(args, kwargs, end)
+        key = self._planner.key(args, kwargs)
+        foretold = self._planner.foretold(key, args, kwargs, end)
         if foretold is not None:
             with Attempt(foretold[0].trace, args, kwargs) as attempt:
                 return self._head_as(*foretold, args, kwargs)
             assert attempt.failed
             self._planner.not_so(args, kwargs)
+            key = None  # the model has run
         for again in range(2):
-            plans = self._planner.plans_for(args, kwargs) if not again else [self._plan(args, kwargs)]
+            plans = self._planner.plans_for(args, kwargs, key) if not again else [self._plan(args, kwargs)]
             unknown: UnknownLayer | None = None
             for plan in plans:
                 try:

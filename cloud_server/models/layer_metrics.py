@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import ForwardMetrics, LayerMetrics
+from shared_hooks import ForwardMetrics, LayerMetrics, TensorShape
 from shared_hooks.metrics import FORWARD_READINGS, LAYER_READINGS, NOT_SAMPLED, Reading
 
 STATUS = {
@@ -24,8 +25,15 @@ class Readings:
         self._reply = reply
         self._notes: dict[str, int] = {"": 0}
         self._numbers: dict[Reading, int] = {NOT_SAMPLED: 0}
+        self._seen: dict[int, int] = {}  # by identity, which asks no reading for its hash; who calls keeps them
 
     def number(self, reading: Reading) -> int:
+        known = self._seen.get(id(reading))
+        if known is None:
+            known = self._seen[id(reading)] = self._number(reading)
+        return known
+
+    def _number(self, reading: Reading) -> int:
         known = self._numbers.get(reading)
         if known is None:
             note = self._notes.get(reading.note)
@@ -42,20 +50,15 @@ class Readings:
 
 def put(reply: split_pb2.ReplyHeader, layers: Iterable[LayerMetrics], forward: ForwardMetrics | None) -> None:
     """Write a tail's metrics into its reply."""
-    number = Readings(reply).number
+    number, add = Readings(reply).number, reply.layers.add
     for layer in layers:
-        reply.layers.append(
-            split_pb2.LayerMetric(
-                layer_id=layer.layer_id,
-                name=layer.name,
-                layer_type=layer.layer_type,
-                inference_ns=layer.inference_ns,
-                output_bytes=layer.output_bytes,
-                outputs=[split_pb2.TensorShape(dtype=one.dtype, shape=one.shape) for one in layer.outputs],
-                cpu_ns=layer.cpu_ns,
-                **{name: number(getattr(layer, name)) for name in LAYER_READINGS},
-            )
-        )
+        metric = add()
+        metric.CopyFrom(_same(layer.layer_id, layer.name, layer.layer_type, layer.output_bytes, layer.outputs))
+        metric.inference_ns = layer.inference_ns
+        if layer.cpu_ns is not None:
+            metric.cpu_ns = layer.cpu_ns
+        for name in LAYER_READINGS:
+            setattr(metric, name, number(getattr(layer, name)))
     if forward is not None:
         reply.forward.CopyFrom(
             split_pb2.ForwardMetric(
@@ -65,3 +68,17 @@ def put(reply: split_pb2.ReplyHeader, layers: Iterable[LayerMetrics], forward: F
                 **{name: number(getattr(forward, name)) for name in FORWARD_READINGS},
             )
         )
+
+
+@functools.lru_cache(4096)
+def _same(
+    layer_id: int, name: str, layer_type: str, output_bytes: int, outputs: tuple[TensorShape, ...]
+) -> split_pb2.LayerMetric:
+    """What is the same of a layer in every request of the same shapes. Not to be written."""
+    return split_pb2.LayerMetric(
+        layer_id=layer_id,
+        name=name,
+        layer_type=layer_type,
+        output_bytes=output_bytes,
+        outputs=[split_pb2.TensorShape(dtype=one.dtype, shape=one.shape) for one in outputs],
+    )

@@ -84,8 +84,7 @@ class Measurement:
                     call_name(info.path, call),
                     info.module_type,
                     stop - start,
-                    sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs),
-                    tuple(_shape(shape, dtype) for shape, dtype in outputs),
+                    *_shapes(outputs),
                     cpu_stopped - cpu_started,
                     energy,
                     power,
@@ -146,8 +145,10 @@ NO_TIME = Reading.unavailable("it took no time")
 
 
 @functools.lru_cache(4096)
-def _shape(shape: torch.Size, dtype: torch.dtype) -> TensorShape:
-    return TensorShape(str(dtype).removeprefix("torch."), tuple(shape))
+def _shapes(outputs: Outputs) -> tuple[int, tuple[TensorShape, ...]]:
+    """Their bytes, and what a record says of them."""
+    nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs)
+    return nbytes, tuple(TensorShape(str(dtype).removeprefix("torch."), tuple(shape)) for shape, dtype in outputs)
 
 
 def _energy(window: Window, start: int, stop: int) -> tuple[Reading, Reading]:

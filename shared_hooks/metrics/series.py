@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
+from dataclasses import dataclass
 
 from shared_hooks.metrics.reading import Reading
 
@@ -24,6 +25,7 @@ class Series:
     def __init__(self, what: str, period_ns: int) -> None:
         self.what = what
         self.period_ns = period_ns
+        self._words = Words.of(what, period_ns)
         self._samples: deque[tuple[int, float]] = deque(maxlen=LENGTH)
         self._lock = threading.Lock()
 
@@ -50,7 +52,29 @@ class Series:
                 if before == 2:
                     break
         found.reverse()
-        return Track(self.what, self.period_ns, [at for at, _ in found], [value for _, value in found])
+        return Track(self._words, self.period_ns, [at for at, _ in found], [value for _, value in found])
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What readings of one row of samples say of themselves."""
+
+    measured: str
+    estimated: str
+    near: str
+    too_few: Reading
+    elsewhere: Reading
+
+    @classmethod
+    def of(cls, what: str, period_ns: int) -> Words:
+        every = f"{period_ns / 1e6:.0f} ms"
+        return cls(
+            f"{what}, sampled every {every}",
+            f"share by time of {every} samples of {what}",
+            f"{what}, from samples every {every}",
+            Reading.unavailable(f"too few samples yet of {what}"),
+            Reading.unavailable(f"no samples at that time of {what}"),
+        )
 
 
 class Track:
@@ -61,17 +85,14 @@ class Track:
     nothing: *unavailable*.
     """
 
-    def __init__(self, what: str, period_ns: int, times: list[int], values: list[float]) -> None:
+    def __init__(self, words: Words, period_ns: int, times: list[int], values: list[float]) -> None:
         self.times = times
         self.values = values
         self.period_ns = period_ns
         self._reach = max(REACH_NS, 5 * period_ns)
-        self._measured = f"{what}, sampled every {period_ns / 1e6:.0f} ms"
-        self._estimated = f"share by time of {period_ns / 1e6:.0f} ms samples of {what}"
-        self._near = f"{what}, from samples every {period_ns / 1e6:.0f} ms"
-        self._too_few = Reading.unavailable(f"too few samples yet of {what}")
-        self._elsewhere = Reading.unavailable(f"no samples at that time of {what}")
+        self._words = words
         self._levels: dict[tuple[float, bool], Reading] = {}
+        self._gaps: dict[int, tuple[Reading, Reading]] = {}  # by the sample after it: level and peak
 
     def growth(self, start: int, stop: int) -> Reading:
         """Of a counter: by how much it grew between two times (`time.perf_counter_ns`)."""
@@ -80,11 +101,13 @@ class Track:
             return lacking
         value = max(0.0, self._at(stop) - self._at(start))
         if self._is_measured(start, stop):
-            return Reading(value, "measured", self._measured)
-        return Reading(value, "estimated", self._estimated)
+            return Reading(value, "measured", self._words.measured)
+        return Reading(value, "estimated", self._words.estimated)
 
     def mean(self, start: int, stop: int) -> Reading:
         """Of a level: its mean over the interval. A sample speaks for the time since the one before it."""
+        if gap := self._gap(start, stop):
+            return self._of_gap(gap)[0]
         lacking = self._lacking(start, stop, 1)
         if lacking is not None:
             return lacking
@@ -98,6 +121,8 @@ class Track:
 
     def end(self, start: int, stop: int) -> Reading:
         """Of a level: what it was at the end of the interval."""
+        if gap := self._gap(start, stop):
+            return self._of_gap(gap)[0]
         lacking = self._lacking(start, stop, 1)
         if lacking is not None:
             return lacking
@@ -105,27 +130,51 @@ class Track:
 
     def peak(self, start: int, stop: int) -> Reading:
         """Of a level: the highest sample of the interval, and of the two that enclose it."""
+        if gap := self._gap(start, stop):
+            return self._of_gap(gap)[1]
         lacking = self._lacking(start, stop, 1)
         if lacking is not None:
             return lacking
         first = min(len(self.times) - 1, max(0, bisect_right(self.times, start) - 1))
         return self._level(max(self.values[first : bisect_left(self.times, stop) + 1]), start, stop)
 
+    def _gap(self, start: int, stop: int) -> int:
+        """The number of the sample before which the whole interval lies, and after the one before that; as many as
+        there are samples: after the last. 0 where it holds a sample, or lies where there may be nothing.
+        """
+        times = self.times
+        gap = bisect_left(times, start)
+        if not gap or stop <= start:
+            return 0
+        until = times[gap] if gap < len(times) else times[-1] + self._reach
+        return gap if stop <= until else 0
+
+    def _of_gap(self, gap: int) -> tuple[Reading, Reading]:
+        """Level and peak of what lies there: layers that are shorter than a sample share them."""
+        if (known := self._gaps.get(gap)) is None:
+            values = self.values
+            after = values[min(gap, len(values) - 1)]
+            near = self._near(after), self._near(max(values[gap - 1], after))
+            known = self._gaps[gap] = near
+        return known
+
+    def _near(self, value: float) -> Reading:
+        return Reading(value, "estimated", self._words.near)
+
     def _level(self, value: float, start: int, stop: int) -> Reading:
         measured = self._is_measured(start, stop)
         reading = self._levels.get((value, measured))
         if reading is None:  # layers that are shorter than a sample share it
-            note = self._measured if measured else self._near
-            reading = Reading(value, "measured" if measured else "estimated", note)
+            reading = Reading(value, "measured", self._words.measured) if measured else self._near(value)
             self._levels[value, measured] = reading
         return reading
 
     def _lacking(self, start: int, stop: int, need: int) -> Reading | None:
         times = self.times
         if len(times) < need:
-            return self._too_few
+            return self._words.too_few
         if stop > times[-1] + self._reach or start < times[0] - self._reach:
-            return self._elsewhere
+            return self._words.elsewhere
         return None
 
     def _is_measured(self, start: int, stop: int) -> bool:

@@ -33,6 +33,7 @@ class Known:
     def __init__(self) -> None:
         self.cuttings: dict[tuple[int, bool], tuple[Cutting, Crossing] | CutRefused] = {}
         self.layers: Layers | None = None
+        self.nbytes: dict[int, int] = {}  # of frontiers, by cut
         self.finals: dict[int, tuple[Cutting, Mapping[Call | None, tuple[int, ...]]]] = {}
 
 
@@ -134,7 +135,11 @@ class Plan:
 
     def frontier_bytes(self, cut: Cut) -> int:
         """Raw bytes that cross at a cut."""
-        return frontier_bytes(self._merged(self.layer_id(cut)))
+        number, known = self.layer_id(cut), self._known.nbytes
+        found = known.get(number)
+        if found is None:
+            found = known[number] = frontier_bytes(self._merged(number))
+        return found
 
     def cutting(self, cut: Cut, *, wide: bool = False) -> tuple[Cutting, Crossing]:
         """What head and tail do for a cut. Raises `CutRefused`, with the layer's name and the reason.

@@ -120,7 +120,7 @@ class Planner:
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any], unless_known: bool) -> list[Plan]:
         """The plan of these inputs; or those of their signature, if another thread has made any meanwhile."""
         with self._lock:
-            if unless_known and (known := self._plans.get(self._key(args, kwargs))):
+            if unless_known and (known := self._plans.get(self.key(args, kwargs))):
                 return list(known)
             if self._loads is None:
                 return self._noted(args, kwargs)
@@ -135,7 +135,7 @@ class Planner:
     def _noted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The plan of a new recording, which is noted; or the one that is known of its path."""
         digest, around = context.signature(self._modules, args, kwargs)
-        key = self._key(args, kwargs)
+        key = self.key(args, kwargs)
         with self._lock:
             self.made += 1
             if self._anchor[0] is None:
@@ -146,7 +146,7 @@ class Planner:
             trace = run(self._record_quietly, args, kwargs, settle=not self._plans.get(key))
             if self._left != left:
                 self._plans.clear()  # another path may read what this one was found to leave behind
-            key = self._key(args, kwargs)  # only now it is known what the model changes by itself
+            key = self.key(args, kwargs)  # only now it is known what the model changes by itself
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
             leaves = frozenset(map(portable, self._left.names | self._built))
@@ -174,15 +174,17 @@ class Planner:
             return [plan]
 
     def _family(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[int, ...]] | None:
-        numbers, (structure, _, *around) = self._key(args, kwargs)
+        numbers, (structure, _, *around) = self.key(args, kwargs)
         return family_of((numbers, structure, *around), flatten((args, kwargs))[1])
 
     def foretold(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut
+        self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut
     ) -> tuple[Plan, Cutting, Crossing] | None:
-        """For inputs of no known plan: what plans of other sizes tell of this cut (`lengths`), None if nothing."""
+        """For inputs of no known plan, whose `key` it is: what plans of other sizes tell of this cut (`lengths`), None
+        if nothing.
+        """
         with self._lock:
-            if self._plans.get(self._key(args, kwargs)) or self._refused or self._left != Left():
+            if self._plans.get(key) or self._refused or self._left != Left():
                 return None  # of what is left behind it must be seen that no run of this size reads it
             family = self._family(args, kwargs)
             return None if family is None else self._lengths.foretold(*family, cut)
@@ -204,16 +206,17 @@ class Planner:
             for plan in known.values():
                 _refuse(plan, layer, reason)
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What plans are kept by; it holds until the model runs."""
         numbers = 0 if self._numbers is None else self._numbers.current()
         return numbers, context.key_of(self._modules, self.weight(), args, kwargs)
 
     def _ticks(self) -> int:
         return sum(plan.trace.end for paths in self._plans.values() for plan in paths)
 
-    def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
-        """The plans of these inputs' signature; made now if there is none."""
-        return self._plans_of(self._key(args, kwargs), args, kwargs)
+    def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any = None) -> list[Plan]:
+        """The plans of these inputs' signature; made now if there is none. ``key``: theirs, where it is known."""
+        return self._plans_of(self.key(args, kwargs) if key is None else key, args, kwargs)
 
     def _plans_of(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         with self._lock:
@@ -224,7 +227,7 @@ class Planner:
         """The same for a forward without a cut: a model that cannot be planned cannot be cut, but it can run."""
         key: Any = None
         try:
-            key = self._key(args, kwargs)
+            key = self.key(args, kwargs)
             return [] if key in self._impossible else self._plans_of(key, args, kwargs)
         except UnknownHolder as error:
             self._obstacle = str(error)

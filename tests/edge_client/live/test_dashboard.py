@@ -17,6 +17,7 @@ from edge_client.live import Dashboard
 from edge_client.live.machine import Machine, _power
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading, Track
+from shared_hooks.metrics.series import Words
 from tests.edge_client.live import lag
 from tests.edge_client.live.pages import told
 from tests.waiting import eventually
@@ -126,7 +127,8 @@ def test_the_command_runs_rounds_and_a_server_that_is_gone_ends_nothing(
 
 def test_watts_are_what_the_energy_grew_by_over_the_time() -> None:
     second = 1_000_000_000
-    counter = Track("a meter", second // 10, [n * second // 10 for n in range(21)], [0.5 * n for n in range(21)])
+    times, joules = [n * second // 10 for n in range(21)], [0.5 * n for n in range(21)]
+    counter = Track(Words.of("a meter", second // 10), second // 10, times, joules)
     found = _power(counter, second // 2, 3 * second // 2)
     assert (found.value, found.status) == (pytest.approx(5.0), "measured")
     assert _power(counter, 100 * second, 101 * second).status == "unavailable"

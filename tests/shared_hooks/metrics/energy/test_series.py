@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared_hooks.metrics.series import LENGTH, REACH_NS, Series
+from shared_hooks.metrics.series import LENGTH, REACH_NS, Series, Track, Words
 
 MS = 1_000_000
 
@@ -111,3 +111,29 @@ def test_neighbouring_intervals_add_up(gaps: list[int], steps: list[float], cuts
     whole = track.growth(edges[0], edges[-1])
     assert sum(part.value or 0.0 for part in parts) == pytest.approx(whole.value or 0.0, rel=1e-6, abs=1e-6)
     assert all(part.value is not None and part.value >= 0 for part in parts)
+
+
+class Thorough(Track):
+    """Works every interval out by itself."""
+
+    def _gap(self, start: int, stop: int) -> int:
+        return 0
+
+
+@given(
+    gaps=st.lists(st.integers(1, 100 * MS), min_size=0, max_size=8),
+    levels=st.lists(st.integers(0, 5), min_size=9, max_size=9),
+    start=st.integers(-3 * REACH_NS // 2, 3 * REACH_NS),
+    length=st.integers(0, 100 * MS),
+)
+def test_what_intervals_between_two_samples_share_is_what_each_would_be_told(
+    gaps: list[int], levels: list[int], start: int, length: int
+) -> None:
+    times = list(itertools.accumulate(gaps))
+    values = [float(level) for level in levels[: len(times)]]
+    words = Words.of("meter", 20 * MS)
+    quick, thorough = Track(words, 20 * MS, times, values), Thorough(words, 20 * MS, times, values)
+    on_samples = [at for at in times[:3]]
+    for begin in (start, start % (200 * MS), *on_samples, *(at - length for at in on_samples)):
+        for ask in (Track.mean, Track.end, Track.peak):
+            assert ask(quick, begin, begin + length) == ask(thorough, begin, begin + length)
