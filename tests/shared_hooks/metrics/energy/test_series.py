@@ -133,7 +133,7 @@ def test_what_intervals_between_two_samples_share_is_what_each_would_be_told(
     values = [float(level) for level in levels[: len(times)]]
     words = Words.of("meter", 20 * MS)
     quick, thorough = Track(words, 20 * MS, times, values), Thorough(words, 20 * MS, times, values)
-    on_samples = [at for at in times[:3]]
+    on_samples = times[:3]
     for begin in (start, start % (200 * MS), *on_samples, *(at - length for at in on_samples)):
         for ask in (Track.mean, Track.end, Track.peak):
             assert ask(quick, begin, begin + length) == ask(thorough, begin, begin + length)
