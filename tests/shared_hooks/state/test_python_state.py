@@ -512,17 +512,17 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 def test_a_number_changed_after_planning_is_planned_anew(change: Callable[[Any], None]) -> None:
     wrapped = WrappedModel(Scaled().eval())
     x = inputs()[0]
-    key = wrapped._planner._key((x,), {})
+    key = wrapped._planner.key((x,), {})
     wrapped.plan(x)
-    key = wrapped._planner._key((x,), {})
-    assert wrapped._planner._key((x,), {}) == key
+    key = wrapped._planner.key((x,), {})
+    assert wrapped._planner.key((x,), {}) == key
     before = copy.deepcopy(vars(wrapped.model.settings)), wrapped.model.scale
     change(wrapped.model)
-    assert wrapped._planner._key((x,), {}) != key
+    assert wrapped._planner.key((x,), {}) != key
     vars(wrapped.model.settings).update(before[0])
     wrapped.model.scale, wrapped.model.a.in_features = before[1], 4
     vars(wrapped.model).pop("more", None)
-    assert wrapped._planner._key((x,), {}) == key
+    assert wrapped._planner.key((x,), {}) == key
 
 
 def test_a_number_changed_on_both_sides_gives_the_answer_of_the_change() -> None:
