@@ -25,13 +25,15 @@ class Readings:
         self._reply = reply
         self._notes: dict[str, int] = {"": 0}
         self._numbers: dict[Reading, int] = {NOT_SAMPLED: 0}
-        self._seen: dict[int, int] = {}  # by identity, which asks no reading for its hash; who calls keeps them
+        self._seen: dict[
+            int, tuple[int, Reading]
+        ] = {}  # by identity, which asks for no hash; kept, so the id stays its
 
     def number(self, reading: Reading) -> int:
         known = self._seen.get(id(reading))
         if known is None:
-            known = self._seen[id(reading)] = self._number(reading)
-        return known
+            known = self._seen[id(reading)] = self._number(reading), reading
+        return known[0]
 
     def _number(self, reading: Reading) -> int:
         known = self._numbers.get(reading)
@@ -52,8 +54,13 @@ def put(reply: split_pb2.ReplyHeader, layers: Iterable[LayerMetrics], forward: F
     """Write a tail's metrics into its reply."""
     number, add = Readings(reply).number, reply.layers.add
     for layer in layers:
-        metric = add()
-        metric.CopyFrom(_same(layer.layer_id, layer.name, layer.layer_type, layer.output_bytes, layer.outputs))
+        metric = add(
+            layer_id=layer.layer_id,
+            name=layer.name,
+            layer_type=layer.layer_type,
+            output_bytes=layer.output_bytes,
+            outputs=[_shape(one) for one in layer.outputs],
+        )
         metric.inference_ns = layer.inference_ns
         if layer.cpu_ns is not None:
             metric.cpu_ns = layer.cpu_ns
@@ -71,14 +78,6 @@ def put(reply: split_pb2.ReplyHeader, layers: Iterable[LayerMetrics], forward: F
 
 
 @functools.lru_cache(4096)
-def _same(
-    layer_id: int, name: str, layer_type: str, output_bytes: int, outputs: tuple[TensorShape, ...]
-) -> split_pb2.LayerMetric:
-    """What is the same of a layer in every request of the same shapes. Not to be written."""
-    return split_pb2.LayerMetric(
-        layer_id=layer_id,
-        name=name,
-        layer_type=layer_type,
-        output_bytes=output_bytes,
-        outputs=[split_pb2.TensorShape(dtype=one.dtype, shape=one.shape) for one in outputs],
-    )
+def _shape(shape: TensorShape) -> split_pb2.TensorShape:
+    """Made once, for a model's are the same every time. Not to be written."""
+    return split_pb2.TensorShape(dtype=shape.dtype, shape=shape.shape)

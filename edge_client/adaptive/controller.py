@@ -340,7 +340,7 @@ class SplitController:
         held = None if self._held is None else scores.get(self._held)
         if held is None:
             return 1.0
-        gain = 1 - scores[best.key] / held
+        gain = 1 - scores[best.key] / held if held else 0.0  # what costs nothing is never beaten
         return gain if gain > self._steady.gain else 0.0
 
     def server_gone(self, now: int) -> None:

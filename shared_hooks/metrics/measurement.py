@@ -144,11 +144,16 @@ def gpu_of(device: torch.device) -> Gpu | None:
 NO_TIME = Reading.unavailable("it took no time")
 
 
-@functools.lru_cache(4096)
 def _shapes(outputs: Outputs) -> tuple[int, tuple[TensorShape, ...]]:
     """Their bytes, and what a record says of them."""
-    nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs)
-    return nbytes, tuple(TensorShape(str(dtype).removeprefix("torch."), tuple(shape)) for shape, dtype in outputs)
+    known = [_shape(shape, dtype) for shape, dtype in outputs]
+    return sum(nbytes for nbytes, _ in known), tuple(shape for _, shape in known)
+
+
+@functools.lru_cache(4096)
+def _shape(shape: torch.Size, dtype: torch.dtype) -> tuple[int, TensorShape]:
+    """Of one tensor alone: lists of them may be long, and what a cache keeps is to be bounded."""
+    return math.prod(shape) * dtype.itemsize, TensorShape(str(dtype).removeprefix("torch."), tuple(shape))
 
 
 def _energy(window: Window, start: int, stop: int) -> tuple[Reading, Reading]:

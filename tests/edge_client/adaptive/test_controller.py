@@ -267,3 +267,14 @@ def test_a_tiny_head_on_a_busy_machine_keeps_no_request_from_the_edge() -> None:
     for at in (300, 301, 302):
         one.observe_transfer(at, held.bytes_up, 500, int(200 * MS))
     assert one.choose(303).candidate.name == EDGE_ONLY
+
+
+@pytest.mark.parametrize("objective", ["latency", "bytes", "server-time", "throughput", "latency=1,bytes=0.5"])
+def test_what_is_held_may_cost_nothing_and_no_better_link_is_looked_for_then(objective: str) -> None:
+    layers = funnel()
+    goal = Objective.parse(objective)
+    one = SplitController(profile("edge", layers), profile("cloud", layers), link(1.0), objective=goal)
+    held = one.choose(0).candidate
+    assert objective not in ("bytes", "server-time") or held.name == EDGE_ONLY
+    asked = [one.wants_probe(number * SECOND) for number in range(1, 10)]
+    assert objective not in ("bytes", "server-time") or asked == [None] * 9
