@@ -14,6 +14,7 @@ from cloud_server.core import Core
 from cloud_server.decoding import REASONS
 from cloud_server.requests import State
 from protos import PROTOCOL_VERSION
+from shared_hooks.compiling import Standing
 from shared_hooks.version import __version__
 
 LIVE = (State.RECEIVING, State.QUEUED, State.RUNNING)
@@ -84,14 +85,15 @@ class ServerState(Collector):
         text = "Tails that are compiled, by how they stand: compiling, checking, used, refused."
         tails = GaugeMetricFamily("isthmus_compiled_tails", text, labels=["model", "standing"])
         for name, version in {} if fleet is None else dict(fleet.items()).items():
-            for standing, count in Counter(version.compiled).items():
-                tails.add_metric([name, standing], count)
+            found = Counter(version.compiled)
+            for standing in Standing:  # zeros, too: a series that appears with its first event has no increase
+                tails.add_metric([name, standing.value], found[standing.value])
         yield tails
         loads = CounterMetricFamily("isthmus_model_loads", "How often models were loaded.", labels=["model"])
         text = "How often models gave way to others (max_model_bytes)."
         gone = CounterMetricFamily("isthmus_model_evictions", text, labels=["model"])
         for family, counts in () if fleet is None else ((loads, fleet.loads), (gone, fleet.evictions)):
-            for name, count in dict(counts).items():
-                family.add_metric([name], count)
+            for name in dict.fromkeys([*fleet, *counts]):
+                family.add_metric([name], counts[name])
         yield loads
         yield gone

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import shutil
+import subprocess
+import sys
 from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
@@ -74,4 +77,30 @@ def test_whatever_a_dockerfile_copies_is_sent_to_the_engine(side: str) -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "deploy" / f"Dockerfile.{side}").read_text(), re.M)
     for name in " ".join(copied).split():
         assert (ROOT / name).exists()
-        assert any(fnmatch.fnmatch(name, one) for one in sent), name
+        folders = [name, *map(str, Path(name).parents)]
+        assert any(fnmatch.fnmatch(folder, one) for one in sent for folder in folders), name
+
+
+@pytest.mark.parametrize("side", ["cloud", "edge"])
+def test_what_a_stage_has_copied_by_then_is_enough_for_pip(side: str, tmp_path: Path) -> None:
+    """Each ``pip install .`` of the image reads the project from what the lines above it brought."""
+    installs = 0
+    for line in (ROOT / "deploy" / f"Dockerfile.{side}").read_text().replace("\\\n", " ").splitlines():
+        if copied := re.fullmatch(r"COPY (?!--)(.+) (\S+)", line):
+            names, target = copied[1].split(), tmp_path / copied[2]
+            for name in names:
+                into = target / name if len(names) > 1 or copied[2] == "./" else target
+                into.parent.mkdir(parents=True, exist_ok=True)
+                if (ROOT / name).is_dir():
+                    shutil.copytree(ROOT / name, into, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(ROOT / name, into)
+        for made in re.findall(r"mkdir ([^&]+)", line):
+            for name in made.split():
+                (tmp_path / name).mkdir()
+        if "pip install" in line:
+            installs += 1
+            read = "import hatchling.build; print(hatchling.build.build_wheel('.'))"
+            ran = subprocess.run([sys.executable, "-c", read], cwd=tmp_path, capture_output=True, text=True)
+            assert ran.returncode == 0, f"{line}\n{ran.stderr}"
+    assert installs == 2

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from cloud_server.config import read_config
 from cloud_server.core import Core
+from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.limits import Limits
 from cloud_server.models import Computed
 from cloud_server.telemetry.counts import MAX_IDENTITIES, RequestCounts, bound
@@ -18,6 +21,7 @@ from shared_hooks.errors import IsthmusError, QuotaExceeded, ServerUnavailable
 from shared_hooks.lifecycle import About, Lifecycle, Stage
 from shared_hooks.metrics import Reading
 from tests.cloud_server.fakes import CoreClient, FakeEngine, cancel, header, make_crossing
+from tests.cloud_server.fleet.served import entry
 from tests.waiting import eventually
 
 
@@ -144,3 +148,18 @@ def test_buckets_hold_what_is_at_most_their_bound() -> None:
     found = dict(histogram.buckets())
     assert (found["0.0001"], found["0.00025"], found["100.0"], found["+Inf"]) == (2, 3, 4, 5)
     assert histogram.total == pytest.approx(201.0003)
+
+
+def test_a_models_series_begin_at_zero(tmp_path: Path) -> None:
+    """The increase of a series that appears with its first event would leave that event out."""
+    file = tmp_path / "server.toml"
+    file.write_text(entry("one"))
+    config = read_config(file)
+    registry = CollectorRegistry()
+    with Core(Fleet(ThisProcess(config), config.models), config.limits) as core:
+        registry.register(ServerState(core))
+        assert registry.get_sample_value("isthmus_model_evictions_total", {"model": "one"}) == 0
+        assert registry.get_sample_value("isthmus_model_loads_total", {"model": "one"}) == 1
+        for standing in ("compiling", "checking", "used", "refused"):
+            found = {"model": "one", "standing": standing}
+            assert registry.get_sample_value("isthmus_compiled_tails", found) == 0
