@@ -17,9 +17,11 @@
     │   └── NotAuthenticated  no credentials, or none that hold
     ├── QuotaExceeded         who asks has used up what it may use in a minute; says when there is more
     ├── ModelFailed           the model itself raised; the original is the cause
-    │   └── WorkerLost        the process that computed the request ended under it
+    │   ├── WorkerLost        the process that computed the request ended under it
+    │   └── ModelChanged      a run left the model changed, and it cannot be put back
     ├── ServerUnavailable     no server, it went away, or it is draining
     ├── SessionLost           the server does not have this decoding session (any more)
+    ├── ReferenceLost         the server does not have the frame that this one is the difference to (any more)
     ├── StepOutOfOrder        not the next step of its decoding session
     ├── DeadlineExceeded      no answer in time
     ├── Cancelled             somebody cancelled the request
@@ -140,6 +142,12 @@ class ModelFailed(IsthmusError):
 
 class WorkerLost(ModelFailed):
     """The process that computed the request ended under it, more than once: a crash, or no memory."""
+
+
+class ModelChanged(ModelFailed):
+    """A run of the model has changed what later runs use, and it cannot be put back: the model has to be loaded again.
+    Raised by that run and by every later one.
+    """
 
 
 class ServerUnavailable(IsthmusError):

@@ -23,7 +23,6 @@ from shared_hooks.metrics.sampler import sampler
 from shared_hooks.modules import attach, fast_path_off, hierarchy
 from shared_hooks.planning import Cut, Cutting, Loads, Plan, Planner
 from shared_hooks.purity import Turns
-from shared_hooks.state import PythonState
 from shared_hooks.tensors import classes_of, flatten
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
@@ -41,6 +40,7 @@ class Runs:
         lifecycle: Lifecycle | None,
         rehearsals: RehearsalLimits | None,
         loads: Loads | None,
+        isolated: bool,
     ) -> None:
         self.model = model
         self.depth = depth
@@ -52,10 +52,10 @@ class Runs:
         self._save: frozenset[int | str] = frozenset()
         self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle, loads)
         self._turns = Turns(model)
+        self._isolated = isolated
         self._rehearsals = rehearsals
         self._recipes: RecipeBook | None = None
         self._making = threading.Lock()
-        self._python: PythonState | None = None
         self._own = threading.local()
         self._attached = True
 
@@ -89,12 +89,22 @@ class Runs:
     def _without_cut(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._check_attached()
         measurement, made = self._measurement(), self._planner.made
-        self._check_saved(self._planner.plans_if_possible(args, kwargs))
+        plans = self._planner.plans_if_possible(args, kwargs)
+        self._check_saved(plans)
         if self._planner.made != made:
             measurement = self._measurement()  # looking a plan up belongs to the forward, making one does not
         started = time.perf_counter_ns()
         session = Session(self._modules, measurement, self._save)
-        output = self._whole(session, args, kwargs)
+        # where no cut is allowed the model may keep what it likes; else later heads and tails would find it
+        if self._isolated or self._planner.allows_cuts:
+            turn = self._turns.one(
+                writes=any(plan.trace.writes_kept for plan in plans),
+                foreseen=bool(plans) and not any(plan.trace.dynamic for plan in plans),
+            )
+        else:
+            turn = self._turns.alone()
+        with turn:
+            output = self._whole(session, args, kwargs)
         self._finish(session, {"whole": _ended(session) - started})
         return output
 
@@ -115,7 +125,7 @@ class Runs:
         return kind(self._modules, self._measurement(), self._save, *more)
 
     def _whole(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with self._turns.one(), torch.no_grad(), _running(session), fast_path_off(), interruptible():
+        with torch.no_grad(), _running(session), fast_path_off(), interruptible():
             return self.model(*args, **kwargs)
 
     def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
@@ -148,33 +158,18 @@ class Runs:
         self._check_saved([plan])
         started = time.perf_counter_ns()
         session: HeadSession = self._session(HeadSession, plan, cutting, crossing, flatten((args, kwargs))[1])
-        # what the rest of the forward would have put back is put back for it; unwinding alone may not do it
-        half_done = crossing.layer_id in plan.trace.half_done
-        # and where data decides on the path, the run may leave this one anywhere
-        state = self._python_now() if half_done or plan.trace.dynamic else None
-        complete = False
         try:
-            with self._turns.one(), torch.no_grad():
+            with self._turns.one(writes=plan.trace.writes_kept, foreseen=not plan.trace.dynamic), torch.no_grad():
                 if crossing.layer_id >= 0:
                     with _running(session), fast_path_off(), watching(session):
                         self._until_cut(session, args, kwargs)
                 self.lifecycle.emit(Stage.BEFORE_BANK, split=crossing.layer_name)
                 early = session.early()
                 self.lifecycle.emit(Stage.AFTER_BANK, split=crossing.layer_name, early=early)
-            complete = True
         finally:
             session.release()
-            if state is not None and (half_done or not complete):
-                state.restore()
         self._finish(session, {"head": _ended(session) - started})
         return early
-
-    def _python_now(self) -> PythonState:
-        """Looked at anew only where something has changed."""
-        state = self._python
-        if state is None or not state.is_same:
-            state = self._python = PythonState(self.model)
-        return state
 
     def _until_cut(self, session: HeadSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -226,30 +221,24 @@ class Runs:
         recipe = self.recipes.recipe(early, self.device)
         session: TailSession = self._session(kind, early, recipe, self.device, self.lifecycle)
         with (
-            self._turns.one(),
+            self._turns.one(writes=session.shared.has_taints, foreseen=not recipe.is_open),
             torch.no_grad(),
             _running(session),
             fast_path_off(),
             context.restored(crossing.context),
             generators.kept(crossing.generators, alone=recipe.is_open),
         ):
-            ended = False
             try:
                 generators.restore(crossing.generators, early.generators)
                 args, kwargs = session.inputs(self._find)
                 session.begin()
                 with interruptible():
                     output = session.through(self.model, args, kwargs)
-                ended = session.failure is None and session.ends
-                if ended:
+                if session.failure is None and session.ends:
                     session.check_left()
             finally:
                 session.leave()
                 session.release()
-                if recipe.state is not None and (recipe.leaves or not ended):
-                    recipe.state.restore()
-                if recipe.settings is not None and not ended:
-                    recipe.settings.restore()  # what the model would have put back; others run in this process, too
         if session.failure is not None:
             raise session.failure
         if not session.resumed:

@@ -36,6 +36,9 @@ class WrappedModel(Runs):
     requests at once; each thread has its own results of the last forward (`get_layer_metrics`, `banked_output`,
     `durations`). Hooks of ``lifecycle`` are called at the stages of planning, head, bank, inject and tail.
     ``rehearsals`` bounds what working out tails may cost. ``loads`` has weights at hand that are not in memory.
+
+    What a run leaves in the model's Python state is put back after it; but where no cut is allowed, a whole forward
+    keeps what the model's own would keep, unless it is ``isolated`` (on a server, where callers share the model).
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class WrappedModel(Runs):
         lifecycle: Lifecycle | None = None,
         rehearsals: RehearsalLimits | None = None,
         loads: Loads | None = None,
+        isolated: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputMismatch(f"WrappedModel takes a torch.nn.Module, not {type(model).__name__}")
@@ -56,7 +60,7 @@ class WrappedModel(Runs):
         self._attributes = agreement.attributes(model)
         self._tables = tables.tables(model)
         self._loads = loads
-        super().__init__(model, depth, metrics, lifecycle, rehearsals, loads)
+        super().__init__(model, depth, metrics, lifecycle, rehearsals, loads, isolated)
         for module in self._modules:
             attach.attach(module)
 
@@ -82,13 +86,17 @@ class WrappedModel(Runs):
 
     def beside(self) -> WrappedModel:
         """Another one of the same model, with plans, recipes and results of its own, without hooks and metrics."""
-        made = WrappedModel(self.model, self.depth, metrics=False, rehearsals=self._rehearsals)
+        made = WrappedModel(self.model, self.depth, metrics=False, rehearsals=self._rehearsals, isolated=self._isolated)
         made._turns = self._turns  # a model that keeps state runs once at a time, whoever runs it
         return made
 
     def turn(self) -> AbstractContextManager[Any]:
         """Meanwhile nobody else runs the model, if it may keep state; nests in one thread."""
         return self._turns.one()
+
+    def renew(self) -> None:
+        """The owner has put the model right after a run that ended in `ModelChanged`."""
+        self._turns.renew()
 
     # -- planning -----------------------------------------------------------------------------------------------
 

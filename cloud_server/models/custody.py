@@ -15,26 +15,39 @@ from torch import nn
 
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.modules import weights_hash
+from shared_hooks.state import PythonState
 
 log = logging.getLogger("cloud_server")
 
 
 class Custody:
-    """Watches one model; safe with several workers. ``load`` builds the model again."""
+    """Watches one model; safe with several workers. ``load`` builds it again, after which ``mended`` is called."""
 
-    def __init__(self, model_id: str, model: nn.Module, load: Callable[[], nn.Module]) -> None:
+    def __init__(
+        self, model_id: str, model: nn.Module, load: Callable[[], nn.Module], mended: Callable[[], None] = lambda: None
+    ) -> None:
         self._model_id = model_id
         self._model = model
         self._load = load
+        self._on_mended = mended
         self._hash = weights_hash(model)
         self._lock = threading.Lock()
         self.mended = 0
         """How often the model was put right: what was computed before is not to be continued."""
         self._tensors = [*model.parameters(), *model.buffers()]
+        # what else the model keeps is not in a file of weights
+        known = set(map(id, self._tensors))
+        others = {id(one): one for one in PythonState(model).tensors() if id(one) not in known}
+        self._copies = [(one, one.clone()) for one in others.values() if one.layout == torch.strided]
+        self._tensors += [one for one, _ in self._copies]
+        self._kinds = list(map(type, self._tensors))
         self._seen = self._now()
 
-    def _now(self) -> list[tuple[int, int]]:
-        return [(tensor._version, tensor.data_ptr()) for tensor in self._tensors]
+    def _now(self) -> list[tuple[int, int, type]]:
+        return [
+            (-1 if tensor.is_inference() else tensor._version, tensor.data_ptr(), type(tensor))
+            for tensor in self._tensors
+        ]
 
     def check(self) -> None:
         """To be called after every request. Raises `ServerUnavailable` when the model had changed: what was computed
@@ -55,13 +68,19 @@ class Custody:
             )
             self._restore()
             self.mended += 1
+            self._on_mended()
         return True
 
     def _restore(self) -> None:
         fresh = self._load()
         with torch.no_grad():
-            for mine, theirs in zip(self._tensors, [*fresh.parameters(), *fresh.buffers()], strict=True):
+            for mine, kind in zip(self._tensors, self._kinds, strict=True):
+                mine.__class__ = kind  # type: ignore[assignment]
+            own = self._tensors[: len(self._tensors) - len(self._copies)]
+            for mine, theirs in zip(own, [*fresh.parameters(), *fresh.buffers()], strict=True):
                 mine.data = theirs.data
+            for mine, copy in self._copies:
+                mine.data = copy.clone()
         self._seen = self._now()
         if weights_hash(self._model) != self._hash:
             log.critical("model %s: the loaded weights are not those it was announced with", self._model_id)

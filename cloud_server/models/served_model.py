@@ -71,7 +71,9 @@ class ServedModel:
         self.device = self._device = device
         self._spec = entry.spec
         model = entry.spec.load_model(device)
-        self._wrapped = WrappedModel(model, depth=entry.depth, lifecycle=self._lifecycle, rehearsals=rehearsals)
+        self._wrapped = WrappedModel(
+            model, depth=entry.depth, lifecycle=self._lifecycle, rehearsals=rehearsals, isolated=True
+        )
         self.nbytes = bytes_of(model)
         """Of its parameters and buffers."""
         self._form: Form = {}
@@ -91,7 +93,8 @@ class ServedModel:
             machine=describe(device),
             form=self._form,
         )
-        self._custody = Custody(entry.spec.model_id, model, lambda: entry.spec.load_model(device))
+        load = partial(entry.spec.load_model, device)
+        self._custody = Custody(entry.spec.model_id, model, load, self._wrapped.renew)
         most = (rehearsals or RehearsalLimits()).held_bytes
         self._decoding = DecodingTails(self._wrapped, device, self._custody, entry.decoding, most)
         self.compiled: CompiledTails | None = None

@@ -88,6 +88,8 @@ class Planner:
         self._lock = threading.RLock()
         self.made = 0
         """How often the model was recorded."""
+        self.allows_cuts = False
+        """Whether any plan has said that the model keeps no state from one run to the next."""
 
     @property
     def latest(self) -> Plan:
@@ -144,6 +146,7 @@ class Planner:
             # a context of its own, so that no context variable keeps what the model sets
             run = contextvars.copy_context().run
             trace = run(self._record_quietly, args, kwargs, settle=not self._plans.get(key))
+            self.allows_cuts |= not trace.unsteady
             if self._left != left:
                 self._plans.clear()  # another path may read what this one was found to leave behind
             key = self.key(args, kwargs)  # only now it is known what the model changes by itself
@@ -317,7 +320,6 @@ class _Trial:
             if unread:
                 self.left.names |= left
                 kept = []
-                trace.forget_half_done(left)
             else:
                 kept = kept or sorted(left)
         kept += judge.from_data()

@@ -1,18 +1,24 @@
-"""Threads that run one model at once: at will where its Python writes no state, else one after the other.
+"""Runs of one model: at once where its Python provably writes no state, else one after the other, each from the same
+state.
 
-What code keeps in an attribute from one line to the next would be another thread's by then: a wrong answer, made of
-somebody else's data.
+What code keeps in an attribute from one line to the next would be another thread's by then, and what it keeps from one
+forward to the next would be another caller's: a wrong answer, made of somebody else's data. So such a model runs in one
+thread at a time, and what a run leaves behind is put back after it, whatever path it took.
 """
 
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 
+from shared_hooks.errors import ModelChanged
 from shared_hooks.purity.modules import pure_modules
+from shared_hooks.state import PythonState, Settings, first_few
 
 
 class Turns:
@@ -21,11 +27,112 @@ class Turns:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._lock = threading.RLock()
-        self._turn: AbstractContextManager[Any] | None = None
+        self._is_pure: bool | None = None
+        self._state: PythonState | None = None
+        self._tensors: list[torch.Tensor] = []
+        self._counted: list[torch.Tensor] = []
+        self._nested = 0
+        self.broken = ""
+        """What a run has changed and nobody can put back; empty while there is no such thing."""
 
-    def one(self) -> AbstractContextManager[Any]:
-        """A turn; nests in one thread."""
-        if self._turn is None:
+    def one(self, *, writes: bool = False, foreseen: bool = True) -> AbstractContextManager[Any]:
+        """A run of the model, or several that belong together; nests in one thread.
+
+        ``writes``: a plan knows that it writes in place to its own tensors, and what that means. ``foreseen``: it takes
+        the path of a plan to its end; false where data may lead it elsewhere. Raises ModelChanged at the end of a run
+        that wrote unforeseen, and from then on for every run until `renew`.
+        """
+        if self._may_run_at_once():
+            return nullcontext() if foreseen or writes else self._watched()
+        return self._turn(writes)
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """As `one`, for a model that nobody cuts: what it keeps stays."""
+        return nullcontext() if self._may_run_at_once() else self._lock
+
+    def _may_run_at_once(self) -> bool:
+        if self._is_pure is None:
             modules = set(self._model.modules())
-            self._turn = nullcontext() if pure_modules(modules) == modules else self._lock
-        return self._turn
+            self._is_pure = pure_modules(modules) == modules
+        return self._is_pure
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Several at once: only what is written in place can stay."""
+        self._check()
+        with self._lock:
+            self.state()
+            marks, tensors = self._marks(), self._tensors
+        try:
+            yield
+        finally:
+            self._look(marks, tensors)
+        self._check()
+
+    @contextmanager
+    def _turn(self, writes: bool) -> Iterator[None]:
+        with self._lock:
+            if self._nested:
+                yield
+                return
+            self._check()
+            state = self.state()
+            settings, marks, tensors = Settings(), self._marks(), self._tensors
+            self._nested += 1
+            try:
+                yield
+            finally:
+                self._nested -= 1
+                left = settings.restore()
+                if not state.looks_same:
+                    left += state.restore()
+                if left:
+                    self.broken = first_few(left)
+                if not writes:
+                    self._look(marks, tensors)
+            self._check()
+
+    def state(self) -> PythonState:
+        """As it is before a run. Looked at again only where its owner has changed the model since the last one."""
+        if self._state is None or not self._state.looks_same:
+            self._state = PythonState(self._model, settings=False)
+            tensors = {id(one): one for one in (*self._model.parameters(), *self._model.buffers())}
+            tensors |= {id(one): one for one in self._state.tensors()}
+            self._tensors = [one for one in tensors.values() if one.layout == torch.strided]
+            self._counted = [one for one in self._tensors if not one.is_inference()]
+        return self._state
+
+    def renew(self) -> None:
+        """The model was put right."""
+        with self._lock:
+            self.broken, self._state = "", None
+
+    def _marks(self) -> tuple[list[int], list[int], list[type]]:
+        """By what a write in place to one of the model's tensors shows, and other memory or another class of one."""
+        return (
+            [one._version for one in self._counted],
+            [one.data_ptr() for one in self._tensors],
+            list(map(type, self._tensors)),
+        )
+
+    def _look(self, marks: tuple[list[int], list[int], list[type]], tensors: list[torch.Tensor]) -> None:
+        """After a run: was one of these tensors written? A class is put back, content cannot be."""
+        if self._marks() == marks:
+            return
+        versions, places, kinds = marks
+        for one, kind in zip(tensors, kinds, strict=True):
+            if type(one) is not kind:
+                one.__class__ = kind  # type: ignore[assignment]
+        now = self._marks()
+        written = [one for one, was, new in zip(self._counted, versions, now[0], strict=True) if was != new]
+        written += [one for one, was, new in zip(tensors, places, now[1], strict=True) if was != new]
+        names = {id(one): name for name, one in (*self._model.named_parameters(), *self._model.named_buffers())}
+        if written:
+            self.broken = first_few(names.get(id(one), "a tensor that it keeps") for one in written)
+
+    def _check(self) -> None:
+        if self.broken:
+            raise ModelChanged(
+                f"the model has changed {self.broken} while it ran, on a path that no plan has seen, which cannot be "
+                "put back: load it again"
+            )

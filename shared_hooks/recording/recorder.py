@@ -17,7 +17,7 @@ from shared_hooks.recording.modes import Functions, kernels
 from shared_hooks.recording.operations import OperationLog
 from shared_hooks.recording.outliving import Judge
 from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Storage, Trace
-from shared_hooks.state import Change, DiceWatch, PythonState, first_few, lasting_name
+from shared_hooks.state import Change, DiceWatch, PythonState, first_few
 from shared_hooks.tensors import UnknownHolder, flatten, tensors_in
 
 
@@ -51,7 +51,6 @@ class Recorder(OperationLog):
         self.judge = Judge(state, self)
         self.looked = False
         self.pure_stack = [True]  # what is around the model is no code of its
-        self.half_done: dict[int, set[str]] = {}
         self.changes: list[Change] = []
         self.layers: list[ModuleCall] = []
 
@@ -153,19 +152,17 @@ class Recorder(OperationLog):
         if not call.has_child:
             call.layer_id = len(self.layers)
             self.layers.append(call)
-            self._look_at_state(call, call.layer_id)
+            self._look_at_state(call)
         # whoever called it goes on now
         self.looked &= self.pure_stack[-1]
         self.muted = False
         return output
 
-    def _look_at_state(self, call: ModuleCall, layer: int) -> None:
+    def _look_at_state(self, call: ModuleCall) -> None:
         """Is the state as it was at the beginning? Only where code that may write state has run since the last look."""
         if not self.looked:
             self.looked = True
             self.changes = self.judge.changes()
-        if self.changes:
-            self.half_done[layer] = {lasting_name(change, self.judge.state.places) for change in self.changes}
         stuck = [change.name for change in self.changes if not change.can_be_undone]
         if stuck:
             self.refuse(f"here the model's Python state cannot be left: {first_few(stuck)}", call.exit, call.exit)
@@ -190,7 +187,8 @@ class Recorder(OperationLog):
         self._look()
         for name in sorted(self.unseen_writes()):
             self.refuse(f"code that torch does not see writes to {name}, which outlives the forward")
-        for storage, first, last, what in outside_writes(self.events, timeless=not self.dynamic):
+        written = list(outside_writes(self.events, timeless=not self.dynamic))
+        for storage, first, last, what in written:
             self.refuse(f"the model {what} {self.named(storage)}, which outlives the forward", first, last)
             if last < NEVER:
                 self.scratch.add(storage)
@@ -208,7 +206,7 @@ class Recorder(OperationLog):
             self.draws,
             refusals=tuple(self.refusals),
             dice=self.dice | self.dice_watch.drawn,
-            half_done=self.half_done,
+            writes_kept=bool(written) and (not self.dynamic or all(last < NEVER for _, _, last, _ in written)),
             weights=self.weights,
         )
 

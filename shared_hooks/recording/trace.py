@@ -191,8 +191,7 @@ class Trace:
     ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``,
     torch's by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
 
-    ``half_done``: by layer id, where the model's Python state after that layer is not as it is after the forward:
-    names of what has to be put back after a head.
+    ``writes_kept``: it always writes in place to tensors that outlive the forward, and what that means is known.
 
     ``weights``: the storages of the model's parameters, in the order of ``model.parameters()``.
     """
@@ -211,12 +210,8 @@ class Trace:
     unsteady: str = ""
     refusals: tuple[Refusal, ...] = ()
     dice: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    half_done: dict[int, set[str]] = field(default_factory=dict)
+    writes_kept: bool = False
     weights: list[Storage] = field(default_factory=list)
-
-    def forget_half_done(self, names: set[str]) -> None:
-        """What no run reads need not be put back."""
-        self.half_done = {layer: changed for layer, changed in self.half_done.items() if changed - names}
 
     @cached_property
     def calls(self) -> list[ModuleCall]:

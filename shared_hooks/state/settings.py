@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,22 @@ def _set_flags(value: tuple[Any, ...]) -> None:
     backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32 = value[3:]
 
 
+def _flushes_denormals() -> bool:
+    """Of this thread. torch tells nobody, but Python divides by the same unit."""
+    return sys.float_info.min / 2 == 0.0
+
+
+def _functional() -> dict[str, Any]:
+    return dict(vars(torch.nn.functional))
+
+
+def _set_functional(value: dict[str, Any]) -> None:
+    space = vars(torch.nn.functional)
+    for name in [name for name in space if name not in value]:
+        del space[name]
+    space.update(value)
+
+
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "torch's default device": (_device, torch.set_default_device),
@@ -80,6 +97,8 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch's attention kernels": (_attention, _set_attention),
     "torch's backend flags": (_flags, _set_flags),
     "torch's anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    "torch's denormal numbers": (_flushes_denormals, torch.set_flush_denormal),
+    "functions of torch.nn.functional": (_functional, _set_functional),
 }
 
 

@@ -15,7 +15,7 @@ import torch
 from shared_hooks.crossing import Crossing, Fill, TensorForm
 from shared_hooks.modules import ROOT
 from shared_hooks.showing import short
-from shared_hooks.state import PythonState, Settings
+from shared_hooks.state import PythonState
 from shared_hooks.tensors import Structure, View, dtype_name
 
 # -- sources ----------------------------------------------------------------------------------------------------
@@ -146,11 +146,9 @@ _VERBS = {Enter: "enter", Skip: "skip", Answer: "answer", ReadValue: "read", Run
 class Recipe:
     """How to resume after one cut. ``counts``: how often each module was called before it.
 
-    ``cache``: what the replays of this recipe share, by device. ``state``: the model's Python state, to be put back
-    after a tail that failed half way, and after every one if ``leaves``: a run ends with another than it began with.
-    ``is_open``: after the cut data may decide on the path, so that a tail may leave what nobody has seen before, be it
-    Python state or what it writes into ``kept``, the tensors that are the model's.
-    ``settings``: of the process, to be put back after a tail that failed half way.
+    ``cache``: what the replays of this recipe share, by device. ``state``: the model's Python state before a tail.
+    ``is_open``: data may decide on the path, so that a tail may leave what nobody has seen before, be it Python state
+    or what it writes into ``kept``, the tensors that are the model's.
     """
 
     crossing: Crossing
@@ -159,10 +157,8 @@ class Recipe:
     counts: dict[str, int]
     seconds: float = 0.0
     state: PythonState | None = field(default=None, repr=False)
-    leaves: bool = False
     is_open: bool = True
     kept: list[torch.Tensor] = field(default_factory=list, repr=False)
-    settings: Settings | None = field(default=None, repr=False)
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def versions(self) -> list[int]:

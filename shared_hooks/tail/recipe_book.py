@@ -106,7 +106,7 @@ class RecipeBook:
         """
         found = self._known(early)
         if found is None:
-            with self._turns.one(), self._rehearsing:
+            with self._turns.one(writes=True), self._rehearsing:
                 found = self._known(early) or self._made(early, device)
         if isinstance(found, IsthmusError):
             raise copy.copy(found)  # one that is raised holds on to the request: its frames, and so its payload
@@ -114,7 +114,7 @@ class RecipeBook:
 
     def warm(self, early: EarlyOutput, device: torch.device) -> None:
         """Rehearse once before anybody waits: the first time has torch import what takes seconds."""
-        with self._turns.one(), self._rehearsing, suppress(IsthmusError):
+        with self._turns.one(writes=True), self._rehearsing, suppress(IsthmusError):
             self._keep(early, self._rehearsed(early, device))
 
     def _known(self, early: EarlyOutput) -> Recipe | IsthmusError | None:
@@ -157,9 +157,9 @@ class RecipeBook:
             with everybodys, torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
                 recipe = contextvars.copy_context().run(rehearsal.recipe, self._find)
             # what a forward leaves on the model is a request's own, and goes with it
-            recipe.state, recipe.kept, recipe.is_open = state, facts.tensors, not rehearsal.ended
-            recipe.leaves = recipe.is_open or not state.is_same
-            recipe.settings = settings
+            recipe.state, recipe.kept = state, facts.tensors
+            # another value that was read before the cut may lead elsewhere behind it
+            recipe.is_open = bool(early.values) or not rehearsal.ended
             return recipe
         finally:
             rehearsal.notes.failure = None  # it refers to frames that refer to it, and to what the request brought
