@@ -18,6 +18,7 @@ from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 from shared_hooks.modules import agreement, attach, hierarchy, tables
 from shared_hooks.modules.manifest import Fact, manifest
 from shared_hooks.planning import Cut, Layers, Loads, Plan
+from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import told
 from shared_hooks.state import PythonState
@@ -92,7 +93,12 @@ class WrappedModel(Runs):
 
     def turn(self) -> AbstractContextManager[Any]:
         """Meanwhile nobody else runs the model, if it may keep state; nests in one thread."""
-        return self._turns.one()
+        return self._turns.one(foreseen=False)
+
+    @property
+    def turns(self) -> Turns:
+        """In which all runs of the model are made, whoever makes them."""
+        return self._turns
 
     def renew(self) -> None:
         """The owner has put the model right after a run that ended in `ModelChanged`."""
@@ -132,6 +138,12 @@ class WrappedModel(Runs):
             return
         if wrong is not None:
             raise wrong
+
+    def most_output_bytes(self, *args: Any, **kwargs: Any) -> int | None:
+        """A generous bound on the bytes of this model's answer to such inputs, by the plans that are known; None
+        without any. An answer from elsewhere that is larger is none of this model's.
+        """
+        return self._planner.most_output_bytes(args, kwargs)
 
     @property
     def plans_made(self) -> int:

@@ -75,7 +75,7 @@ class Custody:
         fresh = self._load()
         with torch.no_grad():
             for mine, kind in zip(self._tensors, self._kinds, strict=True):
-                mine.__class__ = kind  # type: ignore[assignment]
+                mine.__class__ = kind
             own = self._tensors[: len(self._tensors) - len(self._copies)]
             for mine, theirs in zip(own, [*fresh.parameters(), *fresh.buffers()], strict=True):
                 mine.data = theirs.data

@@ -92,8 +92,9 @@ class ServerState(Collector):
         loads = CounterMetricFamily("isthmus_model_loads", "How often models were loaded.", labels=["model"])
         text = "How often models gave way to others (max_model_bytes)."
         gone = CounterMetricFamily("isthmus_model_evictions", text, labels=["model"])
-        for family, counts in () if fleet is None else ((loads, fleet.loads), (gone, fleet.evictions)):
-            for name in dict.fromkeys([*fleet, *counts]):
-                family.add_metric([name], counts[name])
+        if fleet is not None:
+            for name in dict.fromkeys([*fleet, *fleet.loads]):
+                loads.add_metric([name], fleet.loads[name])
+                gone.add_metric([name], fleet.evictions[name])
         yield loads
         yield gone

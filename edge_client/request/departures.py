@@ -78,7 +78,7 @@ class Departures:
             # the server has answered the old one, or has heard of one that came to nothing
             anew = before is not None or (ahead is not None and ahead.has_left and opening is None)
             id = self._reports.next_id() if anew else about.id
-            exchange = self.exchange(id, head.outgoing, stamps, until, about, place, together)
+            exchange = self.exchange(id, head.outgoing, stamps, until, about, place, together, head.answer_bytes)
         except BaseException:
             place.leave()
             if ahead is not None:
@@ -109,15 +109,19 @@ class Departures:
         about: About,
         place: Place,
         together: bool = False,
+        most: int | None = None,
     ) -> Exchange:
-        """Which gives its place back when it is settled. ``together``: a row of a batch's will do."""
+        """Which gives its place back when it is settled. ``together``: a row of a batch's will do. ``most``: bytes that
+        the model can answer with.
+        """
+        limit = self._max_answer_bytes if most is None else min(most, self._max_answer_bytes)
         place.weigh(outgoing.nbytes)
         return Exchange(
             id,
             outgoing,
             until=until,
             stamps=stamps,
-            check_header=lambda header, size: wire.check_answer(header, size, self._max_answer_bytes),
+            check_header=lambda header, size: wire.check_answer(header, size, limit),
             want_metrics=self._wants_metrics,
             together=together,
             observers=self._edge_model.observers,

@@ -69,6 +69,7 @@ class Head:
     transforms: tuple[str, ...] = ()
     frame: Frame | None = None  # where others may refer to it
     decoding_ns: float = 0.0  # what the server is expected to take to decode it, where codecs are chosen
+    answer_bytes: int | None = None  # the most that the model can answer; None where no plan says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +265,8 @@ class EdgeModel:
         decoding_ns = 0.0 if self.chooser is None else self.chooser.decoding_ns(early, outgoing.codecs)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
-        return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed, frame, decoding_ns)
+        most = self.wrapped.most_output_bytes(*call.args, **call.kwargs)
+        return Head(outgoing, early.layer_name, early.layer_id, records, observations, changed, frame, decoding_ns, most)
 
     def way(self, crossing: Crossing, codec: str = "") -> Way | None:
         """How a frontier will be packed, as far as that is known before it is there. ``codec``: as of `head`."""

@@ -31,7 +31,7 @@ from shared_hooks.crossing.early import EarlyOutput, parts
 from shared_hooks.crossing.format import decode, decoded_bytes
 from shared_hooks.crossing.generators import torch_generator
 from shared_hooks.crossing.packing import ALIGN, Packing
-from shared_hooks.crossing.parcel import MAX_RANK, Parcel, read_header, total_bytes
+from shared_hooks.crossing.parcel import MAX_RANK, Parcel, raw_bytes, read_header, total_bytes
 from shared_hooks.crossing.path_digest import CALL, PathDigest
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "digest_of",
     "mixes_truth",
     "parts",
+    "raw_bytes",
     "read_header",
     "torch_generator",
     "total_bytes",

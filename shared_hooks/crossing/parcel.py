@@ -155,10 +155,15 @@ def total_bytes(sections: list[Section], max_bytes: int) -> int:
     total = 0
     for section in _as_they_lie(sections):
         _, total = section.place(total)
-    most = max(total, sum(section.raw_bytes for section in sections))
+    most = max(total, raw_bytes(sections))
     if most > max_bytes:
         raise TooLarge(f"a payload of {most} bytes is announced; at most {max_bytes} are taken")
     return total
+
+
+def raw_bytes(sections: list[Section]) -> int:
+    """Of the tensors, decoded."""
+    return sum(section.raw_bytes for section in sections)
 
 
 def _as_they_lie(sections: list[Section]) -> list[Section]:

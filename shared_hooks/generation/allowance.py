@@ -1,13 +1,17 @@
 """How much memory one step may take. Sizes are told by the edge, and a mask of lengths that a stranger names, squared,
 would be all the memory there is.
 
-Every kernel's result is foreseen on the meta device before it runs. That costs, so it is done only for steps whose
-largest size is beyond twice that of the steps that were looked at.
+Every kernel's result is foreseen on the meta device before it runs. That costs, so it is done once for steps that are
+alike: of the same structure, every single size and number of the same order of magnitude (`magnitude`). Where sizes are
+less than twice as large, what is made of them is less than `GROWTH` times as large; a step that would not fit then is
+looked at each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import threading
+from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,10 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.errors import TooLarge
 from shared_hooks.forward import FORM_ONLY, arguments_of, call_key, on_meta
-from shared_hooks.generation.forms import Form, Node
 from shared_hooks.generation.ghost import Ghost
 
 STEP_BYTES = 4 << 30
+GROWTH = 16
+"""What a product of four sizes grows by where each is doubled: rows, heads, and two lengths."""
+MAX_SEEN = 4096
 
 
 class Allowance(TorchDispatchMode):
@@ -27,7 +33,8 @@ class Allowance(TorchDispatchMode):
 
     def __init__(self, most: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._left = self._most = most
+        self._most = most
+        self.spent = 0
         self._sizes: dict[Any, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -37,8 +44,8 @@ class Allowance(TorchDispatchMode):
             key = call_key(func, args, kwargs)
             if key not in self._sizes:
                 self._sizes[key] = _size(func, args, kwargs)
-            self._left -= self._sizes[key]
-            if self._left < 0:
+            self.spent += self._sizes[key]
+            if self.spent > self._most:
                 raise TooLarge(f"with inputs and a state of these sizes a step takes more than {self._most >> 20} MiB")
         return func(*args, **kwargs)
 
@@ -62,66 +69,77 @@ def _size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 class Seen:
-    """The sizes up to which steps of one tail need no look: of private inputs, of what is told of a state."""
+    """The steps of one tail that were looked at, and took little enough for all that are alike. Any thread may call."""
 
     def __init__(self) -> None:
-        self.inputs = self.state = 0
+        self._known: OrderedDict[Any, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def has(self, key: Any) -> bool:
+        with self._lock:
+            found = key in self._known
+            if found:
+                self._known.move_to_end(key)
+            return found
+
+    def add(self, key: Any) -> None:
+        with self._lock:
+            self._known[key] = None
+            while len(self._known) > MAX_SEEN:
+                self._known.popitem(last=False)
 
 
 class Extents:
-    """How large a session's inputs and its state are said to be. ``most``: bytes that one step may take. ``seen``: of
-    all sessions of the tail, since what a step of some sizes takes is the same in each.
-    """
+    """Of one step: it is looked at where nothing like it was. ``most``: bytes that it may take."""
 
-    def __init__(self, most: int = STEP_BYTES, seen: Seen | None = None) -> None:
+    def __init__(self, most: int, seen: Seen) -> None:
         self._most = most
-        self._inputs = self._state = 0
-        self._seen = Seen() if seen is None else seen
-        self._looked = False
+        self._seen = seen
+        self._keys: list[Any] = []
+        self._allowance: Allowance | None = None
 
-    def begin(self, elements: int) -> None:
-        """A forward begins; the largest private input has so many elements."""
-        self._inputs = elements
-        self._looked = False
+    def begin(self) -> None:
+        """A forward begins."""
+        self._keys, self._allowance = [], None
 
-    def state(self, forms: Iterable[Form]) -> None:
-        """This was told of the state."""
-        self._state = max(self._state, extent_of(forms))
-
-    def around(self) -> AbstractContextManager[Any]:
-        """For the step, or the rest of it: a look at what it takes, where that is new."""
-        if self._looked or (self._inputs <= self._seen.inputs and self._state <= self._seen.state):
+    def around(self, *told: Any) -> AbstractContextManager[Any]:
+        """For the rest of the forward, of which the edge has told this: a look, if it is new."""
+        key = (*(self._keys[-1] if self._keys else ()), *told)
+        self._keys.append(key)
+        if self._allowance is not None or self._seen.has(key):
             return nullcontext()
-        self._looked = True
-        return Allowance(self._most)
+        self._allowance = Allowance(self._most)
+        return self._allowance
 
     def passed(self) -> None:
         """The step was made."""
-        if self._looked:
-            self._seen.inputs = max(self._seen.inputs, 2 * self._inputs)
-            self._seen.state = max(self._seen.state, 2 * self._state)
-
-    def copied(self) -> Extents:
-        """For a fork, and for a step that may fail."""
-        made = Extents(self._most, self._seen)
-        made._inputs, made._state = self._inputs, self._state
-        return made
+        if self._allowance is not None and self._allowance.spent * GROWTH <= self._most:
+            for key in self._keys:
+                self._seen.add(key)
 
 
-def extent_of(forms: Iterable[Form]) -> int:
-    """The largest size or number in some forms."""
-    most = 0
-    for form in forms:
-        if isinstance(form, Node):
-            most = max(most, extent_of(form.forms.values()))
-        elif form is not None and form[0] == "m":
-            most = max(most, *form[1], 0)
-        elif form is not None and form[0] == "v" and type(form[1]) is int:
-            most = max(most, abs(form[1]))
-        elif form is not None and form[0] == "i":
-            most = max(most, _largest(form[2]))
-    return most
+def magnitude(value: Any) -> Any:
+    """What is the same for values of one structure whose numbers are of the same sign and less than twice as large."""
+    kind = type(value)
+    if kind is int:
+        return value.bit_length() if value >= 0 else -value.bit_length()
+    if kind is bool:
+        return str(value)
+    if kind is float:
+        return "f", math.copysign(1.0, value), *(math.frexp(value)[1:] if math.isfinite(value) else (str(value),))
+    if isinstance(value, (list, tuple)):
+        return tuple([magnitude(one) for one in value])
+    if isinstance(value, dict):
+        return tuple([(key, magnitude(one)) for key, one in value.items()])
+    return value
 
 
-def _largest(values: Any) -> int:
-    return max((_largest(one) for one in values), default=0) if isinstance(values, list) else abs(int(values))
+def weight(value: Any) -> int:
+    """About how many bytes of memory a value from JSON takes."""
+    if isinstance(value, str):
+        return 50 + len(value)
+    if isinstance(value, (list, tuple)):
+        return 56 + sum([8 + weight(one) for one in value])
+    if isinstance(value, dict):
+        return 64 + sum([100 + weight(key) + weight(one) for key, one in value.items()])
+    return 32

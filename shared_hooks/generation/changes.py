@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared_hooks.errors import BadFrame
+from shared_hooks.generation.allowance import weight
 from shared_hooks.generation.forms import Form, Node, Path, plain
 from shared_hooks.generation.mirror import Change
 
@@ -52,6 +53,11 @@ class Changes:
         except (TypeError, ValueError, IndexError, KeyError) as error:
             raise BadFrame(f"malformed changes of a state: {error!s:.120}") from error
         return found
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes in memory."""
+        return weight(self._said)
 
     def copied(self) -> Changes:
         """For a session that goes on from here by itself."""

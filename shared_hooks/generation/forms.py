@@ -9,8 +9,11 @@ Of integers that tell a length or a position both sides have the values; everybo
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from inspect import getattr_static
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -190,7 +193,7 @@ def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tu
     node = Node(kind, str(cls), holder)
     made: dict[Any, Any] = {}
     for number, (key, item) in enumerate(entries):
-        check_key(kind, key)
+        check_key(kind, key, holder)
         if key in made or (kind == "l" and key != number):
             raise BadFrame("malformed form of a state: a key")
         made[key], found = build(item, here, before.get(key), values.get(key), depth + 1)
@@ -209,11 +212,21 @@ def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tu
     return holder, node
 
 
-def check_key(kind: str, key: Any) -> None:
-    """Raises BadFrame for a key that a holder of that kind does not have, or must not be given."""
+def check_key(kind: str, key: Any, holder: Any) -> None:
+    """Raises BadFrame for a key that a holder of that kind does not have, or must not be given: an attribute must not
+    hide a method of its class, or whoever calls that would call what the sender put there.
+    """
     fits = type(key) is (int if kind == "l" else str) or (kind == "d" and type(key) is int)
     if not fits or (kind == "o" and (key == OWN or key.startswith("__"))):
         raise BadFrame("malformed form of a state: a key")
+    if kind == "o" and _is_method((type(holder), key)):
+        raise BadFrame(f"malformed form of a state: {key!r:.40} is not for the sender to set")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_method(place: tuple[Hashable, str]) -> bool:
+    found = getattr_static(*place, None)
+    return callable(found) or (hasattr(type(found), "__get__") and not isinstance(found, MemberDescriptorType))
 
 
 def _leaf_form(form: Any) -> Form:

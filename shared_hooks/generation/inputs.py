@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import BadFrame, InputMismatch
+from shared_hooks.generation.allowance import magnitude, weight
 from shared_hooks.generation.forms import check_sizes, version_of
 from shared_hooks.generation.ghost import Ghost, Origin
 from shared_hooks.generation.holders import is_state
@@ -135,6 +136,8 @@ class Heard:
         self._structure: Any = None
         self._forms: Any = None
         self._last: dict[int, torch.Tensor] = {}
+        self._told: Any = None
+        self._structures: Any = None
         self.leaves: list[torch.Tensor] = []
 
     def hear(self, header: dict[str, Any], tensors: list[torch.Tensor], state: Any) -> tuple[dict[str, Any], int]:
@@ -146,6 +149,7 @@ class Heard:
         used = 0
         try:
             self.leaves = []
+            self._last = {number: leaf for number, leaf in self._last.items() if number < len(self._forms)}
             for number, form in enumerate(self._forms):
                 leaf = self._leaf(number, form, tensors)
                 used += form[0] == "s"
@@ -163,10 +167,20 @@ class Heard:
             raise BadFrame(f"malformed inputs of a step: {error!s:.120}") from error
         return kwargs, used
 
+    def magnitude(self) -> Any:
+        """See `allowance.magnitude`: of what was told, and of the tensors' sizes."""
+        if self._told is not self._structure:
+            self._told, self._structures = self._structure, magnitude(self._structure)
+        return self._structures, magnitude(self._forms), tuple([magnitude(leaf.shape) for leaf in self.leaves])
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that are kept for the next step."""
+        return list(self._last.values())
+
     @property
-    def largest_private(self) -> int:
-        """Elements of the largest private input."""
-        return max((leaf.numel() for leaf in self.leaves if type(leaf) is Ghost), default=0)
+    def nbytes(self) -> int:
+        """About what the rest takes in memory."""
+        return weight(self._structure) + weight(self._forms)
 
     def _leaf(self, number: int, form: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
         kind = form[0]

@@ -14,9 +14,13 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import BadFrame
+from shared_hooks.generation.allowance import magnitude
 from shared_hooks.generation.forms import LITERALS, Form, Loose, Node, Path, build, check_key, form_of, same, version_of
 from shared_hooks.generation.ghost import Ghost, Part, shadow
 from shared_hooks.tensors import UnknownHolder
+
+NODE_BYTES, ENTRY_BYTES = 1024, 2560
+"""Of memory: a holder and its form; what one entry takes, a tensor without data being the largest."""
 
 Change = tuple[Path, Form, Form]
 """Where, what is there now, and what was (None for nothing)."""
@@ -62,8 +66,6 @@ class Mirror:
 
     def __init__(self, state: Any, here: torch.device) -> None:
         self.here = here
-        self.put_last: list[Form] = []
-        """What the last `put` has put there."""
         self.moved: list[Path] = []
         """Places where the last look has found another shadow than before."""
         with torch._C.DisableTorchFunction():  # our own look is no operation of the model's
@@ -76,7 +78,7 @@ class Mirror:
     def built(cls, form: Any, here: torch.device) -> Mirror:
         """Of a state made anew from its form; its tensors are shadows. Raises BadFrame."""
         made = cls.__new__(cls)
-        made.here, made.moved, made.put_last = here, [], []
+        made.here, made.moved = here, []
         state, made.root = build(form, here)
         if not isinstance(made.root, Node) or made.root.kind != "o":
             raise BadFrame("a state is an object")
@@ -141,22 +143,19 @@ class Mirror:
 
     def put(self, changes: list[tuple[Path, Any]]) -> None:
         """What the other side changed, applied here; tensors whose form is left as it is stay. Raises BadFrame."""
-        self.put_last = []
         for path, form in changes:
             if not path:
                 _, self.root = build(form, self.here, self.root, self.state)
-                self.put_last.append(self.root)
                 continue
             node = self._at(path[:-1])
             key = path[-1]
-            check_key(node.kind, key)
+            check_key(node.kind, key, node.holder)
             before = node.seen.get(key, (None, -1))[0]
             value, found = build(form, self.here, node.forms.get(key), before)
             if node.kind == "l" and not 0 <= key <= len(node.holder):
                 raise BadFrame(f"a state has no place {key}")
             node.write(key, value)
             node.note(key, value, found)
-            self.put_last.append(found)
 
     def _at(self, path: Path) -> Node:
         node: Any = self.root
@@ -218,10 +217,13 @@ class Mirror:
         return any(type(value) is Ghost for node in self._nodes(self.root) for value, _ in node.seen.values())
 
     @property
-    def nbytes(self) -> int:
-        """Memory of the tensors that are here."""
-        storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in self.real()}
-        return sum(storages.values())
+    def told_bytes(self) -> int:
+        """About what the form takes in memory, beside the tensors that are here."""
+        return sum([NODE_BYTES + ENTRY_BYTES * len(node.forms) for node in self._nodes(self.root)])
+
+    def magnitude(self) -> Any:
+        """See `allowance.magnitude`: of every size and number in the state."""
+        return _magnitude(self.root)
 
     def _twins(self) -> dict[int, torch.Tensor]:
         """Copies of the tensors that are here, by id; what was one memory is one."""
@@ -238,8 +240,14 @@ class Mirror:
     def copied(self) -> Mirror:
         """Of a copy of the state that shares no real tensor with it."""
         made = Mirror.__new__(Mirror)
-        made.here, made.moved, made.put_last, made.root = self.here, [], [], _copied(self.root, self._twins())
+        made.here, made.moved, made.root = self.here, [], _copied(self.root, self._twins())
         return made
+
+
+def _magnitude(form: Form) -> Any:
+    if isinstance(form, Node):
+        return form.cls, tuple([(key, _magnitude(one)) for key, one in form.forms.items()])
+    return magnitude(form)
 
 
 def _copied(node: Node, twins: dict[int, torch.Tensor]) -> Node:

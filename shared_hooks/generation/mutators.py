@@ -6,7 +6,7 @@ Python part of a state is told: ``["=", changes]``.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import types
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ MUTATORS = (
     "reset",
 )
 MAX_NUMBERS = 65_536
-FEW_ROWS = 64
 
 
 def written(arguments: tuple[Any, ...]) -> list[Any]:
@@ -34,31 +33,27 @@ def written(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def apply(mirror: Mirror, calls: Any, most: int) -> None:
-    """Call them here; ``most`` bytes may be made. Raises TooLarge beyond that, and BadFrame for what is no such method,
-    and for an index that is out of range.
+    """Call them here; together they may make ``most`` bytes. Raises TooLarge beyond that, and BadFrame for what is no
+    such method, and for an index that is out of range.
     """
+    name: Any = ""
+    allowance = Allowance(most)
     try:
         for name, arguments in calls:
             if name == "=":
                 mirror.put(Changes().heard(mirror.form, arguments))
                 continue
-            method = getattr(mirror.state, name, None) if name in MUTATORS else None
-            if method is None:
+            # of the class: what a sender calls an attribute is no method
+            method = getattr(type(mirror.state), name, None) if name in MUTATORS else None
+            if not isinstance(method, types.FunctionType):
                 raise BadFrame(f"a state has no method {name!r:.40}")
-            read = [_read(one, mirror.here) for one in arguments]
-            # counting costs more than a reordering: only what makes more rows is counted
-            grows = name not in ("crop", "reset") and sum(map(_count, read)) > FEW_ROWS
-            with Allowance(most) if grows else nullcontext():
-                method(*read)
+            with allowance:
+                method(mirror.state, *[_read(one, mirror.here) for one in arguments])
             mirror.renew()
     except BadFrame:
         raise
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        raise BadFrame(f"{name}() of the state fails: {error!s:.160}") from error
-
-
-def _count(argument: Any) -> int:
-    return argument.numel() if isinstance(argument, torch.Tensor) else int(argument or 0)
+    except (TypeError, ValueError, IndexError, RuntimeError, AttributeError) as error:
+        raise BadFrame(f"{name!r:.40} of the state fails: {error!s:.160}") from error
 
 
 def _read(argument: Any, here: torch.device) -> Any:

@@ -29,7 +29,7 @@ from torch import nn
 from shared_hooks.errors import BadFrame, CutRefused
 from shared_hooks.forward.context import restored
 from shared_hooks.generation import hidden, surroundings
-from shared_hooks.generation.allowance import STEP_BYTES, Extents, Seen
+from shared_hooks.generation.allowance import STEP_BYTES, Extents, Seen, magnitude, weight
 from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.cut import Cut, device_of, finder_of
@@ -42,13 +42,14 @@ from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.mutators import apply
 from shared_hooks.generation.results import said
 from shared_hooks.generation.sampling import Sampler, digest
-from shared_hooks.generation.settled import Settled
+from shared_hooks.generation.settled import Unchanged
 from shared_hooks.generation.tail import Learned, Tail, Untold
 from shared_hooks.generation.template import Template
 from shared_hooks.generation.told import Told
 from shared_hooks.generation.wanted import shortened
 from shared_hooks.modules import attach, fast_path_off, running
-from shared_hooks.tensors import unflatten
+from shared_hooks.purity import Turns
+from shared_hooks.tensors import identical, tensors_in, unflatten
 
 Header = dict[str, Any]
 LEAVES, TOLD = "leaves", "told"
@@ -58,11 +59,19 @@ class DecodingTail:
     """The tail of a model for generation, cut after ``cut`` (a module's path). Serves any number of sessions.
 
     ``step_bytes``: what one step may take in memory. ``modules``: those of the `WrappedModel` whose observers look at
-    its steps. Raises UnknownLayer and CutRefused. `close` takes away what was
-    attached.
+    its steps. ``turns``: of the same model, where others run it, too. Raises UnknownLayer and CutRefused. `close` takes
+    away what was attached.
     """
 
-    def __init__(self, model: nn.Module, cut: str, *, step_bytes: int = STEP_BYTES, modules: object = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        cut: str,
+        *,
+        step_bytes: int = STEP_BYTES,
+        modules: object = None,
+        turns: Turns | None = None,
+    ) -> None:
         self.step_bytes = step_bytes
         self.modules = modules
         self.model = model
@@ -70,7 +79,7 @@ class DecodingTail:
         self.here = device_of(model)
         self.find = finder_of(model)
         self.template = Template()
-        self.settled = Settled(model)
+        self.unchanged = Unchanged(turns or Turns(model))
         self.seen = Seen()
         self.paths = {module: path for path, module in model.named_modules()}
         for module in self.paths:
@@ -100,7 +109,6 @@ class _Known:
     around: Any = field(default_factory=lambda: surroundings.USUAL)
     structure: Any = None
     wanted: Any = None
-    extents: Extents = field(default_factory=Extents)
 
     def copied(self) -> _Known:
         return replace(
@@ -110,7 +118,18 @@ class _Known:
             down=self.down.copied(),
             told=self.told.copied(),
             sampler=self.sampler.copied(),
-            extents=self.extents.copied(),
+        )
+
+    def nbytes(self, mirror: Mirror | None) -> int:
+        """Memory of all that is kept for the session: tensors, each once, and what was told."""
+        tensors = [*self.inputs.tensors(), *(() if mirror is None else mirror.real())]
+        real = [one.untyped_storage() for one in tensors if type(one) is not Ghost]
+        told = (self.crossing, self.coded, self.around, self.structure, self.wanted)
+        return int(
+            sum({one._cdata: one.nbytes() for one in real}.values())
+            + sum([part.nbytes for part in (self.inputs, self.up, self.down, self.told)])
+            + weight(told)
+            + (0 if mirror is None else mirror.told_bytes)
         )
 
 
@@ -120,15 +139,14 @@ class TailSession:
     def __init__(self, tail: DecodingTail) -> None:
         self._tail = tail
         heard = Heard(tail.here, tail.find)
-        told, sizes = Told(tail.here), Extents(tail.step_bytes, tail.seen)
-        self._known = _Known(heard, Changes(), Changes(), told, Sampler(), extents=sizes)
+        self._known = _Known(heard, Changes(), Changes(), Told(tail.here), Sampler())
         self._mirror: Mirror | None = None
         self._spoilt = ""
 
     @property
     def nbytes(self) -> int:
-        """Memory of the tensors that are kept for it."""
-        return 0 if self._mirror is None else self._mirror.nbytes
+        """Memory of what is kept for it."""
+        return self._known.nbytes(self._mirror)
 
     def fork(self) -> TailSession:
         """A copy: both go on from here, each by itself."""
@@ -150,7 +168,8 @@ class TailSession:
         before = None if self._mirror is None else self._mirror.snapshot()
         was, known = self._mirror, self._known.copied()
         try:
-            answer = _Step(self._tail, known, was, header, tensors).run()
+            with self._tail.unchanged.turns.one(foreseen=False):
+                answer = _Step(self._tail, known, was, header, tensors).run()
         except BaseException as error:
             self._mirror = was
             if was is not None and before is not None and not was.back_to(before):
@@ -201,6 +220,7 @@ class _Step:
         self._header = header
         self._tensors = [tensor.to(tail.here) for tensor in tensors]
         self._used = 0
+        self._extents = Extents(tail.step_bytes, tail.seen)
         self._start: Any = None
         self._apart: list[tuple[torch.Tensor, int]] = []
         """Tensors that crossed, and may be in one memory on the edge."""
@@ -211,34 +231,66 @@ class _Step:
             self._mirror = Mirror.built(header["new"], tail.here)
         mirror = self._mirror
         if mirror is not None:
-            known.extents.state([mirror.root] if "new" in header else ())
             apply(mirror, header.get("do", ()), tail.step_bytes)
         kwargs, self._used = known.inputs.hear(header, self._tensors, None if mirror is None else mirror.state)
         known.crossing = header.get("x", known.crossing)
         known.coded = header.get("q", known.coded)
         known.around = header.get("c", known.around)
         surroundings.check(known.around, tail.paths, tail.model)
-        given_inputs = [(leaf, leaf._version) for leaf in known.inputs.leaves if type(leaf) is not Ghost]
         if "t" in header:
             known.told.hear(header["t"])
         known.wanted = header.get("w", known.wanted)
         if "rng" in header:
             known.sampler.take(header["rng"])
-        bank = header.get("b", [])
-        seek = bool(header.get("born"))
         self._start = None if mirror is None else mirror.snapshot()
-        look, given = Look(), mirror
+        turns = tail.unchanged.turns
+        alone = turns.nested <= 1
+        output, running_tail = self._output(kwargs, mirror)
+
+        def again() -> bool:
+            nonlocal output, running_tail
+            first = self._copies(output)
+            self._mirror = mirror
+            self._back()
+            output, running_tail = self._output(kwargs, mirror)
+            now = self._copies(output)
+            return len(first) == len(now) and all(map(identical, first, now))
+
+        if turns.before is not None:
+            tail.unchanged.check(turns.before, again if alone else None)
+        token = running.set(running_tail)
+        try:
+            structure, leaves, tensors = said(output, known.inputs.leaves, shortened(known.wanted, known.sampler.draw))
+            self._check_states(output)
+        finally:
+            running.reset(token)
+        reply: Header = {"o": leaves}
+        if known.sampler.drawn and known.sampler.state is not None:
+            reply["rng"] = digest(known.sampler.state)
+        if structure != known.structure:
+            reply["r"] = known.structure = structure
+        if self._mirror is not None:
+            reply["d"] = known.down.said(self._mirror.look())
+        if header.get("b") and not running_tail.replay.answered:
+            reply["nb"] = 1
+        self._extents.passed()
+        return _Answer(reply, tensors, self._mirror)
+
+    def _output(self, kwargs: dict[str, Any], given: Mirror | None) -> tuple[Any, Tail]:
+        """The model's, and what ran its tail; ``given`` is the state's mirror as the step began."""
+        tail, look = self._tail, Look()
+        inputs = [(leaf, leaf._version) for leaf in self._known.inputs.leaves if type(leaf) is not Ghost]
         while True:
             running_tail = Tail(
                 tail.cut,
                 tail.paths,
                 tail.template,
-                known.told,
-                bank,
+                self._known.told,
+                self._header.get("b", []),
                 self._arrive,
                 tail.find,
                 tail.here,
-                seek=seek,
+                seek=bool(self._header.get("born")),
                 modules=tail.modules,
             )
             try:
@@ -246,7 +298,7 @@ class _Step:
             except Learned:
                 self._back()
                 continue
-            if any(leaf._version != version for leaf, version in given_inputs):
+            if any(leaf._version != version for leaf, version in inputs):
                 raise CutRefused("the model writes in place to an input that both sides have: each would do it")
             if any(one._version != version for one, version in (*self._apart, *running_tail.views)):
                 raise CutRefused(
@@ -261,31 +313,25 @@ class _Step:
                 f"{look.found} draws random numbers on this side of the cut {tail.cut.name}, which are not those that "
                 "the edge would draw: put the model into evaluation (model.eval())"
             )
-        token = running.set(running_tail)
-        try:
-            structure, leaves, tensors = said(output, known.inputs.leaves, shortened(known.wanted, known.sampler.draw))
-            self._check_states(output)
-        finally:
-            running.reset(token)
-        reply: Header = {"o": leaves}
-        if known.sampler.drawn and known.sampler.state is not None:
-            reply["rng"] = digest(known.sampler.state)
-        if structure != known.structure:
-            reply["r"] = known.structure = structure
-        if self._mirror is not None:
-            reply["d"] = known.down.said(self._mirror.look())
-        if bank and not running_tail.replay.answered:
-            reply["nb"] = 1
-        self._tail.settled.check()
-        known.extents.passed()
-        return _Answer(reply, tensors, self._mirror)
+        return output, running_tail
+
+    def _copies(self, output: Any) -> list[torch.Tensor]:
+        """Of what a forward has given: its output and what it left in the state."""
+        state = () if self._mirror is None else self._mirror.real()
+        return [one.clone() for one in (*tensors_in(output), *state) if type(one) is not Ghost]
 
     def _forward(self, running_tail: Tail, kwargs: dict[str, Any], look: Look) -> Any:
         token = running.set(running_tail)
         try:
             with torch.no_grad(), restored(self._known.around), fast_path_off(), ExitStack() as self._around:
-                self._known.extents.begin(self._known.inputs.largest_private)
-                self._around.enter_context(self._known.extents.around())
+                self._extents.begin()
+                known = self._known
+                told = (
+                    known.inputs.magnitude(),
+                    known.told.magnitude(),
+                    magnitude([known.wanted, self._header.get("b")]),
+                )
+                self._around.enter_context(self._extents.around(*told, self._state_magnitude()))
                 if look.draws is not None:
                     self._around.enter_context(look.draws)
                 if self._header.get("b"):
@@ -315,11 +361,14 @@ class _Step:
             self._back()
         if self._mirror is not None and "d" in self._header:
             self._mirror.put(self._known.up.heard(self._mirror.form, self._header["d"]))
-            self._known.extents.state(self._mirror.put_last)
-            self._around.enter_context(self._known.extents.around())
+        rest = magnitude([one.shape for one in self._tensors[self._used :]])
+        self._around.enter_context(self._extents.around(rest, self._state_magnitude()))
         made, sent = self._crossed(args, kwargs)
         running_tail.sent = sent
         return made
+
+    def _state_magnitude(self) -> Any:
+        return None if self._mirror is None else self._mirror.magnitude()
 
     def _back(self) -> None:
         """What the replay of the prefix did to the state does not count."""

@@ -8,11 +8,13 @@ is written once (a table built on first use) is no such thing: only what changes
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from torch import nn
 
 from shared_hooks.errors import CutRefused
-from shared_hooks.state import PythonState
+from shared_hooks.purity import Turns
+from shared_hooks.state import PythonState, lost
 
 HOOKS = "hooks of a module"
 
@@ -36,7 +38,38 @@ class Settled:
             self._changed |= names
             self._state = PythonState(self._model, settings=False)
         if again:
-            raise CutRefused(
-                f"the model's code keeps {again[0]} from one call to the next, and not in a state object that is "
-                "passed to it: sessions would share it, and the other side would not see it"
-            )
+            raise _refusal(again[0])
+
+
+class Unchanged:
+    """Of the cloud's side, where sessions of several callers share the model: no step leaves anything on it.
+
+    What a step changes is put back after it. That is the same as if it had stayed only where the step, made once more
+    from what it left, gives the same and changes nothing: as with a table that is built on first use, and now in each
+    step. Any other change is refused by name.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.harmless: frozenset[str] = frozenset()
+        """Names of what steps may change, since it is put back."""
+
+    def check(self, before: PythonState, again: Callable[[], bool] | None) -> None:
+        """After a forward that began with the state ``before``. ``again`` makes it once more from what it left, and
+        says whether it gave the same; None where others run between its lines. Raises CutRefused.
+        """
+        if before.looks_same:
+            return
+        new = set(lost(before, frozenset())) - self.harmless
+        if new:
+            left = PythonState(self.turns.model, settings=False)
+            if again is None or not again() or lost(left, frozenset()):
+                raise _refusal(min(new))
+            self.harmless |= new
+
+
+def _refusal(name: str) -> CutRefused:
+    return CutRefused(
+        f"the model's code keeps {name} from one call to the next, and not in a state object that is "
+        "passed to it: sessions would share it, and the other side would not see it"
+    )

@@ -86,6 +86,8 @@ class SplitForward:
         self._here = device_of(model)
         self._find = finder_of(model)
         self._settled = Settled(model)
+        # whatever it tells apart, some weight of it is as wide
+        self._most_words = max((size for one in model.parameters() for size in one.shape), default=0)
         self._paths = {module: path for path, module in model.named_modules() if path}
         self._lock = threading.RLock()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
@@ -399,7 +401,7 @@ class SplitForward:
                 found: torch.Tensor = reply.tensors[said[1]]
                 return found.to(self._here)
             if kind in SHORT:
-                return widened(said, reply.tensors).to(self._here)
+                return widened(said, reply.tensors, self._most_words).to(self._here)
             if kind == "in":
                 given: torch.Tensor = session.inputs.leaves[said[1]]
                 return given

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import BadFrame
+from shared_hooks.generation.allowance import magnitude, weight
 from shared_hooks.generation.forms import check_sizes
 from shared_hooks.generation.ghost import Ghost, Origin
 from shared_hooks.tensors import ClassFinder, dtype_named, flatten, unflatten
 
 MAX_CALLS = 100_000
+GHOST_BYTES = 2048
+"""Of memory that a tensor without data takes, and a call."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +52,32 @@ class Told:
         self._here = here
         self._left = 0
         self.calls: dict[tuple[str, int], ToldCall] = {}
+        self._sizes: dict[tuple[str, int], tuple[Any, int]] = {}
 
     def hear(self, told: Any) -> None:
         """What has changed since the step before. Raises BadFrame."""
         self._left = MAX_CALLS - len(self.calls)
         try:
-            self.calls.update({(str(one[0]), int(one[1])): self._call(one) for one in told})
+            for one in told:
+                key = str(one[0]), int(one[1])
+                self.calls[key] = self._call(one)
+                self._sizes[key] = magnitude(one), weight(one) + GHOST_BYTES * _count(self.calls[key])
         except (TypeError, ValueError, IndexError, KeyError) as error:
             raise BadFrame(f"malformed forms of calls before the cut: {error!s:.120}") from error
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes in memory."""
+        return sum([nbytes for _, nbytes in self._sizes.values()])
+
+    def magnitude(self) -> Any:
+        """See `allowance.magnitude`."""
+        return frozenset([(key, found) for key, (found, _) in self._sizes.items()])
 
     def copied(self) -> Told:
         """For a step that may fail."""
         made = Told(self._here)
-        made.calls = dict(self.calls)
+        made.calls, made._sizes = dict(self.calls), dict(self._sizes)
         return made
 
     def _call(self, told: Any) -> ToldCall:
@@ -78,3 +94,7 @@ class Told:
         shape, stride, dtype = tuple(source[0]), tuple(source[1]), dtype_named(source[2])
         check_sizes(shape, stride)
         return Ghost(shape, stride, dtype, self._here, origin)
+
+
+def _count(call: ToldCall) -> int:
+    return 1 + len(call.sources) + sum(map(_count, call.inner))

@@ -77,12 +77,17 @@ def _drawn(logits: torch.Tensor, draw: Draw, processors: Any) -> Any:
     return ["drawn", list(logits.shape), dtype_name(logits.dtype)], [found.to(torch.int32)]
 
 
-def widened(said: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The logits on the edge: what was sent, and minus infinity. Raises BadFrame."""
+def widened(said: Any, tensors: list[torch.Tensor], most_words: int) -> torch.Tensor:
+    """The logits on the edge: what was sent, and minus infinity. ``most_words``: that the model may tell apart. Raises
+    BadFrame, before memory is taken for an answer that is not this model's.
+    """
     kind, shape, dtype, first = said
-    if math.prod(shape) > MOST_LOGITS:
-        raise BadFrame(f"an answer says that its logits are {shape!r:.60}")
     try:
+        sent = tuple(tensors[first].shape)
+        rows = sent[:-1] if kind == "top" else sent
+        fits = sent == (shape[0],) and len(shape) == 3 if kind == "drawn" else tuple(shape[:-1]) == rows
+        if not fits or not 0 < shape[-1] <= most_words or math.prod(shape) > MOST_LOGITS:
+            raise BadFrame(f"an answer says that its logits are {shape!r:.60}, which is none of this model's")
         whole = torch.full(shape, _NOTHING, dtype=dtype_named(dtype))
         if kind == "top":
             return whole.scatter_(-1, tensors[first + 1].long(), tensors[first])

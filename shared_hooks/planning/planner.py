@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 import sys
 import threading
 from collections import OrderedDict
@@ -41,6 +42,8 @@ MAX_SIGNATURES = 64
 MAX_TICKS_KEPT = 2_000_000
 """Calls and operations that the plans of all signatures may consist of together, at a kilobyte or two each."""
 MAX_PATHS = 16
+MARGIN_BYTES, DYNAMIC_BYTES = 1 << 20, 16 << 20
+"""What an answer may take beyond that of its plan; where data decides on it."""
 
 
 class Loads(Protocol):
@@ -97,6 +100,20 @@ class Planner:
         if self._latest is None:
             raise UnknownLayer(f"no plan yet: {self._obstacle}")
         return self._latest
+
+    def most_output_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """What the model's answer to these inputs can take, generously, by all plans that are known: results grow at
+        most with the square of the inputs, and data may decide how much there is. None without a plan.
+        """
+        given = sum(one.numel() for one in flatten((args, kwargs))[1])
+        most = None
+        for plan in [plan for plans in list(self._plans.values()) for plan in plans]:
+            ratio = max(1.0, given / max(1, sum(math.prod(one.view.shape) for one in plan.trace.inputs)))
+            found = MARGIN_BYTES + 4 * int(plan.trace.output_bytes * ratio**2)
+            if plan.trace.dynamic:
+                found += DYNAMIC_BYTES + 16 * plan.trace.output_bytes
+            most = max(found, most or 0)
+        return most
 
     def weight(self) -> torch.Tensor | None:
         """The model's first parameter or buffer, as it is now.

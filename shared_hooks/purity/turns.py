@@ -25,13 +25,16 @@ class Turns:
     """Of one model. Looked at when it first runs: by then it is as it stays."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self.model = model
         self._lock = threading.RLock()
         self._is_pure: bool | None = None
         self._state: PythonState | None = None
         self._tensors: list[torch.Tensor] = []
         self._counted: list[torch.Tensor] = []
-        self._nested = 0
+        self.before: PythonState | None = None
+        """In a turn of a model that may keep state: how it began."""
+        self.nested = 0
+        """How many turns this thread is in, where the model keeps state."""
         self.broken = ""
         """What a run has changed and nobody can put back; empty while there is no such thing."""
 
@@ -52,7 +55,7 @@ class Turns:
 
     def _may_run_at_once(self) -> bool:
         if self._is_pure is None:
-            modules = set(self._model.modules())
+            modules = set(self.model.modules())
             self._is_pure = pure_modules(modules) == modules
         return self._is_pure
 
@@ -72,17 +75,17 @@ class Turns:
     @contextmanager
     def _turn(self, writes: bool) -> Iterator[None]:
         with self._lock:
-            if self._nested:
+            if self.nested:
                 yield
                 return
             self._check()
-            state = self.state()
+            state = self.before = self.state()
             settings, marks, tensors = Settings(), self._marks(), self._tensors
-            self._nested += 1
+            self.nested += 1
             try:
                 yield
             finally:
-                self._nested -= 1
+                self.nested -= 1
                 left = settings.restore()
                 if not state.looks_same:
                     left += state.restore()
@@ -95,8 +98,8 @@ class Turns:
     def state(self) -> PythonState:
         """As it is before a run. Looked at again only where its owner has changed the model since the last one."""
         if self._state is None or not self._state.looks_same:
-            self._state = PythonState(self._model, settings=False)
-            tensors = {id(one): one for one in (*self._model.parameters(), *self._model.buffers())}
+            self._state = PythonState(self.model, settings=False)
+            tensors = {id(one): one for one in (*self.model.parameters(), *self.model.buffers())}
             tensors |= {id(one): one for one in self._state.tensors()}
             self._tensors = [one for one in tensors.values() if one.layout == torch.strided]
             self._counted = [one for one in self._tensors if not one.is_inference()]
@@ -122,11 +125,11 @@ class Turns:
         versions, places, kinds = marks
         for one, kind in zip(tensors, kinds, strict=True):
             if type(one) is not kind:
-                one.__class__ = kind  # type: ignore[assignment]
+                one.__class__ = kind
         now = self._marks()
         written = [one for one, was, new in zip(self._counted, versions, now[0], strict=True) if was != new]
         written += [one for one, was, new in zip(tensors, places, now[1], strict=True) if was != new]
-        names = {id(one): name for name, one in (*self._model.named_parameters(), *self._model.named_buffers())}
+        names = {id(one): name for name, one in (*self.model.named_parameters(), *self.model.named_buffers())}
         if written:
             self.broken = first_few(names.get(id(one), "a tensor that it keeps") for one in written)
 

@@ -206,6 +206,7 @@ class Recorder(OperationLog):
             self.draws,
             refusals=tuple(self.refusals),
             dice=self.dice | self.dice_watch.drawn,
+            output_bytes=output_bytes(tensors),
             writes_kept=bool(written) and (not self.dynamic or all(last < NEVER for _, _, last, _ in written)),
             weights=self.weights,
         )

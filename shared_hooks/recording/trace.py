@@ -191,7 +191,7 @@ class Trace:
     ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``,
     torch's by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
 
-    ``writes_kept``: it always writes in place to tensors that outlive the forward, and what that means is known.
+    ``output_bytes``: of the tensors that the model gives. ``writes_kept``: it always writes in place to tensors that outlive the forward, and what that means is known.
 
     ``weights``: the storages of the model's parameters, in the order of ``model.parameters()``.
     """
@@ -211,6 +211,7 @@ class Trace:
     refusals: tuple[Refusal, ...] = ()
     dice: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     writes_kept: bool = False
+    output_bytes: int = 0
     weights: list[Storage] = field(default_factory=list)
 
     @cached_property

@@ -206,7 +206,7 @@ def test_an_answer_that_there_is_not(answer: Any) -> None:
 
 def there_and_back(logits: torch.Tensor, wanted: Any) -> torch.Tensor:
     found = shortened(wanted, Sampler().draw)("logits", logits)
-    return logits if found is None else widened([*found[0], 0], found[1])
+    return logits if found is None else widened([*found[0], 0], found[1], 1 << 16)
 
 
 def test_ties_are_told_as_they_are() -> None:
@@ -307,7 +307,7 @@ def test_answers_that_do_not_fit() -> None:
         (["token", [1 << 20, 1 << 20, 5], "float32", 0], [torch.tensor([[9]])]),
     ):
         with pytest.raises(BadFrame):
-            widened(said, tensors)
+            widened(said, tensors, 1000)
 
 
 def test_a_fork_draws_by_itself() -> None:
