@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import math
 import threading
 import time
@@ -15,8 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from shared_hooks.batching.family import Family, Rows, check_plan
-from shared_hooks.batching.proof import Doubt, Proof
+from shared_hooks.batching.proof import Doubt, Proof, agree
 from shared_hooks.batching.samples import order_of
 from shared_hooks.crossing import Crossing, EarlyOutput
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ServerUnavailable, TooLarge
@@ -29,6 +32,8 @@ from shared_hooks.tensors import classes_of, dtype_name, flatten, unflatten
 from shared_hooks.tensors.staging import wait
 from shared_hooks.wrapped import WrappedModel
 
+log = logging.getLogger("cloud_server")
+
 _numbers = itertools.count()
 """Of proofs, of all models."""
 AXES = (0, 1)
@@ -37,6 +42,8 @@ MAX_FAMILIES = 16
 MAX_PROOFS = 128
 MAX_PROOF_BYTES = 256 << 20
 MAX_DIGESTS = 4096
+SPOT = 64
+"""Of so many batches, a part of one is computed alone, too."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,11 @@ class Batches:
         self._spent: deque[tuple[float, float, str]] = deque()
         self._lock = threading.Lock()
         self._proving = threading.RLock()
+        self._made = 0
+        self.spot_checks = 0
+        """How many batches had a part computed alone, too."""
+        self.ended = ""
+        """Why no batch is made any more; empty while they are."""
 
     @cached_property
     def wrapped(self) -> WrappedModel:
@@ -106,7 +118,7 @@ class Batches:
 
     def of(self, crossing: Crossing) -> Joinable | None:
         """What is known of this cut; quick. None where nothing is known, or its requests go alone."""
-        found = self._look_up(crossing)
+        found = None if self.ended else self._look_up(crossing)
         return found if isinstance(found, Joinable) else None
 
     def reason(self, crossing: Crossing) -> str:
@@ -131,7 +143,7 @@ class Batches:
         """Finds out about this cut, unless it is known, or there is no time for it now: plans and runs the model in
         this thread, some forty times the work of a row. Whether it did.
         """
-        if self._look_up(crossing) is not None or not self._proving.acquire(blocking=False):
+        if self.ended or self._look_up(crossing) is not None or not self._proving.acquire(blocking=False):
             return False
         try:
             looks = self._look_up(crossing) is None and self._has_time()
@@ -167,7 +179,25 @@ class Batches:
         proof.seconds.add(sum(rows), time.perf_counter() - started)
         if structure != proof.structure:
             raise CutRefused("the batch gave another form of output than the rows alone")
+        self._spot_check(proof, earlies, proof.apart(tensors, rows))
         return [Made(unflatten(structure, own, self._find), len(rows)) for own in proof.apart(tensors, rows)]
+
+    def _spot_check(self, proof: Proof, earlies: Sequence[EarlyOutput], own: Sequence[list[torch.Tensor]]) -> None:
+        """One batch in `SPOT`: one of its parts is computed alone, too. Raises CutRefused where that is more than
+        rounding apart: this batch is computed again, each part alone, and no other is made of this model.
+        """
+        if self.ended:
+            raise CutRefused(self.ended)
+        self._made += 1
+        if self._made % SPOT:
+            return
+        self.spot_checks += 1
+        number = self.spot_checks % len(earlies)
+        alone = flatten(self.wrapped.tail(earlies[number]))[1]
+        if len(alone) != len(own[number]) or not all(map(agree, own[number], alone)):
+            self.ended = "rows of a batch were other than alone, though its proof held: this model takes no batches"
+            log.error("%s", self.ended)
+            raise CutRefused(self.ended)
 
     def close(self) -> None:
         """The model is as before; nothing is run afterwards."""

@@ -2,7 +2,8 @@
 
 Three plans have said which dimension of every tensor the rows are in. Here the tail itself runs: rows together give
 what they give alone, within rounding; in another order, the same in that order; and whatever is in one row (another
-sample, NaN everywhere), the others are the same to the last bit. A number of rows that is new is tried once more.
+sample, NaN everywhere), the others are the same to the last bit. A number of rows that is new is tried once more. What
+chosen data could do and random data do not is looked for in the kernels (`decisions`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import cycle, islice
 
 import torch
 
+from shared_hooks.batching.decisions import Decisions, check_sizes
 from shared_hooks.batching.family import CutOfAnyBatch, Family
 from shared_hooks.batching.growth import SIZES, Growth, growth
 from shared_hooks.batching.joining import Part, apart, joined
@@ -59,7 +61,9 @@ class Proof:
         self.cut: CutOfAnyBatch = family.cut(layer_id)
         self.wrapped = family.wrapped
         self._parts = [self._sample(family, layer_id, rows) for rows in SIZES]
-        alone = [flatten(self.wrapped.tail(part.early)) for part in self._parts]
+        seen = [Decisions() for _ in SIZES]
+        alone = [self._watched(part, one) for part, one in zip(self._parts, seen, strict=True)]
+        check_sizes(seen, SIZES)
         self.structure: Structure = alone[0][0]
         if any(structure != self.structure for structure, _ in alone):
             raise CutRefused(f"outputs of {SIZES} rows differ in more than one size")
@@ -117,6 +121,15 @@ class Proof:
     def _sample(self, family: Family, layer_id: int, rows: int) -> Part:
         args, kwargs = family.inputs(rows)
         return Part(self.wrapped.head(layer_id, *args, **kwargs), rows, self.cut.at(rows))
+
+    def _watched(self, part: Part, decisions: Decisions) -> tuple[Structure, Tensors]:
+        """A tail's output, of what nothing was seen in which rows might meet."""
+        self.wrapped.tail(part.early)  # what is rehearsed and built is not the tail's own
+        with decisions:
+            output = self.wrapped.tail(part.early)
+        structure, tensors = flatten(output)
+        decisions.check_result(tensors)
+        return structure, tensors
 
     def _prove(self, others: list[Part]) -> None:
         together = self._compare([0, 1, 2], "rows together")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +11,8 @@ import numpy as np
 import torch
 
 from shared_hooks.config import Table
-from shared_hooks.errors import InputMismatch
-from shared_hooks.models import uploads
+from shared_hooks.errors import InputMismatch, TooLarge
+from shared_hooks.models import picture
 from shared_hooks.models.frames import Pixels
 
 if TYPE_CHECKING:  # else where an image is read: many an edge has tensors
@@ -88,17 +87,23 @@ class ImagePreprocess:
 
     def __call__(self, path: Path) -> torch.Tensor:
         """Raises InputMismatch for a file that is not an image or has no 8-bit channels."""
-        return self._tensor(self._read(path, path))
+        return self._tensor(self.seen(path))
 
     def seen(self, path: Path) -> Image.Image:
         """The picture that the model sees: turned, resized, cropped. Raises InputMismatch."""
-        return self._read(path, path)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise InputMismatch(f"no such input: {path}") from None
+        except OSError as error:
+            raise InputMismatch(f"{path} cannot be read as an image: {error}") from error
+        return self._decoded(data, str(path), picture.MAX_OWN_PIXELS)
 
     def of_bytes(self, data: bytes, name: str, max_pixels: int) -> torch.Tensor:
         """The same of an image file's bytes from elsewhere. Raises TooLarge before it decodes more than so much, or
         scales to more.
         """
-        return self._tensor(self._read(io.BytesIO(data), name, uploads.IMAGE_FORMATS, max_pixels))
+        return self._tensor(self._decoded(data, name, max_pixels))
 
     def of_pixels(self, pixels: Pixels) -> torch.Tensor:
         """The same of a frame that is in memory already."""
@@ -119,40 +124,25 @@ class ImagePreprocess:
         except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes when somebody looks
             raise InputMismatch(f"the picture cannot be read: {error}") from error
 
-    def _read(
-        self,
-        source: Path | io.BytesIO,
-        path: Path | str,
-        formats: tuple[str, ...] | None = None,
-        max_pixels: int | None = None,
-    ) -> Image.Image:
-        from PIL import Image, ImageOps, UnidentifiedImageError
+    def _decoded(self, data: bytes, name: str, max_pixels: int) -> Image.Image:
+        from PIL import Image
 
+        how: picture.How = {
+            "mode": self.mode,
+            "size": self.size,
+            "shorter_side": self.shorter_side,
+            "interpolation": self.interpolation,
+            "max_pixels": max_pixels,
+        }
         try:
-            with warnings.catch_warnings(), Image.open(source, formats=formats) as file:
-                warnings.simplefilter("error", Image.DecompressionBombWarning)
-                if max_pixels is not None:
-                    uploads.check_image(file.width, file.height, max_pixels)
-                    uploads.check_image(*self._scaled(file.width, file.height), max_pixels, "a scaled image")
-                if file.mode.startswith(("I", "F")):
-                    raise InputMismatch(
-                        f"{path} has pixels of more than 8 bits (mode {file.mode}); convert it, or give it as .npy"
-                    )
-                return self._resize(ImageOps.exif_transpose(file).convert(self.mode))
-        except FileNotFoundError:
-            raise InputMismatch(f"no such input: {path}") from None
-        except UnidentifiedImageError as error:  # whose own text names an object in memory where the file is bytes
-            raise InputMismatch(
-                f"{path} cannot be read as an image: its format is not known (images, .npy and .safetensors are read)"
-            ) from error
-        except (
-            OSError,
-            ValueError,
-            SyntaxError,
-            Image.DecompressionBombError,
-            Image.DecompressionBombWarning,
-        ) as error:
-            raise InputMismatch(f"{path} cannot be read as an image: {error}") from error
+            mode, size, pixels = picture.decode(data, how)
+        except picture.Refused as error:
+            if error.kind == "TooLarge":
+                raise TooLarge(f"{name}: {error}") from None
+            if error.kind == "deep":
+                raise InputMismatch(f"{name} {error}") from None
+            raise InputMismatch(f"{name} cannot be read as an image: {error}") from None
+        return Image.frombytes(mode, size, pixels)
 
     def _tensor(self, image: Image.Image) -> torch.Tensor:
         pixels = np.array(image, dtype=np.float32).reshape(image.height, image.width, _CHANNELS[self.mode])
@@ -163,25 +153,8 @@ class ImagePreprocess:
         # canonical strides, also with one channel: a plan is made for exact strides
         return values.to(self.dtype).clone(memory_format=torch.contiguous_format).unsqueeze(0)
 
-    def _scaled(self, width: int, height: int) -> tuple[int, int]:
-        """The size of an image before it is cropped: one that is long and thin becomes large."""
-        if self.shorter_side is None or not width or not height:
-            return width, height
-        factor = self.shorter_side / min(width, height)
-        return round(width * factor), round(height * factor)
-
     def _resize(self, image: Image.Image) -> Image.Image:
-        if self.size is None:
-            return image
-        from PIL import Image
-
-        height, width = self.size
-        resample = Image.Resampling[self.interpolation.upper()]
-        if self.shorter_side is None:
-            return image if image.size == (width, height) else image.resize((width, height), resample)
-        scaled = image.resize(self._scaled(*image.size), resample)
-        left, top = (scaled.width - width) // 2, (scaled.height - height) // 2
-        return scaled.crop((left, top, left + width, top + height))
+        return picture.resized(image, self.size, self.shorter_side, self.interpolation)
 
 
 def as_png(pixels: Pixels) -> bytes:

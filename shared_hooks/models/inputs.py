@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 import io
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -138,13 +139,27 @@ def _arranged(tensors: dict[str, torch.Tensor], path: Path | str, keywords: froz
     return args, tensors
 
 
+_NPY_KINDS = "biufc"
+"""Of arrays: truth values and numbers. Text and records may announce elements that take no room in the file."""
+_MAX_NPY_HEADER = 10_000
+
+
 def _read_npy(source: Path | io.BytesIO, path: Path | str) -> torch.Tensor:
+    """By the format that `numpy.lib.format` documents. Nothing is made before the header is found to be true."""
     try:
-        array = np.load(source, allow_pickle=False)
-        if not isinstance(array, np.ndarray):
-            array.close()
-            raise InputMismatch(f"{path} is an archive of several arrays; expected one array")
+        data = source.read_bytes() if isinstance(source, Path) else source.getvalue()
+        file = io.BytesIO(data)
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read(file, max_header_size=_MAX_NPY_HEADER)
+        if dtype.kind not in _NPY_KINDS or not dtype.itemsize:
+            raise InputMismatch(f"{path} holds an array of {dtype.str}; expected numbers")
+        announced, there = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
+        if any(size < 0 for size in shape) or announced > there:
+            raise InputMismatch(f"{path}: a .npy file of {len(data)} bytes announces an array of {announced}")
+        flat = np.frombuffer(data, dtype, math.prod(shape), file.tell())
+        array = flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
         # torch takes native byte order only, and from_numpy warns about read-only memory.
-        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-    except (OSError, ValueError, TypeError, EOFError, MemoryError, BadZipFile) as error:
-        raise InputMismatch(f"{path} cannot be read as a .npy array: {error}") from error
+        return torch.from_numpy(np.array(array, dtype=dtype.newbyteorder("="), order="C"))
+    except (OSError, ValueError, TypeError, EOFError, SyntaxError, MemoryError, RecursionError, TokenError) as error:
+        raise InputMismatch(f"{path} cannot be read as a .npy array: {error!s:.200}") from error

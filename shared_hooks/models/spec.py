@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from shared_hooks.config import kind_of, resolve
-from shared_hooks.errors import InputMismatch, IsthmusError, SpecError
+from shared_hooks.errors import InputMismatch, IsthmusError, SpecError, TooLarge
 from shared_hooks.models import uploads
 from shared_hooks.models.example import Example, inputs_of, to_device
 from shared_hooks.models.frames import Frame
@@ -172,7 +172,8 @@ class ModelSpec:
             with uploads.as_path(suffix, data) as path:
                 args, kwargs = self._read(path)
         elif suffix in TENSOR_SUFFIXES:
-            uploads.check_tensors(data, suffix, max_bytes)
+            if len(data) > max_bytes:
+                raise TooLarge(f"a file of {len(data)} bytes; at most {max_bytes} are taken")
             args, kwargs = tensors_of_bytes(data, suffix, name, self._keywords)
         else:
             most = min(max_pixels, max_bytes // uploads.BYTES_PER_PIXEL)

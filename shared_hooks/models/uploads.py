@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import io
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -21,15 +20,12 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from shared_hooks.errors import InputMismatch, TooLarge
+from shared_hooks.errors import InputMismatch
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES
+from shared_hooks.models.picture import MAX_PIXELS as MAX_PIXELS
 
 SUFFIXES = IMAGE_SUFFIXES | TENSOR_SUFFIXES
-IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""The only decoders that bytes from elsewhere reach: of Pillow's others, one starts Ghostscript."""
 BYTES_PER_PIXEL = 4
-MAX_PIXELS = 25_000_000
-"""Of an image; what is compressed well may take seconds to decode."""
 
 
 def check_suffix(suffix: str) -> str:
@@ -39,32 +35,6 @@ def check_suffix(suffix: str) -> str:
             f"{suffix[:20]!r} is not a suffix of an input file; expected one of {', '.join(sorted(SUFFIXES))}"
         )
     return suffix.lower()
-
-
-def check_tensors(data: bytes, suffix: str, max_bytes: int) -> None:
-    """Raises TooLarge for a .npy header that announces more than ``max_bytes``, before memory is taken for it."""
-    if len(data) > max_bytes:
-        raise TooLarge(f"a file of {len(data)} bytes; at most {max_bytes} are taken")
-    if suffix != ".npy":
-        return  # safetensors compares its header with the size of the file before it takes memory
-    try:
-        file = io.BytesIO(data)
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    except (ValueError, OSError, EOFError):
-        return  # no array: the reader says so
-    announced = dtype.itemsize
-    for size in shape:
-        announced *= size
-    if announced > len(data):
-        raise InputMismatch(f"a .npy file of {len(data)} bytes announces an array of {announced}")
-
-
-def check_image(width: int, height: int, max_pixels: int, what: str = "an image") -> None:
-    """Raises TooLarge for more pixels, before they are decoded."""
-    if width * height > max_pixels:
-        raise TooLarge(f"{what} of {width} x {height} pixels; at most {max_pixels} are taken")
 
 
 @contextmanager

@@ -191,7 +191,8 @@ class Trace:
     ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``,
     torch's by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
 
-    ``output_bytes``: of the tensors that the model gives. ``writes_kept``: it always writes in place to tensors that outlive the forward, and what that means is known.
+    ``output_bytes``: of the tensors that the model gives. ``writes_kept``: it always writes in place to tensors that
+    outlive the forward, and what that means is known.
 
     ``weights``: the storages of the model's parameters, in the order of ``model.parameters()``.
     """

@@ -69,11 +69,13 @@ def paid_by(account: str, client: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Kept:
-    """``until``: of the monotonic clock; ``largest``: the recipe is good for values read from data up to it."""
+    """``until``: of the monotonic clock; ``bounds``: of what was rehearsed, each a number for each of the values that
+    were read from data; it is good for values that are within one of them, number by number.
+    """
 
     found: Recipe | IsthmusError
     until: float
-    largest: float
+    bounds: tuple[tuple[float, ...], ...]
 
 
 class RecipeBook:
@@ -122,7 +124,9 @@ class RecipeBook:
         digest = early.crossing.digest
         with self._lock:
             kept = self._kept.get(digest, payer.get())
-            if kept is None or kept.until < time.monotonic() or _largest(early.values) > kept.largest:
+            if kept is None or kept.until < time.monotonic():
+                return None
+            if early.values and not _within(_numbers(early.values), kept.bounds):
                 return None
             return kept.found
 
@@ -183,8 +187,11 @@ class RecipeBook:
         digest = early.crossing.digest
         # a refusal may come of the moment: no memory, another thread at the model's state
         until = math.inf if isinstance(found, Recipe) else time.monotonic() + self._limits.refusal_seconds
-        kept = _Kept(found, until, _bound(_largest(early.values)))
+        bound = tuple(map(_bound, _numbers(early.values)))
         with self._lock:
+            before = self._kept.get(digest, payer.get())
+            known = before.bounds if before is not None and isinstance(before.found, Recipe) else ()
+            kept = _Kept(found, until, (bound, *(one for one in known if one != bound))[:MAX_BOUNDS])
             self._kept.put(digest, kept, _size(found), payer.get())
 
 
@@ -198,24 +205,34 @@ def _size(found: Recipe | IsthmusError) -> int:
 
 STEP_BYTES = 512
 """Of memory that a step takes; the cut's description, which a recipe holds on to, counts in steps, too."""
-_SMALL = 1024.0
+MAX_BOUNDS = 64
+_SMALL = 16.0
+_MOST = 1e300
 
 
-def _bound(largest: float) -> float:
-    """Values up to it ask for no work to speak of beyond what was rehearsed: the next power of two."""
-    return max(_SMALL, 2.0 ** math.ceil(math.log2(largest))) if largest > 0 else _SMALL
+def _bound(number: float) -> float:
+    """Numbers up to it ask for no work to speak of beyond what was rehearsed: the next power of two."""
+    return max(_SMALL, 2.0 ** math.ceil(math.log2(number))) if number > 0 else _SMALL
 
 
-def _largest(values: Any) -> float:
-    """The largest number among values read from data: it may be a size, or how often something is done."""
-    found, waiting = 0.0, list(values)
+def _numbers(values: Any) -> list[float]:
+    """The numbers among values read from data, without their signs: each may be a size, or how often something is
+    done.
+    """
+    found: list[float] = []
+    waiting = list(reversed(values))
     while waiting:
         value = waiting.pop()
         if isinstance(value, list):
-            waiting += value
-        elif type(value) in (int, float) and value == value:
-            found = max(found, min(abs(value), _MOST))
-    return float(found)
+            waiting += reversed(value)
+        elif type(value) in (int, float):
+            found.append(float(min(abs(value), _MOST)) if value == value else 0.0)
+    return found
 
 
-_MOST = 1e300
+def _within(numbers: list[float], bounds: tuple[tuple[float, ...], ...]) -> bool:
+    """Whether one of the bounds holds for each of the numbers: not one for one and another for another."""
+    return any(
+        len(bound) == len(numbers) and all(one <= most for one, most in zip(numbers, bound, strict=True))
+        for bound in bounds
+    )

@@ -128,3 +128,57 @@ class Waits(nn.Module):
                 found: torch.Tensor = self.b(x)
                 return found
         raise AssertionError("it was run on something else")
+
+
+class Meets(nn.Module):
+    """Rows meet where data have them do so, which random data hardly do. Input (n, 8)."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+        self.gate = nn.Linear(8, 4)
+        self.b = nn.Linear(8, 8)
+        self.how = how
+
+    def capacity(self, x: torch.Tensor) -> torch.Tensor:
+        """A mixture of experts whose places run out: each takes the first rows that come."""
+        scores = self.gate(x)
+        chosen = nn.functional.one_hot(scores.argmax(-1), 4)
+        place = (chosen.cumsum(0) * chosen).sum(-1)
+        return x * (place <= max(1, 2 * len(x))).float().unsqueeze(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        if self.how == "capacity":
+            x = self.capacity(x)
+        elif self.how == "the sizes of experts":
+            place = (self.gate(x) > 100).float()  # hardly ever
+            x = x - 1e6 * place.cumsum(0).clamp(min=1).sub(1).sum(1, keepdim=True)
+        elif self.how == "an order":
+            order = (x[:, 0] > 100).long().argsort(stable=True)
+            x = x[order] if x.shape[0] else x
+        elif self.how == "a table by rows":
+            room = (len(x) + 1) // 2
+            x = x + torch.zeros(room, 8).sum() * 0
+        elif self.how == "a word":
+            return self.b(x).argmax(-1)
+        elif self.how == "counts":
+            x = x * ((x > 100).sum() == 0)
+        found: torch.Tensor = self.b(x)
+        return found
+
+
+class Chooses(nn.Module):
+    """Data decide element by element. Input (n, 3, 8, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 4, 3, padding=1)
+        self.b = nn.Linear(64, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        x = torch.where(x > 0, x, 0.1 * x) * (x < 5)
+        x = nn.functional.max_pool2d(x, 2).masked_fill(x[:, :, ::2, ::2] > 3, 0.0)
+        found: torch.Tensor = self.b(x.flatten(1)).clamp(-3, 3)
+        return found

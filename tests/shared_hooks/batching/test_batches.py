@@ -15,7 +15,17 @@ from shared_hooks.batching import Batches
 from shared_hooks.batching.proof import agree
 from shared_hooks.errors import CutRefused, InputMismatch
 from shared_hooks.tensors import flatten
-from tests.shared_hooks.batching.models import Capturing, Conv, Mixes, OneRowIsSpecial, Sequence, Waits, Words
+from tests.shared_hooks.batching.models import (
+    Capturing,
+    Chooses,
+    Conv,
+    Meets,
+    Mixes,
+    OneRowIsSpecial,
+    Sequence,
+    Waits,
+    Words,
+)
 
 Inputs = Callable[[int], tuple[torch.Tensor, ...]]
 
@@ -32,6 +42,7 @@ INDEPENDENT: dict[str, tuple[Callable[[], nn.Module], Inputs, tuple[str, ...]]] 
         lambda n: (torch.randn(n, 3, 8, 8).contiguous(memory_format=torch.channels_last),),
         ("input", "b"),
     ),
+    "chosen by data": (Chooses, lambda n: (torch.randn(n, 3, 8, 8),), ("input", "a")),
     "one row is special": (OneRowIsSpecial, lambda n: (torch.randn(n, 8),), ("input", "a")),
 }
 
@@ -212,3 +223,29 @@ def test_proofs_take_no_more_of_a_minute_than_they_may() -> None:
     one, other = sides.head("a", *inputs(1)), sides.head("b", *inputs(1))
     assert sides.batches.learn(one.crossing) and not sides.batches.learn(one.crossing)
     assert not sides.batches.learn(other.crossing) and sides.batches.of(other.crossing) is None
+
+
+@pytest.mark.parametrize("how", ["capacity", "the sizes of experts", "an order", "a table by rows", "a word", "counts"])
+def test_no_batch_where_chosen_rows_could_meet_though_random_ones_do_not(how: str) -> None:
+    sides = Sides(lambda: Meets(how), lambda n: (torch.randn(n, 8),))
+    early = sides.head("a", torch.randn(1, 8))
+    sides.batches.learn(early.crossing)
+    assert sides.batches.of(early.crossing) is None
+    assert sides.batches.reason(early.crossing)
+
+
+def test_a_spot_check_that_fails_ends_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared_hooks.batching.batches.SPOT", 2)
+    sides = Sides(*INDEPENDENT["convolutions"][:2])
+    asked = [torch.randn(1, 3, 8, 8) for _ in range(3)]
+    for _ in range(4):
+        sides.run([sides.head("a", one) for one in asked])
+    assert sides.batches.spot_checks == 2
+    monkeypatch.setattr("shared_hooks.batching.batches.agree", lambda *_: False)
+    early = sides.head("a", asked[0])
+    known = sides.batches.of(early.crossing)
+    assert known is not None
+    sides.run([sides.head("a", one) for one in asked])
+    with pytest.raises(CutRefused, match="this model takes no batches"):
+        sides.batches.run([early, early], [known, known])
+    assert sides.batches.of(early.crossing) is None and not sides.batches.learn(early.crossing)
