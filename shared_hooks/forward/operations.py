@@ -41,6 +41,8 @@ _ESCAPES = frozenset(
     __cuda_array_interface__ _cdata
     """.split()
 )
+# Functions that give a tensor another's memory, and look at neither: with a placeholder, memory that is not there.
+OTHER_MEMORY = frozenset({"data.__set__", "set_"})
 # Functions written in Python that copy a tensor's bytes without a kernel.
 COPIES_BYTES = frozenset({"__deepcopy__"})
 

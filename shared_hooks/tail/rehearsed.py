@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from shared_hooks.crossing import Given, Place
-from shared_hooks.forward import Kind, Placeholder, arguments_of, is_mapped, kind_of, name_of, unreflected
+from shared_hooks.forward import OTHER_MEMORY, Kind, Placeholder, arguments_of, is_mapped, kind_of, name_of, unreflected
 from shared_hooks.tail.claims import Claims
-from shared_hooks.tail.ghosts import Ghosts, form_of_tensor
+from shared_hooks.tail.ghosts import Ghosts, Unknown, form_of_tensor
 from shared_hooks.tail.notes import Notes
 from shared_hooks.tail.placing import Placing
 from shared_hooks.tail.recipe import Alias, Answer, Argument, Hole, Injected, ReadValue, Run, Source
@@ -34,6 +34,8 @@ class Operations:
         """One torch function; the function mode is off while this runs."""
         name = name_of(func)
         arguments = arguments_of(args, kwargs)
+        if name in OTHER_MEMORY and any(type(one) is Placeholder for one in arguments):
+            raise Unknown(f"{name.partition('.')[0]} of a tensor that is set to another's")
         if self.notes.done or self.notes.in_opaque or is_mapped(arguments):
             return func(*args, **kwargs)
         frame = self.notes.frame

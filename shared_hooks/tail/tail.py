@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from shared_hooks.crossing import EarlyOutput, generators
 from shared_hooks.errors import PlanMismatch
 from shared_hooks.forward import (
+    OTHER_MEMORY,
     REFLECTED,
     Frame,
     Kind,
@@ -254,6 +255,8 @@ class TailSession(Session):
         arguments = arguments_of(args, kwargs)
         if is_mapped(arguments):
             return func(*args, **kwargs)
+        if name in OTHER_MEMORY and any(type(one) is Placeholder for one in arguments):
+            raise self.mismatch(f"{name}() ran")
         self.inside = True
         try:
             return self._operation(name, arguments, func, args, kwargs)
