@@ -19,6 +19,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from shared_hooks.config import why_not
 from shared_hooks.errors import SpecError
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "isthmus", ""
 
     def do_GET(self) -> None:
+        if why := why_not(self.headers.get("Host"), self.connection.getsockname()[0], self.headers.get("Origin"), ""):
+            self.send_error(HTTPStatus.FORBIDDEN, explain=why)
+            return
         if urllib.parse.urlsplit(self.path).path != PATH:
             self.send_error(HTTPStatus.NOT_FOUND)
             return

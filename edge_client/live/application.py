@@ -9,7 +9,6 @@ first "whole", then "more" as often as there is something, until "ended".
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import threading
 from contextlib import suppress
@@ -24,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edge_client.live.board import Board
+from shared_hooks.config import is_own
 
 FOLDER: Final = Path(__file__).parent
 FILES: Final = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css")} | {
@@ -74,28 +74,6 @@ class Application:
         if site not in ("none", "same-origin") and not followed:
             return "another site may not read this page"
         return None
-
-
-def is_own(host: str, listened: str) -> bool:
-    """Whether a `Host` header names this machine: localhost, what is listened on, or an address (of loopback, where
-    that alone is listened on). An address is nobody's to rebind.
-    """
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-    if name.lower() in ("localhost", listened.lower()):
-        return True
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return address.is_loopback or not is_loopback(listened)
-
-
-def is_loopback(host: str) -> bool:
-    """Of an address or name to listen on."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _file(name: str, kind: str) -> Any:

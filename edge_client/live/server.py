@@ -11,8 +11,9 @@ from typing import Final
 
 import uvicorn
 
-from edge_client.live.application import Application, is_loopback
+from edge_client.live.application import Application
 from edge_client.live.board import Board
+from shared_hooks.config import is_loopback
 from shared_hooks.errors import SpecError
 
 log = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ One spec serves both sides. Nothing of it crosses the wire but the model's id an
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from shared_hooks.models.drawing import Drawing
     from shared_hooks.models.mapped import MappedWeights
     from shared_hooks.selection.file import Selection
+
+
+_building = threading.RLock()
+"""Held while a model draws its weights."""
 
 
 @short
@@ -98,7 +103,8 @@ class ModelSpec:
 
     def _built(self, how: Callable[[Callable[[], object]], object] = lambda build: build()) -> nn.Module:
         """What the factory returns, with the weights that it makes."""
-        with torch.random.fork_rng(devices=[]):  # importing the factory's module may draw numbers too
+        # importing the factory's module may draw numbers too; and there is one generator for all threads
+        with _building, torch.random.fork_rng(devices=[]):
             build = resolve(self.factory, self.folder, f"{self.origin}: factory")
             if isinstance(build, nn.Module):
                 raise SpecError(

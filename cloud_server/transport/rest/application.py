@@ -30,7 +30,16 @@ from cloud_server.transport.rest.body import Receive, json_bytes, read_body
 from cloud_server.transport.rest.connections import PEER, Peer
 from cloud_server.transport.rest.delivery import Delivery, Send, send_whole
 from cloud_server.transport.rest.work import Work
-from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, QuotaExceeded, TooLarge
+from shared_hooks.config import why_not
+from shared_hooks.errors import (
+    AccessRefused,
+    BadFrame,
+    Cancelled,
+    DeadlineExceeded,
+    IsthmusError,
+    QuotaExceeded,
+    TooLarge,
+)
 from shared_hooks.lifecycle import Stage, on_behalf_of
 from shared_hooks.sharing import Party
 
@@ -91,6 +100,10 @@ class Application:
             await asyncio.sleep(pace.wait(peer.account))
             pace.spent(peer.account, REQUEST_SECONDS)
             peer.account = caller.account
+            host, origin, kind = (headers.get(name) for name in (b"host", b"origin", b"content-type"))
+            told = [None if one is None else one.decode("latin-1") for one in (host, origin)]
+            if why := why_not(told[0], (scope.get("server") or ("",))[0], told[1], (kind or b"").decode("latin-1")):
+                raise AccessRefused(why)
             path = [unquote(part) for part in scope["raw_path"].decode("ascii", "replace").split("/")[1:]]
             if path[:2] == ["v2", "health"]:
                 await self._health(path[2:], send, peer)

@@ -172,7 +172,7 @@ def test_who_dawdles_gives_way(server: CloudServer, monkeypatch: pytest.MonkeyPa
     assert server.rest is not None
     waiting = server.rest._waiting
     with socket.create_connection(("127.0.0.1", port_of(server)), PATIENCE) as slow:
-        slow.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n{{".encode())
+        slow.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n\r\n{{".encode())
         eventually(lambda: server.inference.held.nbytes == 900_000)
         monkeypatch.setattr(waiting, "_seconds", 0.0)
         assert slow.recv(1) == b""
@@ -188,7 +188,7 @@ def test_who_dawdles_gives_way(server: CloudServer, monkeypatch: pytest.MonkeyPa
 
 
 def test_who_leaves_leaves_nothing(server: CloudServer) -> None:
-    request = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(GOOD)}\r\n\r\n".encode() + GOOD
+    request = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(GOOD)}\r\n\r\n".encode() + GOOD
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", port_of(server)), PATIENCE) as hasty:
             hasty.sendall(request)
@@ -257,3 +257,19 @@ def test_tls_and_certificates(tmp_path: Path) -> None:
         certificates.server("localhost", "127.0.0.1", ca="another").write(tmp_path, "server")
         with pytest.raises(ssl.SSLCertVerificationError):
             ask(server, INFER, GOOD, context=trusting)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example:8000"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Content-Type": "text/plain"}, 403),
+        ({"Content-Type": "application/x-www-form-urlencoded; charset=x"}, 403),
+        ({"Content-Type": "application/json"}, 200),
+        ({"Host": "localhost:8000"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+    ],
+)
+def test_a_page_of_somebody_elses_asks_in_vain(server: CloudServer, headers: dict[str, str], status: int) -> None:
+    assert ask(server, INFER, GOOD, headers=headers)[0] == status

@@ -154,7 +154,7 @@ class TestPlaces:
         del given["data"]
         given["parameters"] = {"binary_data_size": len(raw)}
         text = body(given, parameters={"binary_data_output": True})
-        head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: {len(text)}\r\n"
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nInference-Header-Content-Length: {len(text)}\r\n"
         limits = Limits(answer_seconds=0.3)
         with serving(engine(), limits=limits, rest="127.0.0.1:0") as server, socket.socket() as lazy:
             assert server.rest is not None
@@ -239,7 +239,7 @@ def test_who_is_revoked_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         try:
             waits = threads.submit(ask, server, INFER, GOOD, headers=own)
-            head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {alice}\r\n"
+            head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {alice}\r\n"
             uploading.sendall(f"{head}Content-Length: 900000\r\n\r\n".encode())
             assert entered.wait(PATIENCE)
             eventually(lambda: server.inference.held.nbytes >= 900_000)
@@ -278,7 +278,7 @@ class TestTls:
             with socket.create_connection(("127.0.0.1", port_of(server)), PATIENCE) as plain:
                 try:
                     with mine.wrap_socket(plain, server_hostname="localhost", session=session) as visitor:
-                        visitor.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+                        visitor.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
                         return visitor.recv(1000), visitor.session
                 except OSError:
                     return b"", None

@@ -18,7 +18,7 @@ from tests.cloud_server.inference.rest import GOOD, INFER, ONES, ask, port_of, s
 from tests.cloud_server.inference.served import engine, serving
 from tests.waiting import PATIENCE, eventually
 
-HEAD = f"POST {INFER} HTTP/1.1\r\nHost: x\r\n"
+HEAD = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_who_is_refused_before_his_body_came_is_listened_to_no_more(
         with connected(server) as endless:
             eventually(lambda: standing(server))
             (connection,) = standing(server)
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
             endless.sendall(head.encode())
             told = b""
             while not told.endswith(b"}"):
@@ -134,7 +134,7 @@ def test_who_costs_too_much_is_read_later(
     monkeypatch.setattr(pace, "wait", lambda account: 0.01 if account == dear and not pays.is_set() else 0.0)
     monkeypatch.setattr(pace, "spent", lambda account, seconds: paid.append(account))
     with connected(server, "127.0.0.3") as slow:
-        slow.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        slow.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         for _ in range(5):
             assert ask(server, "/v2/health/live")[0] == 200
         slow.setblocking(False)

@@ -80,3 +80,10 @@ def test_a_port_in_use_is_told() -> None:
 def test_no_address_of_this_machine() -> None:
     with pytest.raises(SpecError, match=r"metrics: \[2001:db8::1\]:0 cannot be used"):
         MetricsPage("[2001:db8::1]:0")
+
+
+def test_a_page_of_somebody_elses_reads_nothing(page: MetricsPage) -> None:
+    """By a name of its own that leads here, or from its own origin."""
+    assert ask(page, "/metrics", Host="evil.example:9464")[0] == 403
+    assert ask(page, "/metrics", Origin="http://evil.example")[0] == 403
+    assert ask(page, "/metrics", Host="localhost:9464")[0] == 200

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_client.live.application import MOST_READERS, is_own
+from edge_client.live.application import MOST_READERS
 from edge_client.live.board import Board
 from edge_client.live.server import PageServer, address_of
+from shared_hooks.config import is_own
 from shared_hooks.errors import SpecError
 from tests.edge_client.live.pages import asked, told
 from tests.waiting import eventually

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from shared_hooks.errors import SpecError, UnknownModel
 from shared_hooks.models import ModelSpec, Prediction, load_spec
+from shared_hooks.modules import weights_hash
 
 Write = Callable[[str], ModelSpec]
 BASE = 'id = "m"\nfactory = "net:linear"\n'
@@ -254,3 +256,27 @@ def test_labels_from_files(write_spec: Write, tmp_path: Path) -> None:
     (tmp_path / "labels.json").write_text('["c", "d"]')
     assert write_spec(BASE + 'labels = "labels.txt"').labels == ("a", "b")
     assert write_spec(BASE + 'labels = "labels.json"').labels == ("c", "d")
+
+
+def test_models_that_are_built_at_once_have_the_same_seeded_weights(tmp_path: Path) -> None:
+    """There is one generator for all threads."""
+    (tmp_path / "drawn.py").write_text(
+        "import time, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layers = torch.nn.ModuleList()\n"
+        "        for _ in range(5):\n"
+        "            self.layers.append(torch.nn.Linear(4, 4))\n"
+        "            time.sleep(0.002)\n"
+    )
+    file = tmp_path / "drawn.toml"
+    file.write_text('id = "drawn"\nfactory = "drawn:Net"\n')
+    spec = load_spec(str(file))
+    made: list[torch.nn.Module] = []
+    threads = [threading.Thread(target=lambda: made.append(spec.load_model("cpu"))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({weights_hash(model) for model in made}) == 1 and len(made) == 6
