@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from shared_hooks.crossing import ALIGN, Crossing, EarlyOutput, Slot, generators
+from shared_hooks.errors import CutRefused
 from shared_hooks.forward import Frame, HookExitException, Kind, Session, arguments_of, is_mapped, kind_of, name_of
 from shared_hooks.metrics import Measurement
 from shared_hooks.modules import ModuleInfo
@@ -113,6 +114,8 @@ class Banking:
         self.in_operation = False
         self.read: dict[int, Structure] = {} if read is None else read
         self.other_values = False
+        self.versions: dict[int, int] = {}
+        """Of what is found, at the cut."""
         self.found: dict[int, torch.Tensor] = {}
         self.follower = follower
         self.wanted: dict[Any, list[tuple[int, Capture]]] = {}
@@ -148,6 +151,7 @@ class Banking:
             raise Diverged
         if number == self.target.layer_id:
             self.stopped = True
+            self.versions = {slot: _version(tensor) for slot, tensor in self.found.items()}
             # here, because what leaves the forward may put generators back
             if generators.AT_CUT in self.target.generators:
                 at = self.target.generators.index(generators.AT_CUT)
@@ -170,7 +174,14 @@ class Banking:
             self.found[slot] = leaf
 
     def early(self) -> EarlyOutput:
-        """Cut the pieces out of the captured storages, as they are now."""
+        """Cut the pieces out of the captured storages, as they are now. Raises CutRefused where the code that the head
+        has left has written to them.
+        """
+        if any(_version(self.found[number]) != version for number, version in self.versions.items()):
+            raise CutRefused(
+                f"cannot cut after {self.target.layer_name}: code around it that a head leaves (finally, a context "
+                "manager) writes in place to what crosses"
+            )
         pieces: list[torch.Tensor] = []
         starts: list[int] = []
         crossing = self.target
@@ -199,6 +210,10 @@ class Banking:
         views = [whole.as_strided(piece.shape, piece.stride, origin + piece.offset) for piece in slot.pieces]
         start = 0 if whole.is_cuda else whole.data_ptr() % ALIGN
         return start, tuple(view.clone() if capture.copy else view for view in views)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 class HeadSession(Banking, Session):

@@ -151,7 +151,7 @@ def key_of(
     forms: list[Any] = []
     first: dict[int, int] = {}
     for tensor in tensors:
-        form = (tuple(tensor.shape), tensor.dtype, tensor.device)
+        form = (tuple(tensor.shape), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
         try:
             storage = first.setdefault(tensor.untyped_storage()._cdata, len(forms))
             offset = tensor.storage_offset() - tensors[storage].storage_offset()

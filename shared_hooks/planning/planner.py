@@ -153,6 +153,8 @@ class Planner:
 
     def _noted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
         """The plan of a new recording, which is noted; or the one that is known of its path."""
+        if any(one.is_conj() or one.is_neg() for one in flatten((args, kwargs))[1]):
+            raise CutRefused("an input has the conjugate or negative bit, which does not cross: give it resolved")
         digest, around = context.signature(self._modules, args, kwargs)
         key = self.key(args, kwargs)
         with self._lock:

@@ -11,11 +11,12 @@ turns        threads take turns to run a model that is not pure
 May import forward, modules, errors.
 """
 
-from shared_hooks.purity.modules import is_safe, pure_modules
+from shared_hooks.purity.modules import is_pure, is_safe, pure_modules
 from shared_hooks.purity.turns import Turns
 
 __all__ = [
     "Turns",
+    "is_pure",
     "is_safe",
     "pure_modules",
 ]

@@ -102,6 +102,10 @@ class KernelLog(Ledger):
             writes = [storage for tensor, storage in zip(inputs, handed, strict=True) if id(tensor) in written]
             if unread:
                 overwrites = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in unread]
+        # where data say to what is written, what was written is theirs, too
+        placed = chosen or (self.op is not None and self.op.dynamic and self.op.reads_tainted)
+        if writes and placed:
+            reads_tainted = True
         if reads_tainted or draws:
             for storage in writes:
                 storage.tainted = min(storage.tainted, seq)

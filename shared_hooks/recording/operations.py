@@ -29,6 +29,9 @@ from shared_hooks.recording.trace import NEVER, Event, Op, Storage, Value
 from shared_hooks.state import DiceWatch
 from shared_hooks.tensors import UnknownHolder, View, flatten, tensors_in
 
+_OF_OBJECTS = frozenset({"_version.__get__", "_base.__get__"})
+"""What a tensor says of its history, and not of its content."""
+
 
 class OperationLog(KernelLog):
     """A log that also keeps the operations, with what they gave, and what of them only data tells.
@@ -54,6 +57,8 @@ class OperationLog(KernelLog):
         arguments = [self.value_of(tensor) for tensor in tensors]
         if name in HEADS and len(args) == 1 and not kwargs and is_dense(args[0]):
             return func(*args)
+        if name in _OF_OBJECTS and any(not value.storage.outside for value in arguments):
+            self.refuse(f"behind it the model asks for {name.partition('.')[0]}, which does not cross", 0, self.seq)
         only_form = is_form(name)
         op = Op(self.tick(), name, arguments)
         if not only_form:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shared_hooks.forward.threads import watch_threads
 from shared_hooks.metrics import output_bytes
 from shared_hooks.modules import ModuleInfo, fast_path_off, running
 from shared_hooks.purity import is_safe, pure_modules
@@ -59,6 +60,7 @@ class Recorder(OperationLog):
         with torch.no_grad():
             self.enter_inputs((args, kwargs))
         self.dice_watch = DiceWatch()
+        watch_threads()
         token = running.set(self)
         try:
             with torch.no_grad(), fast_path_off(), Functions(self), kernels(self):
@@ -71,6 +73,10 @@ class Recorder(OperationLog):
 
     def failed(self, error: BaseException) -> None:
         raise error
+
+    def thread_starts(self) -> None:
+        """The model starts one."""
+        self.refuse("the model starts a thread, and what that does nobody here sees")
 
     def is_constant(self, tensor: torch.Tensor | None) -> bool:
         # once the data was handed to code outside torch, no likeness of two runs proves anything
@@ -126,6 +132,8 @@ class Recorder(OperationLog):
         storages = self.numbered
         self.stack.append(call)
         self.in_opaque += info.opaque
+        if info.opaque and _sets_attributes(module):
+            self.refuse(f"the script of {info.path} writes an attribute of its module, which nobody here can see")
         self.muted = False
         try:
             output = forward(*args, **kwargs)
@@ -187,6 +195,12 @@ class Recorder(OperationLog):
         self._look()
         for name in sorted(self.unseen_writes()):
             self.refuse(f"code that torch does not see writes to {name}, which outlives the forward")
+        if self.dice_watch.drawn or self.dice or self.draws:
+            asked = sorted(_GENERATORS & self.judge.state.reach.names)
+            if asked:
+                self.refuse(
+                    f"the model draws random numbers, and its code has a generator's state in hand ({asked[0]})"
+                )
         written = list(outside_writes(self.events, timeless=not self.dynamic))
         for storage, first, last, what in written:
             self.refuse(f"the model {what} {self.named(storage)}, which outlives the forward", first, last)
@@ -210,6 +224,18 @@ class Recorder(OperationLog):
             writes_kept=bool(written) and (not self.dynamic or all(last < NEVER for _, _, last, _ in written)),
             weights=self.weights,
         )
+
+
+_GENERATORS = frozenset(
+    "get_rng_state set_rng_state fork_rng get_state set_state getstate setstate initial_seed".split()
+)
+
+
+def _sets_attributes(module: nn.Module) -> bool:
+    """Whether a scripted module keeps something from one line or call to another."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return False
+    return "prim::SetAttr" in str(module._c._get_method("forward").inlined_graph)
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared_hooks.crossing import Crossing, Place
 from shared_hooks.errors import Disagreement, IsthmusError, PlanMismatch, TooLarge
 from shared_hooks.forward import interruptible
+from shared_hooks.forward.threads import watch_threads
 from shared_hooks.modules import ModuleInfo, call_name, running
-from shared_hooks.purity import is_safe, pure_modules
+from shared_hooks.purity import is_pure, is_safe, pure_modules
 from shared_hooks.state import PythonState
 from shared_hooks.tail.claims import Claims
 from shared_hooks.tail.ghosts import Budget, Ghosts, Unknown
@@ -45,6 +46,7 @@ class Facts:
     state: PythonState
     tensors: list[torch.Tensor]
     pure: set[nn.Module]
+    all_pure: bool
     forms: KernelForms = field(default_factory=KernelForms)
 
     @classmethod
@@ -52,7 +54,9 @@ class Facts:
         """As it is now."""
         state = PythonState(model, settings=False)
         tensors = [*model.parameters(), *model.buffers(), *state.tensors()]
-        return cls(state, tensors, pure_modules(modules))
+        known = set(modules)
+        pure = pure_modules(known)
+        return cls(state, tensors, pure, pure == known)
 
 
 class Rehearsal:
@@ -74,7 +78,7 @@ class Rehearsal:
         self.modules = modules
         self.crossing = crossing
         self.placing = placing
-        self.pure = facts.pure
+        self.facts, self.pure = facts, facts.pure
         self.notes = Notes(crossing)
         self.ghosts = Ghosts(placing, budget, facts.tensors, facts.forms)
         self.ghosts.after_cut = self.notes.done
@@ -85,12 +89,17 @@ class Rehearsal:
         self.ended = False
         """The model returned: nothing after the cut needed data."""
 
+    def thread_starts(self) -> None:
+        """The model starts one: what it does with placeholders nobody would hear."""
+        raise Unknown("what a thread of the model's own does")
+
     def failed(self, error: BaseException) -> None:
         """A placeholder's entry: it could not be read."""
         self.notes.failed(error)
 
     def recipe(self, find: ClassFinder) -> Recipe:
         """Run, and make the recipe. Raises an `IsthmusError` that says where the crossing does not fit the model."""
+        watch_threads()
         started = time.perf_counter()
         inputs = tuple(self.claims.input(leaf, form) for leaf, form in enumerate(self.crossing.inputs))
         tensors = [self.placing.tensor(source, []) for source in inputs]
@@ -217,7 +226,7 @@ class Rehearsal:
 
     def _collapse(self, frame: Frame, module: nn.Module, arguments: list[torch.Tensor], output: Any) -> bool:
         """Make one step of a call whose Python leaves nothing behind but its result."""
-        if frame.wrote or module not in self.pure:
+        if frame.wrote or module not in self.pure or not self._is_still_pure(module):
             return False
         try:
             structure, tensors = flatten(output, plain=True)
@@ -232,6 +241,16 @@ class Rehearsal:
         kept = tuple(source for source in sources if source is not None)
         self.notes.steps[frame.start :] = [Skip(frame.path, structure, kept)]
         return True
+
+    def _is_still_pure(self, module: nn.Module) -> bool:
+        """Whether a proof of `Facts` holds at this moment: it was made before the model set any attribute (a list to
+        which the module appends, where None stood). Where Python has read data, it may set others in another request.
+        """
+        if self.facts.all_pure:
+            return True
+        if any(isinstance(step, ReadValue) for step in self.notes.steps):
+            return all(type(one).__module__.startswith("torch.nn.") for one in module.modules())
+        return self.facts.state.is_same or is_pure(module)
 
     def _opaque(self, frame: Frame, arguments: list[torch.Tensor]) -> Any:
         place = Place(frame.path, frame.number, -1)

@@ -337,6 +337,11 @@ class TailSession(Session):
         self.advance()
         return result
 
+    def thread_starts(self) -> None:
+        """The model starts one; behind the cut it may."""
+        if not self.resumed:
+            raise self.mismatch("a thread started")
+
     def check_left(self) -> None:
         """After a path that data may have decided on: Python state that was written there is put back when a tail ends,
         and the next forward would have found it; numbers that were drawn there are this side's. The edge's plan knows

@@ -1,0 +1,441 @@
+"""The tail's side has never run the model, and its generators stand elsewhere: each cut is exact, or refused."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks.errors import IsthmusError
+
+
+class Memo(nn.Module):
+    """The model sets a list before the call, to which the layer appends: on the class it is None."""
+
+    class Layer(nn.Module):
+        memo: Any = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.tanh(self.lin(x))
+            self.memo.append(y)
+            return y
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.ModuleList(self.Layer() for _ in range(3))
+        self.o = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        memo: list[Tensor] = []
+        for layer in self.l:
+            layer.memo = memo
+            x = layer(x)
+        return self.o(x) + sum(memo)
+
+
+class MemoMissing(Memo):
+    """No such attribute at all before the first call."""
+
+    class Layer(Memo.Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.tanh(self.lin(x))
+            self.notes.append(y)
+            return y
+
+    def forward(self, x: Tensor) -> Any:
+        memo: list[Tensor] = []
+        for layer in self.l:
+            layer.notes = memo  # type: ignore[assignment]
+            x = layer(x)
+        return self.o(x) + sum(memo)
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.held: list[Tensor] = []
+
+    def append(self, y: Tensor) -> None:
+        self.held.append(y)
+
+
+class MemoObject(Memo):
+    def forward(self, x: Tensor) -> Any:
+        memo = Cache()
+        for layer in self.l:
+            layer.memo = memo
+            x = layer(x)
+        return self.o(x) + sum(memo.held)
+
+
+class Drawing(nn.Module):
+    """The layer draws from a generator that the model hands it by an attribute."""
+
+    class Layer(nn.Module):
+        source: Any = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lin(x) + torch.rand(8, generator=self.source)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.ModuleList(self.Layer() for _ in range(3))
+        self.o = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        source = torch.Generator().manual_seed(5)
+        for layer in self.l:
+            layer.source = source
+            x = layer(x)
+        return self.o(x)
+
+
+class DrawingNumpy(Drawing):
+    class Layer(Drawing.Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lin(x) * float(self.source.random())
+
+    def forward(self, x: Tensor) -> Any:
+        source = np.random.default_rng(5)
+        for layer in self.l:
+            layer.source = source
+            x = layer(x)
+        return self.o(x)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+class MaskByData(Two):
+    """A constant, written where data say."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        m = torch.ones(2, 8)
+        for i, k in enumerate(h.argmax(1)):
+            m[i, k] = 0
+        return self.c(self.b(h) * m)
+
+
+class SliceByData(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        w = torch.zeros(8)
+        w[int(h[0].argmax()) :] = 1
+        return self.c(self.b(h) * w)
+
+
+class NarrowByData(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        w = torch.zeros(8)
+        w.narrow(0, int(h[0].argmax()) // 2, 2).fill_(1)
+        return self.c(self.b(h) * w)
+
+
+class NarrowByTensor(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        w = torch.zeros(8)
+        w.narrow(0, h[0].argmax() // 2, 2).fill_(1)
+        return self.c(self.b(h) * w)
+
+
+class IndexByData(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        w = torch.zeros(8)
+        w[h[0].argmax()] = 1
+        return self.c(self.b(h) * w)
+
+
+class LeavesWriting(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        try:
+            y = self.b(h)
+        finally:
+            h.add_(1)
+        return self.c(y + h)
+
+
+@contextlib.contextmanager
+def doubled(h: Tensor) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        h.mul_(2)
+
+
+class LeavesByContext(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        with doubled(h):
+            y = self.b(h)
+        return self.c(y + h)
+
+
+class Threads(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        found: list[Tensor] = []
+        thread = threading.Thread(target=lambda: found.append(torch.tanh(h)))
+        thread.start()
+        thread.join()
+        return self.c(self.b(h) + found[0])
+
+
+class ThreadsBehind(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.b(self.a(x))
+        found: list[Tensor] = []
+        thread = threading.Thread(target=lambda: found.append(torch.tanh(h)))
+        thread.start()
+        thread.join()
+        return self.c(h + found[0])
+
+
+class KeepsGenerator(Two):
+    def forward(self, x: Tensor) -> Any:
+        state = torch.get_rng_state()
+        h = self.b(self.a(x) + torch.rand(8))
+        torch.set_rng_state(state)
+        return self.c(h + torch.rand(8))
+
+
+class Forks(Two):
+    def forward(self, x: Tensor) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            h = self.b(self.a(x))
+        return self.c(h + torch.rand(8))
+
+
+class ForksAndDraws(Two):
+    def forward(self, x: Tensor) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            h = self.b(self.a(x) + torch.rand(8))
+        return self.c(h + torch.rand(8))
+
+
+class Asks(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        y = self.b(h)
+        return self.c(y) + (1.0 if h.requires_grad else 0.0)
+
+
+class AsksVersion(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        h.add_(1)
+        y = self.b(h)
+        return self.c(y) + float(h._version)
+
+
+class AsksBase(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        v = h.view(-1)
+        y = self.b(h)
+        return self.c(y) + (1.0 if v._base is h else 0.0)
+
+
+class Other(nn.Parameter):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = [one.as_subclass(Tensor) * 0.5 if isinstance(one, Other) else one for one in args]
+        return func(*args, **(kwargs or {}))
+
+
+class ChangesClass(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.b(self.a(x) + self.p)
+        self.p.__class__ = Other  # type: ignore[assignment]
+        return self.c(h + self.p)
+
+
+class Flushing(Two):
+    def forward(self, x: Tensor) -> Any:
+        torch.set_flush_denormal(True)
+        h = self.b(self.a(x))
+        torch.set_flush_denormal(False)
+        return self.c(h) * 1e-38 * 1e-3 * 1e38
+
+
+class Replacing(Two):
+    def forward(self, x: Tensor) -> Any:
+        relu = torch.nn.functional.relu
+        torch.nn.functional.relu = torch.nn.functional.silu  # type: ignore[assignment]
+        h = torch.nn.functional.relu(self.b(self.a(x)))
+        torch.nn.functional.relu = relu  # type: ignore[assignment]
+        return torch.nn.functional.relu(self.c(h))
+
+
+class Grows(Two):
+    """A table for the longest input that was seen, of which shorter ones take a part that depends on its length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Any:
+        if x.shape[0] > len(self.table):
+            self.table = torch.linspace(0, 1, x.shape[0])
+        return self.c(self.b(self.a(x)) * self.table[: x.shape[0], None])
+
+
+class Counts(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        Counts.calls += 1
+        return x * Counts.calls
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+class CountsInFunction(Two):
+    def forward(self, x: Tensor) -> Any:
+        Counts.calls = 0
+        h = Counts.apply(self.a(x))
+        h = Counts.apply(self.b(h))
+        return self.c(Counts.apply(h))
+
+
+class Scripted(nn.Module):
+    """A script writes an attribute of its module."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.zeros(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = x[0]
+            return x * 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.s = torch.jit.script(self.Inner())
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.b(self.s(self.a(x)))
+        return h + self.s.seen
+
+
+class Conjugates(nn.Module):
+    """Complex inputs with the conjugate bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, z: Tensor) -> Any:
+        return self.b(self.a(torch.view_as_real(z.resolve_conj()).flatten(1))) + z.imag.sum() + z.real.mean()
+
+
+MODELS: list[type[nn.Module]] = [
+    *(Memo, MemoMissing, MemoObject, Drawing, DrawingNumpy, MaskByData, SliceByData, NarrowByData, NarrowByTensor),
+    *(IndexByData, LeavesWriting, LeavesByContext, Threads, ThreadsBehind, KeepsGenerator, Forks, ForksAndDraws, Asks),
+    *(AsksVersion, AsksBase, ChangesClass, Flushing, Replacing, Grows, CountsInFunction, Scripted),
+]
+
+
+def made(kind: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().eval()
+
+
+def whole(kind: Callable[[], nn.Module], x: Tensor) -> Any:
+    """Of a model that never ran."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        return made_then_seeded(kind)(x.clone() if not x.is_conj() else x)
+
+
+def made_then_seeded(kind: Callable[[], nn.Module]) -> nn.Module:
+    model = made(kind)
+    torch.manual_seed(1)
+    return model
+
+
+def cold(kind: Callable[[], nn.Module], inputs: list[Tensor]) -> tuple[int, list[str]]:
+    """How many answers were exact, and which were wrong: at each cut, a new edge, a new cold cloud."""
+    exact, wrong = 0, []
+    with WrappedModel(made(kind)) as first:
+        with contextlib.suppress(IsthmusError):
+            first.plan(inputs[0])
+        try:
+            cuts: list[Any] = ["input", *(layer.name for layer in first.layers)]
+        except IsthmusError:
+            return 0, []
+    for cut in cuts:
+        with WrappedModel(made(kind)) as edge, WrappedModel(made(kind)) as cloud:
+            for number, x in enumerate(inputs):
+                wanted = whole(kind, x)
+                try:
+                    torch.manual_seed(1)
+                    edge.plan(x)
+                    torch.manual_seed(1)
+                    data = edge.head(cut, x).to_bytes()
+                    torch.manual_seed(2)
+                    found = cloud.tail(EarlyOutput.from_bytes(data))
+                except IsthmusError:
+                    continue
+                if torch.equal(found, wanted):
+                    exact += 1
+                else:
+                    wrong.append(f"{cut}, request {number}")
+    return exact, wrong
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    relu = torch.nn.functional.relu
+    yield
+    torch.nn.functional.relu = relu
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_exact_or_refused(kind: type[nn.Module]) -> None:
+    inputs = [torch.randn(2, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    if kind is Grows:
+        inputs = [torch.randn(rows, 8) for rows in (3, 5, 3)]
+    assert cold(kind, inputs)[1] == []
+
+
+@pytest.mark.parametrize("turn", [lambda z: z.conj(), lambda z: z.conj().transpose(0, 1).contiguous().T, lambda z: z])
+def test_an_input_with_the_conjugate_bit(turn: Callable[[Tensor], Tensor]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    inputs = [turn(torch.view_as_complex(torch.randn(2, 4, 2, generator=generator))) for _ in range(2)]
+    _, wrong = cold(Conjugates, inputs)
+    assert wrong == []
