@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 import math
 import sys
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -42,6 +43,7 @@ MAX_SIGNATURES = 64
 MAX_TICKS_KEPT = 2_000_000
 """Calls and operations that the plans of all signatures may consist of together, at a kilobyte or two each."""
 MAX_PATHS = 16
+MAX_SAMPLE_BYTES = 16 << 20
 MARGIN_BYTES, DYNAMIC_BYTES = 1 << 20, 16 << 20
 """What an answer may take beyond that of its plan; where data decides on it."""
 
@@ -83,6 +85,9 @@ class Planner:
         self._own: set[Spot] = set()
         self._left = Left()
         self._built: set[str] = set()  # names of Python state that first runs built for good
+        self._original: PythonState | None = None  # before they did
+        self._samples: deque[tuple[tuple[tuple[Any, ...], dict[str, Any]], Any]] = deque(maxlen=2)
+        self._history = ""
         self._latest: Plan | None = None
         self._obstacle = "call plan() or forward() with example inputs first"
         self._impossible: set[Any] = set()
@@ -270,7 +275,7 @@ class Planner:
             buffers, trial = Buffers(self._model), _Trial(self._model, self._modules, args, kwargs)
             trial.left = self._left
             try:
-                return trial.run(settle=settle)
+                trace = trial.run(settle=settle)
             finally:
                 self._built |= trial.built
                 trial.end()
@@ -278,6 +283,43 @@ class Planner:
                 if self._numbers is None or not trial.changed <= self._own:
                     self._own |= trial.changed
                     self._numbers = Numbers(PythonState(self._model), self._own)
+            if self._original is None and trial.keeps_what_it_built:
+                self._original = trial.before
+            if self._original is not None and not trace.unsteady:
+                self._history = self._history or self._told_by_history(args, kwargs)
+                trace.unsteady = self._history
+                if self._history:
+                    self._plans.clear()  # they are of runs that found less
+            return trace
+
+    def _told_by_history(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Of a model that builds something for good (a table): why a run's answer depends on what ran before it. It
+        does where these inputs give another answer from the model as it was at first, or earlier ones do now.
+        """
+        assert self._original is not None
+        now, dice, buffers = PythonState(self._model), Dice(), Buffers(self._model)
+
+        def run(inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+            dice.restore()
+            try:
+                return run_plain(self._model, *copied(*inputs))
+            finally:
+                now.restore()
+                buffers.restore()
+
+        try:
+            own = run((args, kwargs))
+            self._original.restore()
+            pairs = [(run((args, kwargs)), own), *((run(inputs), output) for inputs, output in self._samples)]
+        except Exception:  # the model's own, which its next run raises
+            return ""
+        finally:
+            dice.restore()
+        if not all(itertools.starmap(identical, pairs)):
+            return "what the model builds in one forward changes its answer to other inputs"
+        if sum(one.nbytes for one in flatten((args, kwargs))[1]) <= MAX_SAMPLE_BYTES:
+            self._samples.append((copied(args, kwargs), own))
+        return ""
 
 
 @dataclass
@@ -303,9 +345,9 @@ class _Trial:
         self._modules = modules
         self._inputs = args, kwargs
         self._dice = Dice()
-        self._before = PythonState(model)
-        self._memory = MemoryKept([*model.parameters(), *model.buffers(), *self._before.tensors()])
-        self._keeps_what_it_built = False
+        self.before = PythonState(model)
+        self._memory = MemoryKept([*model.parameters(), *model.buffers(), *self.before.tensors()])
+        self.keeps_what_it_built = False
         self._rewritten: set[int] = set()
         self.changed: set[Spot] = set()
         """The attributes that the model changes by itself."""
@@ -319,18 +361,18 @@ class _Trial:
 
     def run(self, *, settle: bool) -> Trace:
         """``settle``: run once before, so that caches are built and the state is steady."""
-        if self._before.unrepeatable:
-            raise CutRefused(f"planning would change what cannot be put back: {first_few(self._before.unrepeatable)}")
+        if self.before.unrepeatable:
+            raise CutRefused(f"planning would change what cannot be put back: {first_few(self.before.unrepeatable)}")
         first = self._settled() if settle else None
-        built = self._before.changes()
+        built = self.before.changes()
         self._rewritten |= self._memory.changed() if built else set()
-        state = PythonState(self._model) if built else self._before
+        state = PythonState(self._model) if built else self.before
         trace, second, judge = self._recorded(state, settle=settle)
         self.changed |= {change.spot for change in [*built, *judge.seen.values()] if change.spot is not None}
         changes = judge.changes()
         kept = [change.name for change in changes]
         if kept and not settle:
-            self._before.restore()
+            self.before.restore()
             return self.run(settle=True)
         left = self.left.names | {lasting_name(change, state.places) for change in changes}
         if left:
@@ -346,12 +388,12 @@ class _Trial:
             kept.append("memory that it uses as scratch on another path")
         self.left.scratch |= judge.log.addresses(judge.log.scratch)
         # what is set anew in every run was not built once
-        built = [change for change in built if lasting_name(change, self._before.places) not in left]
-        self.built = {lasting_name(change, self._before.places) for change in built}
-        if not kept and any(Judge(self._before, judge.log).matters(change) for change in built):
+        built = [change for change in built if lasting_name(change, self.before.places) not in left]
+        self.built = {lasting_name(change, self.before.places) for change in built}
+        if not kept and any(Judge(self.before, judge.log).matters(change) for change in built):
             kept = self._built_from_inputs(left)
-            self._keeps_what_it_built = True
-        once = judge.log.not_written(self._rewritten) if self._keeps_what_it_built else []
+            self.keeps_what_it_built = True
+        once = judge.log.not_written(self._rewritten) if self.keeps_what_it_built else []
         if state.overflow:
             trace.unsteady = "the model keeps more Python objects than are looked at"
         elif kept:
@@ -363,7 +405,7 @@ class _Trial:
             )
         elif settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
-        self._keeps_what_it_built &= not trace.unsteady
+        self.keeps_what_it_built &= not trace.unsteady
         return trace
 
     def _settled(self) -> Any:
@@ -372,7 +414,7 @@ class _Trial:
             with contextlib.suppress(Exception), self._memory:
                 return run_plain(self._model, *self._fresh())
             _forget_compiled()
-            self._before.restore()
+            self.before.restore()
         return run_plain(self._model, *self._fresh())
 
     def _recorded(self, state: PythonState, *, settle: bool) -> tuple[Trace, Any, Judge]:
@@ -384,7 +426,7 @@ class _Trial:
         except Exception as error:
             _forget_compiled()
             if not settle:
-                self._before.restore()
+                self.before.restore()
                 run_plain(self._model, *self._fresh())  # raises what is the model's own
             what = f"{type(error).__name__}: {error}".splitlines()[0]
             raise CutRefused(f"the model cannot be recorded, so no cut is possible: {what}") from error
@@ -406,20 +448,20 @@ class _Trial:
 
     def _built_from_inputs(self, left: set[str]) -> list[str]:
         """What the first run leaves in the model's state for good must hang on no input; names of what does."""
-        self._before.restore()
+        self.before.restore()
         args, kwargs = self._fresh()
         taint = Taint((args, kwargs))
         with self._memory, taint:
             run_plain(self._model, args, kwargs)
-        changes = [one for one in self._before.changes() if lasting_name(one, self._before.places) not in left]
-        return [change.name for change in changes if depends(change, taint, self._before.reach)]
+        changes = [one for one in self.before.changes() if lasting_name(one, self.before.places) not in left]
+        return [change.name for change in changes if depends(change, taint, self.before.reach)]
 
     def end(self) -> None:
         """Put the model's state back, but for what it keeps for good."""
         self._dice.restore()
         self._memory.restore()
-        if not self._keeps_what_it_built:
-            self._before.restore()
+        if not self.keeps_what_it_built:
+            self.before.restore()
 
 
 def _is_timeless(trace: Trace) -> bool:

@@ -101,15 +101,17 @@ class Container:
 def put_dict(place: Container) -> None:
     """Entry by entry: another thread may be running the model."""
     owner, kept = place.owner, dict(zip(place.keys or (), place.values, strict=True))
+    # an OrderedDict keeps its order beside the entries, and knows nothing of what a dictionary's own methods do to it
+    base: Any = collections.OrderedDict if isinstance(owner, collections.OrderedDict) else dict
     for key in [key for key, value in dict.items(owner) if key not in kept and not _is_attaching(MISSING, value)]:
-        dict.pop(owner, key)
+        base.pop(owner, key)
     for key, value in kept.items():
         found = dict.get(owner, key, MISSING)
         if found is not value and not _is_attaching(value, found):
-            dict.__setitem__(owner, key, value)
+            base.__setitem__(owner, key, value)
     if place.in_order and list(owner) != list(kept):
-        dict.clear(owner)
-        dict.update(owner, kept)
+        base.clear(owner)
+        base.update(owner, kept)
 
 
 def _is_attaching(before: Any, now: Any) -> bool:
