@@ -273,3 +273,20 @@ def test_tls_and_certificates(tmp_path: Path) -> None:
 )
 def test_a_page_of_somebody_elses_asks_in_vain(server: CloudServer, headers: dict[str, str], status: int) -> None:
     assert ask(server, INFER, GOOD, headers=headers)[0] == status
+
+
+def test_nobody_is_asked_to_come_back_too_early(server: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry-After is in whole seconds: rounded up."""
+    error = QuotaExceeded("used up")
+    error.retry_after_seconds = 1.2
+
+    def refuses(*_: object) -> None:
+        raise error
+
+    assert server.rest is not None
+    monkeypatch.setattr("cloud_server.inference.Inference.engine", refuses)
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=30)
+    connection.request("POST", INFER, GOOD)
+    response = connection.getresponse()
+    assert (response.status, response.getheader("Retry-After")) == (429, "2")
+    connection.close()

@@ -1,0 +1,92 @@
+"""What decides in the client and in planning, and whose absence nothing else would notice."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from edge_client.calibrating.tally import LEAST_TO_STOP, Tally
+from edge_client.request.arrivals import Arrivals
+from shared_hooks import WrappedModel
+from shared_hooks.metrics import measurement
+from shared_hooks.metrics.reading import Reading
+from shared_hooks.planning import planner
+
+
+def rows(worse: int, of: int) -> list[Any]:
+    return [SimpleNamespace(loss=float(number < worse), measures={}, right=None) for number in range(of)]
+
+
+def test_a_codec_is_given_up_when_it_is_surely_worse_and_not_when_it_may_be() -> None:
+    """By the lower bound of its loss."""
+    tally = Tally("int4", lossless=False, is_share=True, confidence=0.95)
+    tally.sent(10, True)
+    tally.take(rows(1, LEAST_TO_STOP))
+    low, high = tally.bounds()
+    assert low < high
+    tally.stop_if_worse_than((low + high) / 2)
+    assert not tally.stopped
+    tally.stop_if_worse_than(low / 2)
+    assert tally.stopped
+
+
+@pytest.mark.parametrize(("sends", "retry", "taught"), [(1, 0.0, 1), (2, 0.0, 0), (1, 0.5, 0)])
+def test_what_was_sent_again_teaches_no_choice_of_codecs(sends: int, retry: float, taught: int) -> None:
+    """Its time holds more than the way of these bytes."""
+    told: list[Any] = []
+    arrivals = Arrivals.__new__(Arrivals)
+    arrivals._edge_model = SimpleNamespace(chooser=SimpleNamespace(answered=lambda *args: told.append(args)))  # type: ignore[assignment]
+    running: Any = SimpleNamespace(
+        exchange=SimpleNamespace(sends=sends, bytes_up=1, bytes_down=1),
+        bytes_ahead=0,
+        head=SimpleNamespace(decoding_ns=0.0),
+    )
+    arrivals._learn(running, SimpleNamespace(retry=retry, send_wait=0.0, network=0.0, server_decode=0.0))  # type: ignore[arg-type]
+    assert len(told) == taught
+
+
+def test_each_utilisation_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {
+        name: Reading(value, "measured", name) for name, value in (("cpu", 11.0), ("gpu", 22.0), ("memory", 33.0))
+    }
+    none = Reading.unavailable("not here")
+    window = SimpleNamespace(energy=none, resident=none, **sources)
+    monkeypatch.setattr(measurement.sampler, "window", lambda start, gpu: window)
+    with WrappedModel(nn.Sequential(nn.ReLU())) as made:
+        made.forward(torch.ones(2))
+        (layer,) = made.get_layer_metrics()
+        forward = made.get_forward_metrics()
+    assert forward is not None
+    for one in (layer, forward):
+        assert (one.cpu_utilisation.value, one.gpu_utilisation.value, one.memory_utilisation.value) == (
+            11.0,
+            22.0,
+            33.0,
+        )
+
+
+class Paths(nn.Module):
+    """Takes a path for each number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[: int(x[0, 0]) + 1]:
+            x = layer(x)
+        return x
+
+
+def test_no_more_paths_are_kept_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "MAX_PATHS", 3)
+    with WrappedModel(Paths().eval()) as wrapped:
+        for number in range(6):
+            plan = wrapped.plan(torch.full((1, 2), float(number)))
+        assert wrapped.plans_made == 6
+        assert len(plan.siblings) == 3
+        assert sum(map(len, wrapped._planner._plans.values())) == 3
