@@ -266,8 +266,8 @@ class EdgeModel:
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
         most = self.wrapped.most_output_bytes(*call.args, **call.kwargs)
-        cut = early.layer_name, early.layer_id
-        return Head(outgoing, *cut, records, observations, changed, frame, decoding_ns, most)
+        name, number = early.layer_name, early.layer_id
+        return Head(outgoing, name, number, records, observations, changed, frame, decoding_ns, most)
 
     def way(self, crossing: Crossing, codec: str = "") -> Way | None:
         """How a frontier will be packed, as far as that is known before it is there. ``codec``: as of `head`."""

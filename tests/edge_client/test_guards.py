@@ -50,23 +50,15 @@ def test_what_was_sent_again_teaches_no_choice_of_codecs(sends: int, retry: floa
 
 
 def test_each_utilisation_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = {
-        name: Reading(value, "measured", name) for name, value in (("cpu", 11.0), ("gpu", 22.0), ("memory", 33.0))
-    }
+    values = {"cpu": 11.0, "gpu": 22.0, "memory": 33.0}
     none = Reading.unavailable("not here")
+    sources = {name: Reading(value, "measured", name) for name, value in values.items()}
     window = SimpleNamespace(energy=none, resident=none, **sources)
     monkeypatch.setattr(measurement.sampler, "window", lambda start, gpu: window)
     with WrappedModel(nn.Sequential(nn.ReLU())) as made:
         made.forward(torch.ones(2))
         (layer,) = made.get_layer_metrics()
-        forward = made.get_forward_metrics()
-    assert forward is not None
-    for one in (layer, forward):
-        assert (one.cpu_utilisation.value, one.gpu_utilisation.value, one.memory_utilisation.value) == (
-            11.0,
-            22.0,
-            33.0,
-        )
+    assert {name: getattr(layer, f"{name}_utilisation").value for name in values} == values
 
 
 class Paths(nn.Module):

@@ -20,6 +20,7 @@ from cloud_server.transport import CloudServer
 from cloud_server.transport.rest import connections as connections_module
 from edge_client.inference import INPUT, tail_request
 from shared_hooks import WrappedModel
+from shared_hooks.errors import QuotaExceeded
 from tests import certificates
 from tests.cloud_server.inference.rest import GOOD, INFER, ONES, ask, body, port_of, same, tensor
 from tests.cloud_server.inference.served import engine, serving
