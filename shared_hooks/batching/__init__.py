@@ -2,6 +2,7 @@
 
 batches  `Batches`: which may join, and one tail for those that do
 proof    rows together against rows alone, on random data
+decisions  what random data cannot show: kernels in which chosen rows could meet
 ways     from one cut to a later one, at which more may join
 times    what tails take, by rows
 family   plans of 1, 2 and 3 rows, and the cut of any number of rows

@@ -5,6 +5,7 @@ context      settings that change kernels
 operations   what counts as an operation
 foresight    which operations need no data to know their result's form
 placeholder  a value that nobody may read
+threads      ... that a model's code starts
 interruption where a forward that takes too long may be stopped
 
 May import metrics, modules, tensors, errors.

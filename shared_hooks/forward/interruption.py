@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Protocol
 
+import torch
+
 
 class Limit(Protocol):
     """The time of one request in one thread."""
@@ -38,7 +40,20 @@ def bounded(limit: Limit) -> Iterator[None]:
 def interruptible(seconds: float = float("inf")) -> AbstractContextManager[None]:
     """Round what may be ended at any line."""
     limit = _limit.get()
-    return nullcontext() if limit is None else limit.interruptible(seconds)
+    return nullcontext() if limit is None else _ended_whole(limit, seconds)
+
+
+@contextmanager
+def _ended_whole(limit: Limit, seconds: float) -> Iterator[None]:
+    """An exception that comes between the last line of a ``with`` and its end keeps that from its end: torch functions
+    would stay switched off in this thread, for all that run in it later.
+    """
+    state = torch._C._get_torch_function_state()  # type: ignore[attr-defined, unused-ignore]
+    try:
+        with limit.interruptible(seconds):
+            yield
+    finally:
+        torch._C._set_torch_function_state(state)  # type: ignore[attr-defined, unused-ignore]
 
 
 def uninterrupted() -> AbstractContextManager[None]:

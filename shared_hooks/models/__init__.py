@@ -6,6 +6,7 @@ example      the input both sides plan on
 inputs       input files and their true labels; tensors from .npy and .safetensors
 frames       a picture of a video or a camera
 images       image file -> tensor
+picture      ... decoded in a process with limits of memory and time
 uploads      input files that a client sends as bytes
 tokenizers   the tokenizer that a spec names
 predictions  output -> `Prediction`

@@ -153,7 +153,7 @@ def _read_npy(source: Path | io.BytesIO, path: Path | str) -> torch.Tensor:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read(file, max_header_size=_MAX_NPY_HEADER)
         if dtype.kind not in _NPY_KINDS or not dtype.itemsize:
-            raise InputMismatch(f"{path} holds an array of {dtype.str}; expected numbers")
+            raise InputMismatch(f"{path} cannot be read as a .npy array: it is of {dtype.str}; expected numbers")
         announced, there = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
         if any(size < 0 for size in shape) or announced > there:
             raise InputMismatch(f"{path}: a .npy file of {len(data)} bytes announces an array of {announced}")

@@ -72,15 +72,22 @@ def _flushes_denormals() -> bool:
     return sys.float_info.min / 2 == 0.0
 
 
+_OWN = {name: value for name, value in vars(torch.nn.functional).items() if callable(value)}
+
+
 def _functional() -> dict[str, Any]:
-    return dict(vars(torch.nn.functional))
+    """Functions that stand in place of torch's own. Others in this process may have put some there for a while (a
+    compiler does): what was there before a run and is not torch's is nobody's to put back.
+    """
+    space = vars(torch.nn.functional)
+    return {name: space.get(name) for name, value in _OWN.items() if space.get(name) is not value}
 
 
 def _set_functional(value: dict[str, Any]) -> None:
     space = vars(torch.nn.functional)
-    for name in [name for name in space if name not in value]:
-        del space[name]
-    space.update(value)
+    for name in _functional():
+        if name not in value:
+            space[name] = _OWN[name]
 
 
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
