@@ -13,9 +13,10 @@ from shared_hooks.errors import IsthmusError
 from shared_hooks.forward import run_plain
 from shared_hooks.planning import INPUT, Cut, LayerInfo, Plan
 from shared_hooks.report import Report
-from shared_hooks.tensors import Buffers, copied, identical
+from shared_hooks.tensors import Buffers, copied, identical, tensors_in
 
 Forward = Callable[..., Any]
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def verify(
@@ -25,39 +26,70 @@ def verify(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     on_cut: Callable[[int, int], None] | None,
+    cold: tuple[Callable[[], nn.Module], Forward] | None = None,
 ) -> Report:
     """Every cut of ``plan`` on these inputs; ``forward`` runs heads and tails.
 
-    A cut that differs is refused from then on.
+    ``cold``: what makes the model once more, as it is before it has run, and what runs tails of such a one. Then
+    answers are compared with those of models that never ran, tails begin with other generators' states, and inputs that
+    are drawn are tried beside the given ones: of those a cut may be refused by name. A cut that differs is refused from
+    then on.
     """
     random_state = torch.get_rng_state()
     buffers = Buffers(model)
 
-    def fresh() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def fresh(inputs: Inputs) -> Inputs:
         # models may write to their inputs and buffers, and draw random numbers: every run begins alike
         torch.set_rng_state(random_state)
         buffers.restore()
-        return copied(args, kwargs)
+        return copied(*inputs)
 
-    whole = run_plain(model, *fresh())
+    def whole(inputs: Inputs) -> Any:
+        made = model if cold is None else cold[0]()  # before the generators stand where a run begins
+        return run_plain(made, *fresh(inputs))
+
+    given: Inputs = args, kwargs
+    tried = [(given, whole(given), False)]
+    if cold is not None and (other := _drawn(given)) is not None:
+        tried.append((other, whole(other), True))
+
+    def is_exact(cut: Cut) -> bool:
+        return all(
+            _is_exact(forward, forward if cold is None else cold[1], cut, fresh(inputs), wanted, may_refuse=drawn)
+            for inputs, wanted, drawn in tried
+        )
+
     found: dict[str, list[LayerInfo]] = {"exact": [], "refused": [], "differing": []}
     input_exact = False
     for done, cut in enumerate([INPUT, *range(len(plan.layers))]):
         info = plan.resolve(cut)
         if info is None:
-            input_exact = _is_exact(forward, cut, fresh(), whole)
+            input_exact = is_exact(cut)
         elif not info.can_split:
             found["refused"].append(info)
-        elif _is_exact(forward, cut, fresh(), whole):
+        elif is_exact(cut):
             found["exact"].append(info)
         else:
             plan.refuse(cut, "verify found that the tail differs from the whole model")
             found["differing"].append(info)
         if on_cut is not None:
             on_cut(done + 1, len(plan.layers) + 1)
-    fresh()
+    fresh(given)
     differing = tuple(found["differing"])
-    return Report(tuple(found["exact"]), tuple(found["refused"]), differing, input_exact, _unsendable(whole))
+    return Report(tuple(found["exact"]), tuple(found["refused"]), differing, input_exact, _unsendable(tried[0][1]))
+
+
+def _drawn(inputs: Inputs) -> Inputs | None:
+    """Inputs of the same form, with other numbers wherever they are floating point; None where none are."""
+    args, kwargs = copied(*inputs)
+    generator = torch.Generator().manual_seed(0)
+    changed = False
+    for tensor in tensors_in((args, kwargs)):
+        if tensor.is_floating_point() and tensor.numel():
+            noise = torch.randn(tensor.shape, generator=generator).to(tensor)
+            tensor.copy_(noise * tensor.std(correction=0) + tensor.mean())
+            changed = True
+    return (args, kwargs) if changed else None
 
 
 def _unsendable(output: Any) -> str:
@@ -69,11 +101,16 @@ def _unsendable(output: Any) -> str:
     return ""
 
 
-def _is_exact(forward: Forward, cut: Cut, inputs: tuple[tuple[Any, ...], dict[str, Any]], whole: Any) -> bool:
+def _is_exact(head: Forward, tail: Forward, cut: Cut, inputs: Inputs, whole: Any, *, may_refuse: bool) -> bool:
     args, kwargs = inputs
     try:
-        early = forward(*args, end=cut, **kwargs)
-        output = forward(EarlyOutput.from_bytes(early.to_bytes(), max_bytes=1 << 40), start=cut)
-    except Exception:  # whatever it is, the cut does not give the model's answer
+        early = head(*args, end=cut, **kwargs)
+        data = early.to_bytes()
+        if tail is not head:
+            torch.manual_seed(1)  # another process's generators stand anywhere
+        output = tail(EarlyOutput.from_bytes(data, max_bytes=1 << 40), start=cut)
+    except IsthmusError:  # whatever it is, the cut does not give the model's answer
+        return may_refuse
+    except Exception:
         return False
     return identical(whole, output)

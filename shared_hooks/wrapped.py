@@ -300,11 +300,23 @@ class WrappedModel(Runs):
 
     # -- verification -------------------------------------------------------------------------------------------
 
-    def verify(self, *args: Any, on_cut: Callable[[int, int], None] | None = None, **kwargs: Any) -> Report:
+    def verify(
+        self,
+        *args: Any,
+        on_cut: Callable[[int, int], None] | None = None,
+        cold: Callable[[], nn.Module] | None = None,
+        **kwargs: Any,
+    ) -> Report:
         """Compare every cut, through bytes, with the whole model on these inputs.
 
-        ``on_cut(done, total)`` shows progress. A cut that differs is refused from then on.
+        ``on_cut(done, total)`` shows progress. ``cold`` makes the same model once more: then tails run on one that
+        never ran before, as a server's may be, answers are compared with those of others, and inputs that are drawn are
+        tried, too. That finds what one model in one process hides. A cut that differs is refused from then on.
         """
         from shared_hooks.verification import verify
 
-        return verify(self.model, self.forward, self.plan(*args, **kwargs), args, kwargs, on_cut)
+        plan = self.plan(*args, **kwargs)
+        if cold is None:
+            return verify(self.model, self.forward, plan, args, kwargs, on_cut)
+        with WrappedModel(cold(), self.depth, metrics=False, rehearsals=self._rehearsals) as other:
+            return verify(self.model, self.forward, plan, args, kwargs, on_cut, (cold, other.forward))

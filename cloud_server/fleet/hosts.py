@@ -58,7 +58,11 @@ class ThisProcess:
             tails = [one.compiled.standings() for one in models if one.compiled is not None]
             return [word for standings in tails for word, _ in standings.values()]
 
-        return Loaded(entry, one_of(models), close, nbytes, compiled)
+        def spot_checks() -> tuple[int, int]:
+            found = [one.batching.batches for one in models]
+            return sum(one.spot_checks for one in found), sum(bool(one.ended) for one in found)
+
+        return Loaded(entry, one_of(models), close, nbytes, compiled, spot_checks)
 
 
 class Processes:

@@ -23,6 +23,8 @@ class Loaded:
     nbytes: Mapping[str, int] = field(default_factory=dict)
     compiled: Callable[[], Iterable[str]] = tuple
     """How its compiled tails stand (`shared_hooks.compiling.Standing`), one word for each."""
+    spot_checks: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """How many batches had a part computed alone, too, and how many copies of the model make none any more for that."""
 
 
 class Home:

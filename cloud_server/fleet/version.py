@@ -74,6 +74,14 @@ class Version:
         return [] if home is None else list(home.loaded.compiled())
 
     @property
+    def spot_checks(self) -> tuple[int, int]:
+        """Batches of which a part was computed alone, too, and copies of the model that make none any more for that;
+        since its weights came.
+        """
+        home = self._home
+        return (0, 0) if home is None else home.loaded.spot_checks()
+
+    @property
     def waiting(self) -> int:
         """Requests that wait for its weights."""
         return len(self._parked)

@@ -89,6 +89,15 @@ class ServerState(Collector):
             for standing in Standing:  # zeros, too: a series that appears with its first event has no increase
                 tails.add_metric([name, standing.value], found[standing.value])
         yield tails
+        text = "Batches of which one part was computed alone, too, since the weights came."
+        checks = GaugeMetricFamily("isthmus_batch_spot_checks", text, labels=["model"])
+        text = "Copies of a model that make no batches any more: a part was other than alone."
+        ended = GaugeMetricFamily("isthmus_batching_ended", text, labels=["model"])
+        for name, version in {} if fleet is None else dict(fleet.items()).items():
+            for family, count in zip((checks, ended), version.spot_checks, strict=True):
+                family.add_metric([name], count)
+        yield checks
+        yield ended
         loads = CounterMetricFamily("isthmus_model_loads", "How often models were loaded.", labels=["model"])
         text = "How often models gave way to others (max_model_bytes)."
         gone = CounterMetricFamily("isthmus_model_evictions", text, labels=["model"])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from torch import nn
 
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
@@ -113,9 +116,15 @@ def verify(
 
 
 def _here(subject: Subject, show: bool) -> Checked:
+    module = getattr(subject.spec, "module", None)
+    kept = None if module is None else deepcopy(module)  # as it is before it runs
     loaded = subject.load(on_inputs=True)
     with loaded.wrapped as wrapped, bar("cuts", len(wrapped.layers) + 1, show) as advance:
-        report = wrapped.verify(*loaded.args, on_cut=lambda done, total: advance(""), **loaded.kwargs)
+
+        def cold() -> nn.Module:
+            return loaded.spec.load_model(wrapped.device) if kept is None else deepcopy(kept).to(wrapped.device)
+
+        report = wrapped.verify(*loaded.args, on_cut=lambda done, total: advance(""), cold=cold, **loaded.kwargs)
         problems = [f"the output cannot be sent: {report.unsendable}"] if report.unsendable else []
         try:
             loaded.spec.postprocess(wrapped.whole(*loaded.args, **loaded.kwargs))
