@@ -60,7 +60,7 @@ def curl(server: Server) -> dict[str, Any]:
         "/v2/health/live": _curl(f"{url}/health/live"),
         "/v2/health/ready": _curl(f"{url}/health/ready"),
         "/v2/models/digits": _curl(f"{url}/models/digits"),
-        "infer": _curl("-d", body, f"{url}/models/digits/infer"),
+        "infer": _curl("-H", "Content-Type: application/json", "-d", body, f"{url}/models/digits/infer"),
     }
     healthy = found["/v2/health/live"] == {"live": True} and found["/v2/health/ready"] == {"ready": True}
     named = found["/v2/models/digits"]["name"] == "digits"
