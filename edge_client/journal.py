@@ -86,7 +86,7 @@ class JournalFile:
             record = json.loads(line)
             if not isinstance(record, dict):
                 raise ValueError("no object")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SpecError(f"{self.path}, line {number}: not a {self._kind}'s journal: {error}") from error
         return record
 

@@ -30,7 +30,7 @@ def is_bench(path: str | Path) -> bool:
         if not Path(path).is_file():
             return False
         value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(value, dict) and str(value.get("format")).startswith("isthmus bench ")
 
@@ -49,7 +49,7 @@ def read(path: str | Path) -> dict[str, Any]:
                 raise TypeError(f"at {one['rate']!r:.20} a second a figure is no number")
             _ = [one["latency"][name]["sure"] for name in ("p50", "p90", "p99")], one["generator"]["bottleneck"]
         _ = dict(value["settings"]), value["knee"], value["ended"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise SpecError(f"{path}: not the results of a bench: {type(error).__name__}: {error}") from error
     known: dict[str, Any] = value
     return known

@@ -113,7 +113,7 @@ def differences(text: str) -> Iterator[Finding]:
 def _machine(reply: split_pb2.ListModelsReply) -> dict[str, Any]:
     try:
         found = json.loads(reply.models[0].machine) if reply.models else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         found = {}
     return found if isinstance(found, dict) else {}
 

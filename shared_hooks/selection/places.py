@@ -87,7 +87,7 @@ def read_boxes(path: Path | str) -> Mapping[str, list[Box]]:
     """
     try:
         known = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(known, dict) or not all(isinstance(boxes, list) for boxes in known.values()):
         raise SpecError(f'{path}: expected {{"file.png": [[left, top, right, bottom, label], ...]}}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +10,16 @@ import pytest
 import torch
 from torch import nn
 
+from edge_client.benching import results
 from edge_client.calibrating.tally import LEAST_TO_STOP, Tally
+from edge_client.doctor import agree
 from edge_client.request.arrivals import Arrivals
 from shared_hooks import WrappedModel
+from shared_hooks.errors import SpecError
 from shared_hooks.metrics import measurement
 from shared_hooks.metrics.reading import Reading
 from shared_hooks.planning import planner
+from shared_hooks.selection.places import read_boxes
 
 
 def rows(worse: int, of: int) -> list[Any]:
@@ -82,3 +87,13 @@ def test_no_more_paths_are_kept_than_there_may_be(monkeypatch: pytest.MonkeyPatc
         assert wrapped.plans_made == 6
         assert len(plan.siblings) == 3
         assert sum(map(len, wrapped._planner._plans.values())) == 3
+
+
+def test_json_that_is_nested_too_deep_is_refused_by_name(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 200_000)
+    for read in (read_boxes, results.read):
+        with pytest.raises(SpecError, match="deep.json"):
+            read(deep)
+    machine = SimpleNamespace(models=[SimpleNamespace(machine="[" * 200_000)])
+    assert agree._machine(machine) == {}  # type: ignore[arg-type]
