@@ -215,7 +215,7 @@ class Request:
         step = self.turn.step
         if self.engine.company is None or not step.together or step.close or step.number == 0:
             return None
-        if self.payload_bytes > wire.INLINE_BYTES or raw_bytes(read_header(self.header)[1]) > wire.INLINE_BYTES:
+        if not self.header or max(self.payload_bytes, raw_bytes(read_header(self.header)[1])) > wire.INLINE_BYTES:
             return None
         return Kin((self.engine.identity.model_id, step.cut), 1)
 

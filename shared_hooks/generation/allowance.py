@@ -9,6 +9,8 @@ looked at each time.
 
 from __future__ import annotations
 
+import hashlib
+import marshal
 import math
 import threading
 from collections import OrderedDict
@@ -72,19 +74,21 @@ class Seen:
     """The steps of one tail that were looked at, and took little enough for all that are alike. Any thread may call."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Any, None] = OrderedDict()
+        self._known: OrderedDict[bytes, None] = OrderedDict()  # digests: what they are of may be as long as a header
         self._lock = threading.Lock()
 
     def has(self, key: Any) -> bool:
+        digest = _digest(key)
         with self._lock:
-            found = key in self._known
+            found = digest in self._known
             if found:
-                self._known.move_to_end(key)
+                self._known.move_to_end(digest)
             return found
 
     def add(self, key: Any) -> None:
+        digest = _digest(key)
         with self._lock:
-            self._known[key] = None
+            self._known[digest] = None
             while len(self._known) > MAX_SEEN:
                 self._known.popitem(last=False)
 
@@ -118,6 +122,11 @@ class Extents:
                 self._seen.add(key)
 
 
+def _digest(key: Any) -> bytes:
+    """Of tuples of numbers, text and sets of such. Equal keys may have several, where a set lies in another order."""
+    return hashlib.blake2b(marshal.dumps(key, 2), digest_size=16).digest()
+
+
 def magnitude(value: Any) -> Any:
     """What is the same for values of one structure whose numbers are of the same sign and less than twice as large."""
     kind = type(value)
@@ -136,10 +145,17 @@ def magnitude(value: Any) -> Any:
 
 def weight(value: Any) -> int:
     """About how many bytes of memory a value from JSON takes."""
-    if isinstance(value, str):
-        return 50 + len(value)
-    if isinstance(value, (list, tuple)):
-        return 56 + sum([8 + weight(one) for one in value])
-    if isinstance(value, dict):
-        return 64 + sum([100 + weight(key) + weight(one) for key, one in value.items()])
-    return 32
+    found, waiting = 0, [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            found += 50 + len(one)
+        elif isinstance(one, (list, tuple)):
+            found += 56 + 8 * len(one)
+            waiting += one
+        elif isinstance(one, dict):
+            found += 64 + 100 * len(one)
+            waiting += [*one, *one.values()]
+        else:
+            found += 32
+    return found

@@ -180,7 +180,7 @@ class Heard:
     @property
     def nbytes(self) -> int:
         """About what the rest takes in memory."""
-        return weight(self._structure) + weight(self._forms)
+        return 2 * weight(self._structure) + weight(self._forms)
 
     def _leaf(self, number: int, form: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
         kind = form[0]

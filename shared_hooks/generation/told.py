@@ -61,7 +61,7 @@ class Told:
             for one in told:
                 key = str(one[0]), int(one[1])
                 self.calls[key] = self._call(one)
-                self._sizes[key] = magnitude(one), weight(one) + GHOST_BYTES * _count(self.calls[key])
+                self._sizes[key] = magnitude(one), 2 * weight(one) + GHOST_BYTES * _count(self.calls[key])
         except (TypeError, ValueError, IndexError, KeyError) as error:
             raise BadFrame(f"malformed forms of calls before the cut: {error!s:.120}") from error
 

@@ -110,10 +110,13 @@ class Planner:
         """What the model's answer to these inputs can take, generously, by all plans that are known: results grow at
         most with the square of the inputs, and data may decide how much there is. None without a plan.
         """
-        given = sum(one.numel() for one in flatten((args, kwargs))[1])
+        given = [one.numel() for one in flatten((args, kwargs))[1]]
         most = None
         for plan in [plan for plans in list(self._plans.values()) for plan in plans]:
-            ratio = max(1.0, given / max(1, sum(math.prod(one.view.shape) for one in plan.trace.inputs)))
+            planned = [math.prod(one.view.shape) for one in plan.trace.inputs]
+            # of the one that has grown most: a longer text beside a picture
+            pairs = zip(given, planned, strict=True) if len(given) == len(planned) else [(sum(given), sum(planned))]
+            ratio = max([1.0, *(now / max(1, then) for now, then in pairs)])
             found = MARGIN_BYTES + 4 * int(plan.trace.output_bytes * ratio**2)
             if plan.trace.dynamic:
                 found += DYNAMIC_BYTES + 16 * plan.trace.output_bytes

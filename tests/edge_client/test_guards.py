@@ -14,8 +14,9 @@ from edge_client.benching import results
 from edge_client.calibrating.tally import LEAST_TO_STOP, Tally
 from edge_client.doctor import agree
 from edge_client.request.arrivals import Arrivals
-from shared_hooks import WrappedModel
-from shared_hooks.errors import SpecError
+from edge_client.transport import wire
+from shared_hooks import Parcel, WrappedModel
+from shared_hooks.errors import SpecError, TooLarge
 from shared_hooks.metrics import measurement
 from shared_hooks.metrics.reading import Reading
 from shared_hooks.planning import planner
@@ -97,3 +98,24 @@ def test_json_that_is_nested_too_deep_is_refused_by_name(tmp_path: Path) -> None
             read(deep)
     machine = SimpleNamespace(models=[SimpleNamespace(machine="[" * 200_000)])
     assert agree._machine(machine) == {}  # type: ignore[arg-type]
+
+
+def test_an_answer_is_no_larger_than_the_model_can_give() -> None:
+    """A few bytes of Zstandard are 64 MiB decoded; of a longer input beside a large one the bound grows with it."""
+
+    class Beside(nn.Module):
+        def forward(self, picture: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+            return text.unsqueeze(-1).expand(-1, -1, 4096) * picture.mean()
+
+    picture = torch.ones(1, 3, 64, 64)
+    with WrappedModel(Beside().eval()) as wrapped:
+        assert wrapped.most_output_bytes(picture, torch.ones(1, 10)) is None
+        wrapped.plan(picture, torch.ones(1, 10))
+        most = wrapped.most_output_bytes(picture, torch.ones(1, 10))
+        assert most is not None and 10 * 4096 * 4 < most < 2 << 20
+        longer = wrapped.most_output_bytes(picture, torch.ones(1, 400))
+        assert longer is not None and longer > 400 * 4096 * 4
+    zeros = Parcel.of_tensors(["t", 0], [torch.zeros(16 << 20)], "zstd")
+    assert zeros.nbytes < 1 << 20
+    with pytest.raises(TooLarge):
+        wire.check_answer(zeros.header, zeros.nbytes, most)

@@ -110,6 +110,14 @@ def test_the_order_of_magnitude_of_each_number_counts() -> None:
         assert looked([1, 1 << 20], spent=MOST // 2), "twice the sizes may be beyond it"
 
 
+def test_what_was_looked_at_takes_the_same_memory_whatever_it_was_told() -> None:
+    seen = Seen()
+    key = magnitude(["x" * 1_000_000, *range(1000)])
+    seen.add(key)
+    assert seen.has(key) and not seen.has(key[:-1])
+    assert all(len(one) == 16 for one in seen._known)
+
+
 def test_inputs_that_nobody_uses_are_counted(kept: list[Step], session: TailSession) -> None:
     before = session.nbytes
     forms: list[Any] = [["s", n] for n in range(4)]
