@@ -10,7 +10,6 @@ looked at each time.
 from __future__ import annotations
 
 import hashlib
-import marshal
 import math
 import threading
 from collections import OrderedDict
@@ -124,7 +123,7 @@ class Extents:
 
 def _digest(key: Any) -> bytes:
     """Of tuples of numbers, text and sets of such. Equal keys may have several, where a set lies in another order."""
-    return hashlib.blake2b(marshal.dumps(key, 2), digest_size=16).digest()
+    return hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
 
 
 def magnitude(value: Any) -> Any:
