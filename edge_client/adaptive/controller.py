@@ -30,6 +30,11 @@ LONG_AGO: Final = 1 << 62
 NEAR: Final = 10
 ALL_EVERY: Final = SECOND // 2
 """How many candidates are predicted for every request where there are codecs, and how often all are."""
+RETRY: Final = 4 * SECOND
+LONGEST_RETRY: Final = 64 * SECOND
+"""A server that was left because it was slow is tried again after so long; each try that finds it slow doubles that."""
+SLOW: Final = 1.5
+"""Times its profile: from there on a server's slowness is worth a second look."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,8 @@ class SplitController:
         self._held: str | None = None
         self._promised: dict[str, float] = {}
         self._probing = Probing(0)
+        self._away_seen = -LONG_AGO  # when the server's speed was last observed
+        self._retry = RETRY
         if cloud is not None and link is not None:
             self._take_server(cloud, link, load)
         else:
@@ -112,6 +119,7 @@ class SplitController:
 
     def choose(self, now: int) -> Choice:
         """The candidate for the next request."""
+        self._doubt_server(now)
         if self._partitioner is not None and self._there:
             return self._ask(self._partitioner, self._candidates())
         near = self._near_now(now)
@@ -140,6 +148,14 @@ class SplitController:
         self._steadiness.chosen(now, moved=moved and held is not None)
         self._promised[pick.key] = pick.latency_ns
         return Choice(pick, moved, reason, self._numbers(pick, by_key.get(held or ""), held, best))
+
+    def _doubt_server(self, now: int) -> None:
+        """While everything runs here nothing tells how quick the server is: its slowness is not believed for ever."""
+        slow = self._there and self._held == EDGE_ONLY and self._away.factor >= SLOW
+        if slow and now - self._away_seen >= self._retry:
+            self._away_seen, self._retry = now, min(2 * self._retry, LONGEST_RETRY)
+            self._away.doubt()
+            self._changed()
 
     def _ask(self, partitioner: Partitioner, candidates: Sequence[Candidate]) -> Choice:
         decision = partitioner.decide(
@@ -272,8 +288,11 @@ class SplitController:
         """The server's decode, inject, compute and encode, and the wait before them."""
         if self._cloud is None:
             return
+        self._away_seen = now
         if self._away.observe(key, tail_ns):
             self._changed()
+        if self._away.factor < SLOW:
+            self._retry = RETRY
         self._queue.observe(queue_ns)
 
     def observe_slow(self, now: int, key: str, bytes_up: int, elapsed_ns: int, *, given_up: bool = False) -> None:

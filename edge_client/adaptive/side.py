@@ -39,8 +39,12 @@ class Side:
         """Of this candidate's part now; 0 for a part that was not profiled."""
         return self._parts.get(key, 0.0) * self.factor
 
+    def doubt(self) -> None:
+        """Nothing was observed for long: as profiled, until the next observation, which is believed at once."""
+        self._factor.reset(1.0, stale=True)
+
     def observe(self, key: str, ns: float) -> bool:
-        """The candidate's part took so long; True for a sudden change of the factor."""
+        """The candidate's part took so long; True for a sudden change of the factor, or an end of doubt."""
         profiled = self._parts.get(key, 0.0)
         if profiled <= 0:
             return False
@@ -48,4 +52,5 @@ class Side:
         least, most = ns / (profiled + small), max(ns / profiled, min(1.0, (ns + small) / profiled))
         if least < self.factor < most:
             return False
-        return self._factor.observe(min(max(self.factor, least), most))
+        doubted = self._factor.stale
+        return self._factor.observe(min(max(self.factor, least), most)) or doubted

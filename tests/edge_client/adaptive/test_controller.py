@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -159,6 +161,26 @@ def test_a_slower_server_and_a_queue_are_seen() -> None:
     choice = one.choose(10)
     assert choice.candidate.name == EDGE_ONLY
     assert choice.numbers["server_factor"] > 10 and choice.numbers["queue_ms"] > 50  # type: ignore[operator]
+
+
+def test_a_server_that_was_slow_once_is_tried_again_and_less_often_where_it_stays_slow() -> None:
+    one = SplitController(EDGE, CLOUD, link(100))
+    held = one.choose(0).candidate
+    tries, slow = [], range(2)
+    for tick in range(1, 300):
+        now = tick * SECOND // 2
+        if one.choose(now).candidate.name == EDGE_ONLY:
+            continue
+        tries.append(now / SECOND)
+        for _ in slow:
+            one.observe_server(now, held.name, int(held.server_ns * 40), 0)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(tries[1:])]
+    assert 3 <= len(gaps) <= 6 and gaps == sorted(gaps) and gaps[-1] >= 4 * gaps[0]
+    for tick in range(300, 500):  # quick again: found by the next try, and kept
+        choice = one.choose(tick * SECOND // 2)
+        if choice.candidate.name != EDGE_ONLY:
+            one.observe_server(tick * SECOND // 2, choice.candidate.name, int(choice.candidate.server_ns), 0)
+    assert choice.candidate.name == held.name
 
 
 def test_a_busy_edge_is_seen() -> None:
