@@ -12,11 +12,15 @@ May import forward, modules, errors.
 """
 
 from shared_hooks.purity.modules import is_pure, is_safe, pure_modules
+from shared_hooks.purity.source import source_of
 from shared_hooks.purity.turns import Turns
+from shared_hooks.purity.values import Impure
 
 __all__ = [
+    "Impure",
     "Turns",
     "is_pure",
     "is_safe",
     "pure_modules",
+    "source_of",
 ]

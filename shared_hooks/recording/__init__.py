@@ -11,6 +11,7 @@ carried     what stays in memory afterwards
 escapes     memory in the hands of code outside torch
 taint       what depends on the inputs
 outliving   which changes of Python state affect the next run
+forbidden   assignments that a constant flag keeps from running
 memory_kept weights put back after a run that answers no request
 repeats     calls that need not be recorded in detail again
 collector   delays the garbage collector

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from shared_hooks.recording.forbidden import is_unreachable
 from shared_hooks.recording.kernels import KernelLog
 from shared_hooks.recording.taint import Taint
 from shared_hooks.recording.trace import NEVER
@@ -28,6 +29,7 @@ class Judge:
         self.seen: dict[Any, Change] = {}
         """What has changed at any time during the run, whether it matters or not."""
         self._read: dict[tuple[str, type], bool] = {}
+        self._set: dict[str, bool] = {}
 
     @property
     def reads_data(self) -> bool:
@@ -59,7 +61,17 @@ class Judge:
         ]
 
     def _set_and_read(self, name: Any, kind: type) -> bool:
-        return isinstance(name, str) and self.state.reach.writes(name) and not self._is_unread(name, kind)
+        return isinstance(name, str) and self._is_set(name) and not self._is_unread(name, kind)
+
+    def _is_set(self, name: str) -> bool:
+        """Whether any code sets an attribute of this name, be it on a path that this run did not take."""
+        if name not in self._set:
+            reach = self.state.reach
+            objects = [(one.kind, one.owner) for one in self.state.places if one.is_attributes and one.keys is not None]
+            self._set[name] = not all(
+                is_unreachable(function, name, objects, reach.writes) for function in reach.writers(name)
+            )
+        return self._set[name]
 
     def _is_unread(self, name: str, kind: type) -> bool:
         """Whether no code looks at an attribute of this name of such an object, be it by its name as text."""

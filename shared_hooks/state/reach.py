@@ -205,10 +205,15 @@ class Reach:
 
     def writes(self, attribute: str) -> bool:
         """Whether any of the functions sets an attribute of this name, but of an object that it has just made."""
-        return any(
-            attribute in accesses(function)[1] and not self._constructs(function, attribute)
+        return bool(self.writers(attribute))
+
+    def writers(self, attribute: str) -> list[types.FunctionType]:
+        """The functions that do."""
+        return [
+            function
             for function in self.functions.values()
-        )
+            if attribute in accesses(function)[1] and not self._constructs(function, attribute)
+        ]
 
     def _constructs(self, function: types.FunctionType, attribute: str) -> bool:
         new = function.__name__ == "__init__" and "__init__" not in self.names
