@@ -13,6 +13,8 @@
 #   FOOTPRINT_FLAGS=  for what an edge takes, e.g. "imports --tries 9 --json docs/results/footprint.json"
 #   MATRIX_FLAGS=   for the matrix, e.g. "--models digits bert --json matrix.json"; another machine: docs/agreement.md
 #   DOORS_FLAGS=    for the doors, e.g. "--json docs/results/doors.json"
+#   CLAIMS_FLAGS=   for the claims, e.g. "--only chaos soak" or "--show"
+#   MUTATION_FLAGS= for the mutants, e.g. "--faults 50 --seed 2 --covered build/covered"
 #   WHEEL_FLAGS=    for the wheel, e.g. "--python python3.10 --python python3.13"
 #   CERT_FLAGS=     for the certificates, e.g. "certs --server cloud.example --client edge-1"
 #   GENERATION_FLAGS=  for split generation, e.g. "modes --only Llama --json modes.jsonl"
@@ -39,6 +41,8 @@ CHAOS_FLAGS ?=
 SIEGE_FLAGS ?=
 SOAK_FLAGS ?=
 DOORS_FLAGS ?=
+CLAIMS_FLAGS ?=
+MUTATION_FLAGS ?= --covered build/covered --json docs/results/mutation.json
 WHEEL_FLAGS ?=
 RAY_FLAGS ?=
 CAMERA_FLAGS ?=
@@ -47,7 +51,7 @@ MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak ray cameras matrix footprint doors wheel experiments library generation protos docs docs-update clean
+.PHONY: help demo certs test lint compose manifests bench fuzz attacks chaos siege soak claims mutation ray cameras matrix footprint doors wheel experiments library generation protos docs docs-update clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -62,6 +66,8 @@ help:
 	@echo "make footprint  what an edge and a server take: imports, installed size, memory with the head's weights alone"
 	@echo "make matrix  edges with other releases of torch and processors (MATRIX_FLAGS) against this server: a table"
 	@echo "make soak    100,000 requests and 1,000 reconnects: does anything grow?"
+	@echo "make claims  everything the documents promise that make test cannot show, in short: one table, an hour and a half"
+	@echo "make mutation  faults put into the guarding code: which does no test notice? Hours"
 	@echo "make doors   tritonclient, curl, Prometheus and OpenTelemetry against a server, each for real"
 	@echo "make wheel   wheel and sdist, each installed in a clean environment and tried there"
 	@echo "make ray     Ray Serve on a local cluster: latency, replicas, deaths; installs the extra ray (250 MB)"
@@ -109,6 +115,13 @@ siege: $(DEV)
 
 soak: $(DEV)
 	$(PY) -m studies.soak $(SOAK_FLAGS)
+
+claims: $(DEV)
+	$(PY) -m studies.claims $(CLAIMS_FLAGS)
+
+mutation: $(DEV)
+	$(PY) -m pip install $(PIP_FLAGS) -q -c constraints.txt -e ".[mutation]"
+	$(PY) -m studies.mutation $(MUTATION_FLAGS)
 
 ray: $(DEV)
 	$(PY) -m pip install $(PIP_FLAGS) -q -c constraints.txt -e ".[ray]"

@@ -9,6 +9,9 @@ from pathlib import Path
 from cloud_server.addresses import DEFAULT_LISTEN, with_host
 from shared_hooks.command_line import Parser, add_common
 
+TRIALS = ("auto", "always", "never")
+"""Which models' cuts are tried before they are served (`processes.trials`)."""
+
 
 def parser() -> Parser:
     """Of ``cloud-server`` itself."""
@@ -44,6 +47,8 @@ def parser() -> Parser:
     where.add_argument("--worker-processes", action="store_true", default=None, dest="worker_processes", help=text)
     text = "workers are threads of this process; default with one"
     where.add_argument("--in-process", action="store_false", default=None, dest="worker_processes", help=text)
+    text = "try cuts in a process of its own before they are served; default auto: models of your own code"
+    made.add_argument("--trials", choices=TRIALS, help=text)
     text = "on this machine as one process (default), or scaled out by Ray Serve: docs/ray.md"
     made.add_argument("--on", choices=("machine", "ray"), default="machine", help=text)
     text = "with --on ray: so many of each model, or as many as the work wants; default 1"

@@ -23,6 +23,7 @@ from cloud_server.core import Core
 from cloud_server.entries import ModelEntry
 from cloud_server.fleet import Fleet, Processes, ThisProcess, devices_of, freeze
 from cloud_server.options import configure, parser
+from cloud_server.processes import Trials
 from cloud_server.telemetry import MetricsPage, measured, traced
 from cloud_server.transport import CloudServer, check_free
 from cloud_server.work import few_heaps
@@ -85,7 +86,8 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:
         pools = stack.enter_context(Processes(config, words)) if config.in_processes else None
-        fleet = Fleet(pools or ThisProcess(config), config.models, _reader(words), freeze, config.limits)
+        trials = Trials(words, config.trials, config.limits.max_trial_seconds)
+        fleet = Fleet(pools or ThisProcess(config), config.models, _reader(words), freeze, config.limits, trials)
         stack.callback(fleet.close)
         workers = config.workers * len(devices)
         core = stack.enter_context(Core(fleet, config.limits, workers, config.observers, lifecycle))

@@ -6,6 +6,7 @@ device = "auto"                      # auto, cpu, cuda, cuda:N; "cuda:0,cuda:1":
 threads = 4                          # inside one operation on the CPU; absent = torch's choice
 workers = 1                          # tails computed at a time, on each device
 worker_processes = false             # each in a process of its own; absent = if there are several
+trials = "auto"                      # try cuts cold before they are served: auto, always, never (docs/operations.md)
 reflection = false                   # describe the services to who asks (grpcurl)
 insecure = false                     # true: other machines may connect in the clear
 
@@ -63,6 +64,7 @@ from typing import Any
 
 from cloud_server.access import Register, Tls
 from cloud_server.addresses import DEFAULT_LISTEN, check_address, check_network, with_host
+from cloud_server.arguments import TRIALS
 from cloud_server.entries import DecodingFactory as DecodingFactory
 from cloud_server.entries import ModelEntry as ModelEntry
 from cloud_server.entries import WarmUp as WarmUp
@@ -95,6 +97,8 @@ class ServerConfig:
     workers: int = 1
     worker_processes: bool | None = None
     """Whether tails are computed in processes of their own; None = if there are several workers."""
+    trials: str = "auto"
+    """Whether cuts are tried in a process of their own before they are served (`processes.trials`)."""
     limits: Limits = field(default_factory=Limits)
     observers: tuple[str, ...] = ()
     """Observers that clients may ask for."""
@@ -124,6 +128,8 @@ class ServerConfig:
             check_address(self.rest, "rest")
         if self.threads is not None and self.threads < 1:
             raise SpecError(f"threads: expected at least 1, found {self.threads}")
+        if self.trials not in TRIALS:
+            raise SpecError(f'trials: expected {", ".join(TRIALS)}, found "{self.trials}"')
         if self.workers < 1:
             raise SpecError(f"workers: expected at least 1, found {self.workers}")
 
@@ -157,6 +163,7 @@ def read_config(path: Path) -> ServerConfig:
         "threads": table.take("threads", int),
         "workers": table.take("workers", int),
         "worker_processes": table.take("worker_processes", bool),
+        "trials": table.take("trials", str),
         "reflection": table.take("reflection", bool),
         "insecure": table.take("insecure", bool),
     }

@@ -62,6 +62,8 @@ class Limits:
     """Steps of these recipes together; one takes half a KiB of memory, and so does half a KiB of a cut that is read."""
     max_rehearsal_seconds: float = 20.0
     """Time to work out one of them; meanwhile a worker answers nobody else."""
+    max_trial_seconds: float = 60.0
+    """Time for a process that tries a model's cuts before they are served; the first client of a cut waits so long."""
     rehearsal_seconds_per_minute: float = 30.0
     """Time to work them out in any minute; beyond it, who has had an equal part of it is postponed."""
     rehearsal_seconds_per_account: float = 20.0

@@ -17,6 +17,9 @@ from shared_hooks.tensors import Buffers, copied, identical, tensors_in
 
 Forward = Callable[..., Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+OnCut = Callable[[int, int, str, str], None]
+"""(cuts done, cuts in all, the cut's name, what was found: one of the following)"""
+EXACT, REFUSED, DIFFERS = "exact", "refused", "differs"
 
 
 def verify(
@@ -25,10 +28,11 @@ def verify(
     plan: Plan,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    on_cut: Callable[[int, int], None] | None,
+    on_cut: OnCut | None,
     cold: tuple[Callable[[], nn.Module], Forward] | None = None,
+    first: Cut = INPUT,
 ) -> Report:
-    """Every cut of ``plan`` on these inputs; ``forward`` runs heads and tails.
+    """Every cut of ``plan`` on these inputs, ``first`` before the others; ``forward`` runs heads and tails.
 
     ``cold``: what makes the model once more, as it is before it has run, and what runs tails of such a one. Then
     answers are compared with those of models that never ran, tails begin with other generators' states, and inputs that
@@ -59,24 +63,25 @@ def verify(
             for inputs, wanted, drawn in tried
         )
 
-    found: dict[str, list[LayerInfo]] = {"exact": [], "refused": [], "differing": []}
+    found: dict[str, list[LayerInfo]] = {EXACT: [], REFUSED: [], DIFFERS: []}
     input_exact = False
-    for done, cut in enumerate([INPUT, *range(len(plan.layers))]):
+    order: list[Cut] = [INPUT, *range(len(plan.layers))]
+    begin = plan.resolve(first)
+    order.sort(key=lambda cut: cut != (INPUT if begin is None else begin.layer_id))
+    for done, cut in enumerate(order):
         info = plan.resolve(cut)
+        verdict = REFUSED if info is not None and not info.can_split else EXACT if is_exact(cut) else DIFFERS
         if info is None:
-            input_exact = is_exact(cut)
-        elif not info.can_split:
-            found["refused"].append(info)
-        elif is_exact(cut):
-            found["exact"].append(info)
+            input_exact = verdict == EXACT
         else:
-            plan.refuse(cut, "verify found that the tail differs from the whole model")
-            found["differing"].append(info)
+            found[verdict].append(info)
+            if verdict == DIFFERS:
+                plan.refuse(cut, "verify found that the tail differs from the whole model")
         if on_cut is not None:
-            on_cut(done + 1, len(plan.layers) + 1)
+            on_cut(done + 1, len(order), INPUT if info is None else info.name, verdict)
     fresh(given)
-    differing = tuple(found["differing"])
-    return Report(tuple(found["exact"]), tuple(found["refused"]), differing, input_exact, _unsendable(tried[0][1]))
+    kept = {verdict: tuple(sorted(infos, key=lambda info: info.layer_id)) for verdict, infos in found.items()}
+    return Report(kept[EXACT], kept[REFUSED], kept[DIFFERS], input_exact, _unsendable(tried[0][1]))
 
 
 def _drawn(inputs: Inputs) -> Inputs | None:

@@ -17,7 +17,7 @@ from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 from shared_hooks.modules import agreement, attach, hierarchy, tables
 from shared_hooks.modules.manifest import Fact, manifest
-from shared_hooks.planning import Cut, Layers, Loads, Plan
+from shared_hooks.planning import INPUT, Cut, Layers, Loads, Plan
 from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import told
@@ -303,20 +303,22 @@ class WrappedModel(Runs):
     def verify(
         self,
         *args: Any,
-        on_cut: Callable[[int, int], None] | None = None,
+        on_cut: Callable[[int, int, str, str], None] | None = None,
         cold: Callable[[], nn.Module] | None = None,
+        first: Cut = INPUT,
         **kwargs: Any,
     ) -> Report:
-        """Compare every cut, through bytes, with the whole model on these inputs.
+        """Compare every cut, ``first`` before the others, through bytes, with the whole model on these inputs.
 
-        ``on_cut(done, total)`` shows progress. ``cold`` makes the same model once more: then tails run on one that
-        never ran before, as a server's may be, answers are compared with those of others, and inputs that are drawn are
-        tried, too. That finds what one model in one process hides. A cut that differs is refused from then on.
+        ``on_cut(done, total, name, verdict)`` shows progress; a verdict is "exact", "refused" or "differs".
+        ``cold`` makes the same model once more: then tails run on one that never ran before, as a server's may be,
+        answers are compared with those of others, and inputs that are drawn are tried, too. That finds what one model
+        in one process hides. A cut that differs is refused from then on.
         """
         from shared_hooks.verification import verify
 
         plan = self.plan(*args, **kwargs)
         if cold is None:
-            return verify(self.model, self.forward, plan, args, kwargs, on_cut)
+            return verify(self.model, self.forward, plan, args, kwargs, on_cut, None, first)
         with WrappedModel(cold(), self.depth, metrics=False, rehearsals=self._rehearsals) as other:
-            return verify(self.model, self.forward, plan, args, kwargs, on_cut, (cold, other.forward))
+            return verify(self.model, self.forward, plan, args, kwargs, on_cut, (cold, other.forward), first)

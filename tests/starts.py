@@ -100,6 +100,8 @@ class Started(Forked):
         env: Mapping[str, str] | None = None,
         stderr: int = subprocess.PIPE,
     ) -> None:
+        if module == "cloud_server" and "--trials" not in words and words[:1] not in (["token"], ["doctor"]):
+            words = [*words, "--trials", "never"]  # which take seconds; tests/cloud_server/processes/test_trials.py
         command = [sys.executable, "-m", module, *words]
         super().__init__(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True, encoding="utf-8")
 

@@ -24,6 +24,7 @@ from cloud_server.fleet.room import Resident, room_for
 from cloud_server.fleet.version import Version
 from cloud_server.limits import NEVER, Limits
 from cloud_server.models import Identity
+from cloud_server.processes import Trials
 from shared_hooks.errors import IsthmusError, ModelFailed, ServerUnavailable, SpecError, UnknownModel
 
 log = logging.getLogger("cloud_server")
@@ -42,10 +43,13 @@ class Fleet(Mapping[str, Version]):
         read: Callable[[], Sequence[ModelEntry]] | None = None,
         settle: Callable[[], object] = gc.collect,
         limits: Limits | None = None,
+        trials: Trials | None = None,
     ) -> None:
         """Loads ``entries``. ``read`` gives what the operator's files say now. ``settle`` is called when models have
-        come or gone. ``limits`` bound what their weights take. Raises what a model fails by.
+        come or gone. ``limits`` bound what their weights take. ``trials`` tries cuts before they are served. Raises
+        what a model fails by.
         """
+        self._trials = trials
         limits = limits or Limits()
         self._most, self._turn = limits.max_model_bytes, limits.model_turn_seconds
         if host.all_at_once and self._most < NEVER:
@@ -246,7 +250,7 @@ class Fleet(Mapping[str, Version]):
         current = self._named.get(name)
         known = next((one for one in self._versions if one.identity.is_like(identity)), None)
         if known is None:
-            known = Version(loaded, self._returning.want, self._settle)
+            known = Version(loaded, self._returning.want, self._settle, self._trials)
             self._versions.add(known)
         else:
             known.arrive(loaded, f'model "{name}" was loaded again')

@@ -18,6 +18,7 @@ from cloud_server.fleet.pins import Home, Loaded, Parked, Pinned, unpinned
 from cloud_server.models import Computed, Engine, EngineSession, Leave, Progress, room_for
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.engine import Batching, Company
+from cloud_server.processes import Trials
 from shared_hooks import Crossing
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 from shared_hooks.modules.manifest import Manifest
@@ -36,11 +37,13 @@ class Version:
         loaded: Loaded,
         wanted: Callable[[Version, str], None] = lambda version, account: None,
         gone: Callable[[], object] = lambda: None,
+        trials: Trials | None = None,
     ) -> None:
         """``wanted`` is called, without waiting, with the account that asks for weights that are not in memory;
-        ``gone`` when some were given up.
+        ``gone`` when some were given up. ``trials``: what tries a cut before it is served.
         """
         self._gone = gone
+        self._trials = trials
         self.identity = loaded.engine.identity
         self.entry = loaded.entry
         self.nbytes = loaded.nbytes
@@ -251,6 +254,8 @@ class Version:
             check_frontier(crossing, header, payload_bytes, max_bytes)
         else:
             engine.admit(crossing, header, payload_bytes, max_bytes)
+        if self._trials is not None:  # here, where this client's stream waits and nobody else
+            self._trials.check(self.identity, crossing.layer_name, max(self.nbytes.values(), default=0))
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int

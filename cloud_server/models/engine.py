@@ -41,6 +41,8 @@ class Identity:
     """How input files are read; empty when they cannot be."""
     form: Mapping[str, Any] = field(default_factory=dict)
     """What goes in and comes out, by name (`models.form`); empty when the model has no example."""
+    packages: tuple[str, ...] = ()
+    """The top-level packages that its modules' classes come from."""
 
     def is_like(self, other: Identity) -> bool:
         """Whether clients of the one are clients of the other, on whatever machine and device."""

@@ -92,6 +92,7 @@ class ServedModel:
             preprocess_digest=entry.spec.preprocess_digest(),
             machine=describe(device),
             form=self._form,
+            packages=tuple(sorted({type(one).__module__.partition(".")[0] for one in model.modules()})),
         )
         load = partial(entry.spec.load_model, device)
         self._custody = Custody(entry.spec.model_id, model, load, self._wrapped.renew)

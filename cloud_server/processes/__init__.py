@@ -8,6 +8,8 @@ worker          one worker's own program
 worker_process  ... as the server sees it
 task            what it is asked for
 channel         messages between the two
+trials          cuts tried in a process of their own, before they are served
+trial           ... its program
 memory          payloads, where both see them
 
 May import models, wire, work, options, config, limits.
@@ -15,11 +17,13 @@ May import models, wire, work, options, config, limits.
 
 from cloud_server.processes.pool import Pool, payload_memory
 from cloud_server.processes.pooled_model import PooledModel
+from cloud_server.processes.trials import Trials
 from cloud_server.processes.worker_process import Share
 
 __all__ = [
     "Pool",
     "PooledModel",
     "Share",
+    "Trials",
     "payload_memory",
 ]

@@ -124,7 +124,7 @@ def _here(subject: Subject, show: bool) -> Checked:
         def cold() -> nn.Module:
             return loaded.spec.load_model(wrapped.device) if kept is None else deepcopy(kept).to(wrapped.device)
 
-        report = wrapped.verify(*loaded.args, on_cut=lambda done, total: advance(""), cold=cold, **loaded.kwargs)
+        report = wrapped.verify(*loaded.args, on_cut=lambda *_: advance(""), cold=cold, **loaded.kwargs)
         problems = [f"the output cannot be sent: {report.unsendable}"] if report.unsendable else []
         try:
             loaded.spec.postprocess(wrapped.whole(*loaded.args, **loaded.kwargs))

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -57,7 +57,8 @@ def main() -> int:
 
         waiting = [fault for fault in faults if fault.name not in known]
         with ThreadPoolExecutor(options.processes) as pool:
-            for outcome in pool.map(tried, waiting):
+            for done in as_completed([pool.submit(tried, fault) for fault in waiting]):
+                outcome = done.result()
                 if outcome is not None:
                     known[outcome.fault.name] = outcome.told()
                     print(f"{outcome.result:16} {outcome.seconds:5.0f} s  {outcome.fault.name}", flush=True)

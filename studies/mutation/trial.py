@@ -16,9 +16,9 @@ from studies.mutation.faults import Fault
 
 NOTICED, HANGS, SURVIVED, NOT_RUN = "noticed", "noticed: hangs", "survived", "survived: no test runs the line"
 COPIED: Final = ("cloud_server", "edge_client", "shared_hooks", "protos", "studies", "tests", "deploy", "docs")
-FEW_SECONDS, MANY_SECONDS = 30.0, 240.0
+FEW_SECONDS, MANY_SECONDS = 8.0, 45.0
 """What the tests of the first and of the second attempt may have taken in the measured run."""
-SLACK_SECONDS = 90.0
+SLACK_SECONDS = 45.0
 _FAILED, _INTERRUPTED = 1, 2
 
 

@@ -1,0 +1,163 @@
+"""Cuts tried before they are served: does a copy of the model that never ran give the whole model's answer?
+
+What no analysis of code can promise, a cold process shows (`trial`). One trial runs at a time; it begins with the cut
+that is asked for, and continues with the others. What it found is kept in a file, so that a model is tried once for
+each state of its code and of torch. A cut that gave another answer is refused; one that could not be tried in time is
+served as the analysis allows, and the log says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+import shared_hooks
+from cloud_server.models import Identity
+from shared_hooks.errors import CutRefused
+from shared_hooks.verification import DIFFERS, EXACT, REFUSED
+from shared_hooks.version import __version__
+
+log = logging.getLogger("cloud_server")
+
+TRIED: Final = frozenset({"torch", "torchvision", "timm", "transformers", "shared_hooks"})
+"""Libraries whose models are swept cold (docs/library.md): ``auto`` tries models that have modules of others."""
+OVERHEAD_BYTES: Final = 2 << 30
+COPIES: Final = 8
+"""Memory of a trial: some for Python and torch, and so many times the weights."""
+
+
+class Trials:
+    """Any thread may call; a call waits for the trial that it needs."""
+
+    def __init__(self, words: Sequence[str], mode: str = "auto", seconds: float = 60.0, folder: Path | None = None):
+        """``words``: the server's command line; ``folder``: where verdicts are kept, by default in the user's cache."""
+        self._words, self._mode, self._seconds = list(words), mode, seconds
+        self._folder = folder or _cache()
+        self._lock = threading.Lock()
+        self._known: dict[str, dict[str, str]] = {}
+        self._tried: set[tuple[str, str]] = set()
+        self.trials = 0
+        """How many processes were started."""
+
+    def check(self, identity: Identity, cut: str, nbytes: int) -> None:
+        """Raises CutRefused where a trial of this cut gave another answer than the whole model. ``nbytes``: of the
+        model's weights.
+        """
+        if not self._wants(identity):
+            return
+        digest = _digest(identity.structure_digest, identity.plan_digest, identity.weights_hash)
+        if self._known.get(digest, {}).get(cut) is None:
+            with self._lock:  # whoever comes second finds it answered
+                self._learn(identity, digest, cut, nbytes)
+        if self._known.get(digest, {}).get(cut) == DIFFERS:
+            raise CutRefused(
+                f'cut at "{cut}" of model "{identity.model_id}": tried in a process of its own, a model that had never '
+                "run gave another answer than the whole model: what its code keeps does not cross "
+                "(edge-client verify names such cuts)"
+            )
+
+    def _wants(self, identity: Identity) -> bool:
+        if self._mode == "never" or not identity.plan_digest:
+            return False
+        return self._mode == "always" or not TRIED.issuperset(identity.packages)
+
+    def _learn(self, identity: Identity, digest: str, cut: str, nbytes: int) -> None:
+        if digest not in self._known:
+            self._known[digest] = self._read(digest)
+        known = self._known[digest]
+        # of a model that was tried to its end every cut is known: another name is none of its layers
+        if cut in known or (digest, cut) in self._tried or len(known) > identity.layers:
+            return
+        if sum(one == digest for one, _ in self._tried) > identity.layers:
+            return
+        self._tried.add((digest, cut))
+        self._known[digest] = found = {**known, **self._trial(identity.model_id, cut, nbytes)}
+        if cut not in found:
+            log.warning(
+                "cut %s of model %s could not be tried: it is served as far as its code was understood",
+                cut[:80],
+                identity.model_id,
+            )
+        self._write(digest, found)
+
+    def _trial(self, model_id: str, cut: str, nbytes: int) -> dict[str, str]:
+        """Verdicts, by cut: as many as there was time for."""
+        self.trials += 1
+        began = time.monotonic()
+        program = (
+            f"import sys; sys.path[:] = {sys.path!r}\n"
+            "from cloud_server.processes.trial import main\n"
+            f"sys.exit(main({self._words!r}, {model_id!r}, {cut!r}, {self._seconds!r}, "
+            f"{OVERHEAD_BYTES + COPIES * nbytes}))"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            printed, _ = process.communicate(timeout=self._seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            printed, _ = process.communicate()
+        found: dict[str, str] = {}
+        for line in printed.splitlines():
+            with contextlib.suppress(ValueError):
+                name, verdict = json.loads(line)
+                found[name] = verdict
+        wrong = [name for name, verdict in found.items() if verdict == DIFFERS]
+        log.info(
+            "model %s: %d cuts tried cold in %.1f s, %d gave another answer", model_id, len(found),
+            time.monotonic() - began, len(wrong),
+        )  # fmt: skip
+        return found
+
+    def _read(self, digest: str) -> dict[str, str]:
+        try:
+            found = json.loads((self._folder / f"{digest}.json").read_text())
+            return {str(name): verdict for name, verdict in found.items() if verdict in (EXACT, REFUSED, DIFFERS)}
+        except (OSError, ValueError, AttributeError):
+            return {}
+
+    def _write(self, digest: str, found: dict[str, str]) -> None:
+        file = self._folder / f"{digest}.json"
+        with contextlib.suppress(OSError):  # a folder that cannot be written to costs a trial at the next start
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partly = file.with_suffix(f".{os.getpid()}")
+            partly.write_text(json.dumps(found, indent=1))
+            partly.replace(file)
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "isthmus" / "trials"
+
+
+@functools.cache
+def _ours() -> tuple[tuple[Path, os.stat_result], ...]:
+    """The files that cut models."""
+    return tuple((file, file.stat()) for file in sorted(Path(shared_hooks.__file__).parent.rglob("*.py")))
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(structure: str, plan: str, weights: str) -> str:
+    """Of the model's code, example and weights, of our own code, of torch and Python."""
+    own = [(file.name, stat.st_size, stat.st_mtime_ns) for file, stat in _ours()]
+    versions = torch.__version__, platform.python_version(), __version__
+    return hashlib.sha256(json.dumps([structure, plan, weights, versions, own]).encode()).hexdigest()

@@ -1,0 +1,114 @@
+"""Cuts tried cold: refused where another answer comes, tried once, bounded, and never in a client's hands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cloud_server.config import ModelEntry
+from cloud_server.models import ServedModel
+from cloud_server.models.engine import Identity
+from cloud_server.processes.trials import Trials
+from edge_client import EdgeClient
+from edge_client.model_choice import ModelChoice
+from shared_hooks.errors import CutRefused
+from shared_hooks.models import load_spec
+from tests.edge_client.test_processes import CloudProcess
+
+MODELS = "tests.cloud_server.processes.kept"
+
+
+def words(name: str) -> list[str]:
+    return ["--model", f"{name}={MODELS}:{name}", "--example", f"{name}=1,4"]
+
+
+def identity(name: str) -> Identity:
+    spec = load_spec(f"{name}={MODELS}:{name}", example="1,4")
+    return ServedModel(ModelEntry(spec), torch.device("cpu")).identity
+
+
+def test_a_cut_that_is_exact_is_tried_once_and_remembered(tmp_path: Path) -> None:
+    mine = identity("doubled")
+    trials = Trials(words("doubled"), folder=tmp_path)
+    for cut in ("1", "0", "input", "2", "1"):
+        trials.check(mine, cut, 100)
+    assert trials.trials == 1
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text()) == dict.fromkeys(["1", "input", "0", "2"], "exact")
+    again = Trials(words("doubled"), folder=tmp_path)
+    again.check(mine, "1", 100)
+    for number in range(50):  # what a hostile client calls its layers starts nothing
+        again.check(mine, f"no such layer {number}", 100)
+    assert again.trials == 0
+
+
+def test_names_that_are_no_layers_start_few_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trials, mine = Trials(words("doubled"), folder=tmp_path), identity("doubled")
+    asked: list[str] = []
+    monkeypatch.setattr(trials, "_trial", lambda model_id, cut, nbytes: asked.append(cut) or {})
+    for number in range(1000):
+        trials.check(mine, f"made up {number}", 100)
+    assert len(asked) <= mine.layers + 1
+
+
+def test_a_server_refuses_a_cut_whose_cold_tail_answers_otherwise(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    server = CloudProcess(*words("counted"), "--trials", "auto")
+    try:
+        spec = load_spec(f"counted={MODELS}:counted", example="1,4")
+        with (
+            EdgeClient(server.address, ModelChoice(spec, device="cpu"), "first") as client,
+            pytest.raises(CutRefused, match="tried in a process of its own"),
+        ):
+            client.infer(torch.ones(1, 4))
+    finally:
+        server.end()
+    (file,) = (tmp_path / "isthmus" / "trials").iterdir()
+    assert set(json.loads(file.read_text()).values()) == {"differs"}
+
+
+@pytest.mark.parametrize("name", ["sleeps", "hungry"])
+def test_a_trial_that_takes_too_much_is_ended_and_the_cut_served(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = identity(name)
+    monkeypatch.setenv("ISTHMUS_TEST_SLEEPS", "1")
+    trials = Trials(words(name), seconds=8.0 if name == "sleeps" else 30.0, folder=tmp_path)
+    trials.check(mine, "0", 100)
+    trials.check(mine, "0", 100)
+    assert trials.trials == 1
+    assert "could not be tried" in caplog.text
+
+
+def test_who_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own, library = identity("doubled"), Identity("m", "w", "s", "p", layers=3, packages=("timm", "torch"))
+    silent = Identity("m", "w", "s", layers=3, packages=("mine",))
+    for mode, wanted in (("auto", [own]), ("always", [own, library]), ("never", [])):
+        trials, asked = Trials([], mode, folder=tmp_path / mode), list[str]()
+        monkeypatch.setattr(trials, "_trial", lambda model_id, cut, nbytes: asked.append(model_id) or {cut: "exact"})  # noqa: B023
+        for one in (own, library, silent):
+            trials.check(one, "0", 100)
+        assert asked == [one.model_id for one in wanted], mode
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[1]", '{"0": 3}', "null"])
+def test_a_file_that_is_spoiled_is_none(kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = identity("doubled")
+    first = Trials([], folder=tmp_path)
+    monkeypatch.setattr(first, "_trial", lambda *_: {"0": "exact"})
+    first.check(mine, "0", 100)
+    next(tmp_path.iterdir()).write_text(kept)
+    second = Trials([], folder=tmp_path)
+    monkeypatch.setattr(second, "_trial", lambda *_: {"0": "differs"})
+    with pytest.raises(CutRefused):
+        second.check(mine, "0", 100)
+
+
+def test_a_folder_that_cannot_be_written_to_costs_another_trial_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = Trials([], folder=Path("/dev/null/nowhere"))
+    monkeypatch.setattr(trials, "_trial", lambda *_: {"0": "exact"})
+    trials.check(identity("doubled"), "0", 100)
