@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from shared_hooks.crossing import EarlyOutput
 from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
@@ -21,7 +22,7 @@ from shared_hooks.planning import INPUT, Cut, Layers, Loads, Plan
 from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import told
-from shared_hooks.state import PythonState
+from shared_hooks.state import PythonState, first_few
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
     from shared_hooks.explanation import Explanation
@@ -57,6 +58,9 @@ class WrappedModel(Runs):
             raise InputMismatch(f"WrappedModel takes a torch.nn.Module, not {type(model).__name__}")
         if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
             raise InputMismatch(f"depth is None or a number from 0 up, not {depth!r}")
+        lazy = [name for name, tensor in model.named_parameters() if is_lazy(tensor)]
+        if lazy:
+            raise InputMismatch(f"{first_few(lazy)}: a lazy layer has no weights yet: run the model once, then wrap it")
         # before anything runs: attributes may count calls
         self._attributes = agreement.attributes(model)
         self._tables = tables.tables(model)

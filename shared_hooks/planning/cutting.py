@@ -75,7 +75,12 @@ def cut_after(trace: Trace, layer: ModuleCall | None, frontier: Frontier, *, wid
 
     ``wide``: what the tail writes is not what it wrote in the plan.
     """
-    return _Cutter(trace, layer, frontier, wide).work()
+    try:
+        return _Cutter(trace, layer, frontier, wide).work()
+    except CutRefused as error:
+        if not trace.trains:
+            raise
+        raise CutRefused(f"the model is in training mode: call its eval() ({error})") from None
 
 
 def crossing_of(

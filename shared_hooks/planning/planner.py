@@ -397,6 +397,7 @@ class _Trial:
             kept = self._built_from_inputs(left)
             self.keeps_what_it_built = True
         once = judge.log.not_written(self._rewritten) if self.keeps_what_it_built else []
+        trace.trains = any(module.training for module in self._modules)
         if state.overflow:
             trace.unsteady = "the model keeps more Python objects than are looked at"
         elif kept:

@@ -121,6 +121,8 @@ class Recorder(OperationLog):
         parent = self.stack[-1]
         number = self.counts[info.path] = self.counts.get(info.path, 0) + 1
         call = ModuleCall(info.path, number, info.module_type, info.opaque, parent, self.tick())
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self.refuse("a module runs inside torch.vmap, or another function of torch.func", call.enter)
         call.args = [self.value_of(tensor) for tensor in tensors_in((args, kwargs))]
         call.args_tainted = any(value.hangs(self.seq) for value in call.args)
         parent.has_child = True

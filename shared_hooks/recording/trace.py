@@ -184,9 +184,9 @@ class Trace:
     """The record of one forward.
 
     ``input_structure``: of (args, kwargs); ``end``: the last seq; ``dynamic``: where Python read data; ``foreign``:
-    the last
-    seq at which a tensor appeared that no operation made (threads of the model's own, extensions), -1 if none;
-    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree; ``refusals``: where not to cut.
+    the last seq at which a tensor appeared that no operation made (threads of the model's own, extensions), -1 if none;
+    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree; ``refusals``: where not to cut;
+    ``trains``: whether any module was in training mode.
 
     ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``,
     torch's by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
@@ -209,6 +209,7 @@ class Trace:
     foreign: int
     draws: list[int]
     unsteady: str = ""
+    trains: bool = False
     refusals: tuple[Refusal, ...] = ()
     dice: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     writes_kept: bool = False

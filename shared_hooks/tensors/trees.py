@@ -9,7 +9,7 @@ A *structure* is the JSON-able shape of such a value, with a number in place of 
     ["dict", [[key, structure], ...]]        keys are literals
     ["named", class, [...]]                  named tuple, fields in order
     ["data", class, [[field, ...], ...]]     dataclass, its attributes
-    ["enum", class, name]                    member of an enumeration
+    ["enum", class, name]                    member of an enumeration; of several flags together their number
     ["map", class, [[key, ...], ...]]        ModelOutput and other dictionaries that are built from keywords
 
 Classes travel as ``module:qualname`` and are looked up by the receiver among classes it already has; nothing is
@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import operator
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +34,7 @@ from shared_hooks.errors import BadFrame, InputMismatch
 
 Structure = list[Any]
 MAX_DEPTH = 64
+MAX_FLAGS = 16
 
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _DTYPE_NAMES = {value: str(value).removeprefix("torch.") for value in _DTYPES.values()}
@@ -166,7 +169,8 @@ def _down(value: Any, depth: int, plain: bool, tensors: list[torch.Tensor], numb
     kind = type(value)
     rest = (depth + 1, plain, tensors, numbers)
     if not plain and isinstance(value, enum.Enum):
-        return ["enum", class_name(kind), value.name]
+        known = value.name in kind.__members__
+        return ["enum", class_name(kind), value.name if known else value.value]
     if kind is list:
         return ["list", [_down(item, *rest) for item in value]]
     if kind is tuple:
@@ -293,7 +297,7 @@ def _up(node: Any, depth: int, tensors: list[Any] | Mapping[int, Any], find: Cla
             if cls is None:
                 return node[2]
             _check_holder(kind, cls, issubclass(cls, enum.Enum))
-            return cls[node[2]]  # type: ignore[index]
+            return _flags(cls, node[2]) if type(node[2]) is int else cls[node[2]]  # type: ignore[index]
         if kind in ("data", "map"):
             entries = {str(key): _up(item, *rest) for key, item in node[2]}
             cls = find(node[1])
@@ -310,6 +314,14 @@ def _check_holder(kind: str, cls: type, fits: bool) -> None:
     """A class is made only of what it was taken apart as: nobody's constructor runs on anything else."""
     if not fits:
         raise BadFrame(f"{class_name(cls)} is not taken apart as {kind!r}")
+
+
+def _flags(cls: Any, number: int) -> Any:
+    """Several flags at once. A class keeps every combination that it was ever asked for, so these must be few."""
+    known = [int(one.value) for one in cls.__members__.values()] if issubclass(cls, enum.Flag) else []
+    if len(known) > MAX_FLAGS or number & ~functools.reduce(operator.or_, known, 0):
+        raise BadFrame(f"{number} is no combination of {class_name(cls)}")
+    return cls(number)
 
 
 def _filled(cls: type, entries: dict[str, Any]) -> Any:

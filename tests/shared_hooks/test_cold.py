@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from shared_hooks import EarlyOutput, WrappedModel
-from shared_hooks.errors import IsthmusError
+from shared_hooks.errors import BadFrame, CutRefused, InputMismatch, IsthmusError
+from shared_hooks.tensors.trees import flatten, unflatten
 
 
 class Memo(nn.Module):
@@ -439,3 +441,69 @@ def test_an_input_with_the_conjugate_bit(turn: Callable[[Tensor], Tensor]) -> No
     inputs = [turn(torch.view_as_complex(torch.randn(2, 4, 2, generator=generator))) for _ in range(2)]
     _, wrong = cold(Conjugates, inputs)
     assert wrong == []
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))])
+def test_a_refusal_of_a_model_in_training_says_what_to_do(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4)).train()
+    with pytest.raises(CutRefused, match=r"training mode: call its eval\(\) \(.*outlives the forward"):
+        WrappedModel(model).head("0", torch.randn(3, 4))
+    assert WrappedModel(model.eval()).verify(torch.randn(3, 4)).ok
+    dropped = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)).train()
+    assert WrappedModel(dropped).verify(torch.randn(3, 4)).ok  # the generator's state crosses
+
+
+def test_a_lazy_layer_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2)).eval()
+    with pytest.raises(InputMismatch, match=r"1\.weight, 1\.bias: a lazy layer has no weights yet: run the model once"):
+        WrappedModel(model)
+    model(torch.randn(2, 4))
+    assert WrappedModel(model).verify(torch.randn(2, 4)).ok
+
+
+class Mapped(nn.Module):
+    """Its layers run inside of a transform of torch.func; the last does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.last(torch.vmap(self.inner)(self.first(values)))
+
+
+def test_behind_a_transform_of_torch_func_no_cut_is_planned() -> None:
+    report = WrappedModel(Mapped().eval()).verify(torch.randn(3, 4))
+    assert [one.name for one in report.exact] == ["first"] and report.input_exact
+    assert [one.name for one in report.refused] == ["inner", "last"]
+    assert all("inside torch.vmap" in one.reason for one in report.refused)
+
+
+class Option(enum.IntFlag):
+    PLUS = 1
+    TWICE = 2
+    NOT = 4
+
+
+class Optional_(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, values: Tensor, option: Option) -> Tensor:
+        values = self.last(self.first(values) + (1 if option & Option.PLUS else 0))
+        return values * 2 if Option.TWICE in option else values
+
+
+@pytest.mark.parametrize("option", [Option.PLUS, Option.PLUS | Option.TWICE, Option(0)])
+def test_flags_among_the_inputs(option: Option) -> None:
+    report = WrappedModel(Optional_().eval()).verify(torch.randn(3, 4), option)
+    assert report.ok and len(report.exact) == 2, report
+    rebuilt = unflatten(flatten(option)[0], [], lambda name: Option)
+    assert rebuilt == option and type(rebuilt) is Option
+
+
+@pytest.mark.parametrize("number", [8, -1, 1 << 200])
+def test_flags_that_a_class_does_not_have_are_no_flags(number: int) -> None:
+    with pytest.raises(BadFrame, match="no combination"):
+        unflatten(["enum", "m:Option", number], [], lambda name: Option)
