@@ -45,4 +45,6 @@ def inputs(party: Party, way: str, number: int, batch: int) -> tuple[tuple[Any, 
             return (tagged,), {}
         case "number":
             return (x, 0.5), {}
+        case "conjugate":
+            return (torch.view_as_complex(x.reshape(batch, 4, 2)).conj(),), {}
     raise AssertionError(way)

@@ -6,6 +6,7 @@ import enum
 import traceback
 import types
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,10 +121,11 @@ class _Refused(Exception):
 
 
 class Judge:
-    """Judges one model."""
+    """Judges one model. ``cold``: each tail runs on a model of its own that never ran before."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, cold: bool = False) -> None:
         self.subject = subject
+        self.cold = cold
         self.code: types.CodeType = compile(subject.text, subject.file, "exec")
         self.changes = "later" in subject.text
         self.found = Judgement(subject)
@@ -153,12 +155,16 @@ class Judge:
 
     def _meet(self) -> None:
         """Three processes begin: edge and reference from equal generators, the cloud from its own."""
+        self.changed = 0
         self.edge, self.reference, self.cloud = (self._party(seed) for seed in (1, 1, 2))
         with self._outside("making"):
             with self.edge:
                 self.head_of = WrappedModel(self.edge.model, self.subject.depth, metrics=False)
-            with self.cloud:
-                self.tail_of = WrappedModel(self.cloud.model, self.subject.depth, metrics=False)
+            self._tail()
+
+    def _tail(self) -> None:
+        with self.cloud:
+            self.tail_of = WrappedModel(self.cloud.model, self.subject.depth, metrics=False)
 
     def _party(self, seed: int) -> Party:
         subject = self.subject
@@ -242,15 +248,25 @@ class Judge:
             head = getattr(self.head_of, "head", None)
             early = head(cut, *args, **kwargs) if head else self.head_of.forward(*args, end=cut, **kwargs)
             data = early.to_bytes()
+        if self.cold:
+            self.cloud = self._party(1000 + self.request)
+            self._tail()
+            if self.changes:
+                self._change(self.cloud, self.changed)
         with self._outside(f"{where}, tail", Outcome.LATE), self.cloud:
             got = self.tail_of.forward(EarlyOutput.from_bytes(data, MAX_BYTES), start=cut)
         self._compare(got, expected, where)
         self.found.verdicts.append(Verdict(Outcome.EXACT, where))
         if self.changes:  # somebody changes the models between two requests, all alike
+            self.changed += 1
             for party in (self.edge, self.reference, self.cloud):
-                for module in party.model.modules():
-                    if hasattr(module, "later"):
-                        module.later += 0.5
+                self._change(party, 1)
+
+    @staticmethod
+    def _change(party: Party, times: int) -> None:
+        for module in party.model.modules():
+            if hasattr(module, "later"):
+                module.later += 0.5 * times
 
     def _whole(self) -> None:
         """After all requests: the edge's model whole, and what the tails left of the cloud's."""
@@ -281,7 +297,7 @@ class Judge:
 
 
 def judge(program: Program, before: Callable[[str], None] = lambda text: None) -> Judgement:
-    """Every verdict on one program; ``before`` is called with its source."""
+    """Every verdict on one program; ``before`` is called with its source. Every second one has cold tails."""
     subject = Subject.of(program)
     before(subject.text)
-    return Judge(subject).moving()
+    return Judge(subject, cold=zlib.crc32(subject.text.encode()) % 2 == 0).moving()

@@ -94,6 +94,14 @@ VIEWS: dict[str, Kind] = {
     "byte view": Kind("{y} = {a} + {b}.contiguous().view(torch.uint8)[:, 1:9] * 0.01"),
     "odd byte view": Kind("{y} = {a} + {b}.contiguous().view(torch.uint8).flatten()[{n}:][:8] * 0.01"),
     "complex view": Kind("{y} = torch.view_as_real(torch.view_as_complex({a}.reshape(-1, 4, 2)) * 1j).reshape(-1, 8)"),
+    "conjugate": Kind(
+        "held = torch.view_as_complex({a}.reshape(-1, 4, 2) * 1).conj()\n"
+        "{y} = torch.view_as_real(held * 1).reshape(-1, 8)"
+    ),
+    "conjugate bit": Kind(
+        "held = torch.view_as_complex({a}.reshape(-1, 4, 2) * 1).conj()\n"
+        "{y} = {a} * (1 + held.is_conj()) + torch.cat([held.imag, held.real], -1)"
+    ),
     "as subclass": Kind("{y} = {a}.as_subclass(Tagged)", (), ("class Tagged(torch.Tensor):\n    pass",)),
 }
 
@@ -115,6 +123,13 @@ WRITES: dict[str, Kind] = {
         ('self.register_buffer("scratch", torch.zeros(4, 8))',),
     ),
     "rng in place": Kind("{y} = torch.empty_like({a}).normal_()"),
+    "constant at data": Kind(
+        "{y} = torch.ones({a}.shape)\n{y}[torch.arange(len({a})), {b}.argmax(-1)] = 0.25\n{y} = {a} * {y}"
+    ),
+    "constant from data": Kind("{y} = torch.ones(8)\n{y}[int({b}[0].argmax()) :] = 0.5\n{y} = {a} * {y}"),
+    "narrow by data": Kind(
+        "{y} = torch.ones({a}.shape)\n{y}.narrow(1, int({b}[0].argmax()) % 7, 2).fill_(0.5)\n{y} = {a} * {y}"
+    ),
     "numpy write": Kind("{a}.detach().numpy()[{k}] = 0.25"),
     "numpy result": Kind("{y} = torch.from_numpy({a}.detach().numpy() * 2) * 1"),
     "data write": Kind("{a}.data.mul_(0.5)"),
@@ -211,6 +226,49 @@ PYTHON: dict[str, Kind] = {
         (),
         ("import dataclasses", "@dataclasses.dataclass\nclass Pair:\n    p: object\n    q: object"),
     ),
+    "thread": Kind(
+        "box = []\nworker = threading.Thread(target=lambda: box.append({a} * 0.5))\nworker.start()\nworker.join()\n"
+        "{y} = box[0]",
+        (),
+        ("import threading",),
+    ),
+    "layer in a thread": Kind(
+        "box = []\nworker = threading.Thread(target=lambda: box.append(self.l{s}({a})))\nworker.start()\n"
+        "worker.join()\n{y} = box[0] if box else {a}",
+        ("self.l{s} = nn.Linear(8, 8)",),
+        ("import threading",),
+    ),
+    "memo list": Kind(
+        "held = []\nself.taker.memo = held\n{y} = self.taker({a})\n{y} = {y} + held[-1]",
+        ("self.taker = Taker()",),
+        (
+            "class Taker(nn.Module):\n    memo = None\n    def __init__(self):\n        super().__init__()\n"
+            "        self.inner = nn.Linear(8, 8)\n    def forward(self, x):\n        x = torch.tanh(self.inner(x))\n"
+            "        self.memo.append(x)\n        return x",
+        ),
+    ),
+    "fork rng": Kind(
+        "with torch.random.fork_rng(devices=[]):\n    torch.manual_seed({n})\n    {y} = {a} + torch.rand(8)"
+    ),
+    "rng state put back": Kind("state = torch.get_rng_state()\n{y} = {a} + torch.rand(8)\ntorch.set_rng_state(state)"),
+    "version": Kind("{y} = {a} * (1 + {a}._version % 2)"),
+    "base": Kind("{y} = {a} * (2 if {b}._base is None else 1)"),
+    "requires grad": Kind("{y} = {a} * (2 if {b}.requires_grad else 1)"),
+    "class of a parameter": Kind(
+        "self.l0.weight.__class__ = Other\n{y} = {a} * (2 if type(self.l0.weight) is Other else 1)",
+        ("self.l0 = nn.Linear(8, 8)",),
+        ("class Other(nn.Parameter):\n    pass",),
+    ),
+    "function that counts": Kind(
+        "{y} = Counts.apply({a}) * (1 + Counts.calls % 2)",
+        (),
+        (
+            "class Counts(torch.autograd.Function):\n    calls = 0\n    @staticmethod\n    def forward(ctx, x):\n"
+            "        Counts.calls += 1\n        return x * 0.5",
+        ),
+    ),
+    "functional": Kind("{y} = nn.functional.relu({a})"),
+    "denormal": Kind("{y} = {a} + ({b} * 1e-38 * 1e-3) * 1e38"),
     "drop": Kind("del {b}"),
 }
 

@@ -70,9 +70,12 @@ def world_kept() -> Iterator[None]:
     """What parties exchange is afterwards as it was."""
     python, of_torch, dtype = random.getstate(), torch.get_rng_state(), torch.get_default_dtype()
     numpy = np.random.get_state()  # noqa: NPY002
+    relu = torch.nn.functional.relu
     try:
         yield
     finally:
+        torch.nn.functional.relu = relu
+        torch.set_flush_denormal(False)
         sys.modules.pop(NAME, None)
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002

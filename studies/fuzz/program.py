@@ -16,6 +16,7 @@ INPUTS = (
     "odd address",
     "subclass",
     "number",
+    "conjugate",
 )
 FORMS = ("tensor", "pair", "dict")
 OUTPUTS = ("last", "three", "dict", "list", "dataclass", "named tuple", "nested", "views", "number")

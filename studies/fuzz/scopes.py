@@ -18,6 +18,11 @@ _SET = (
     "    finally:\n        module.flag = False",
 )
 
+_ADDS = (
+    "class Adds:\n    def __init__(self, held):\n        self.held = held\n    def __enter__(self):\n"
+    "        return self\n    def __exit__(self, *error):\n        self.held.add_(1)",
+)
+
 
 def _around(before: str, after: str, init: tuple[str, ...] = (), top: tuple[str, ...] = ()) -> Kind:
     return Kind(f"{before}\n{{body}}\n{after}\n{{y}} = {{last}}", init, top)
@@ -57,6 +62,12 @@ SCOPES: dict[str, Kind] = {
     "finally": Kind("try:\n    {body}\n    {y} = {last}\nfinally:\n    self.flag = False", ("self.flag = False",)),
     "flag up": _around("self.flag = True", "self.flag = False", ("self.flag = False",)),
     "flag turned": _around("self.flag = not self.flag", "self.flag = not self.flag", ("self.flag = False",)),
+    "finally writes": Kind("try:\n    {body}\n    {y} = {last} * 1\nfinally:\n    {a}.add_(1)"),
+    "writes on leaving": Kind("with Adds({a}):\n    {body}\n{y} = {last} * 1", (), _ADDS),
+    "denormals flushed": _around("torch.set_flush_denormal(True)", "torch.set_flush_denormal(False)"),
+    "function of torch swapped": _around(
+        "kept, nn.functional.relu = nn.functional.relu, torch.tanh", "nn.functional.relu = kept"
+    ),
     "flag managed": Kind("with flagged(self):\n    {body}\n{y} = {last}", ("self.flag = False",), _SET),
     "child training": _around("self.l0.train()", "self.l0.eval()", _L0),
     "all training": _around("self.train(not self.training)", "self.train(not self.training)"),

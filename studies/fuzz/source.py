@@ -22,6 +22,7 @@ FIRST = {  # how the forward begins: its parameters, and how registers are made 
     "odd address": ("x", "", ["x"]),
     "subclass": ("x", "late = x * getattr(x, 'scale', 1.0)", ["x", "late"]),
     "number": ("x, factor", "late = x * factor", ["x", "late"]),
+    "conjugate": ("x", "x = torch.view_as_real(x * 1).reshape(-1, 8)", ["x"]),
 }
 _DATACLASS = "import dataclasses\n@dataclasses.dataclass\nclass Answer:\n    last: object\n    first: object"
 _NAMED = "import collections\nAnswer = collections.namedtuple('Answer', 'last first')"
