@@ -16,7 +16,7 @@ from studies.mutation.faults import Fault
 
 NOTICED, HANGS, SURVIVED, NOT_RUN = "noticed", "noticed: hangs", "survived", "survived: no test runs the line"
 COPIED: Final = ("cloud_server", "edge_client", "shared_hooks", "protos", "studies", "tests", "deploy", "docs")
-FEW_SECONDS, MANY_SECONDS = 8.0, 45.0
+FEW_SECONDS, MANY_SECONDS = 8.0, 25.0
 """What the tests of the first and of the second attempt may have taken in the measured run."""
 SLACK_SECONDS = 45.0
 _FAILED, _INTERRUPTED = 1, 2
@@ -57,8 +57,7 @@ class Copy:
         """Few tests first; all that may be afforded if they pass."""
         file, began = self._folder / fault.path, time.monotonic()
         found = covering.tests(fault.path, fault.line)
-        if not found:
-            return Outcome(fault, NOT_RUN, 0, 0.0)
+        near = [test for test in covering.near(fault.path, self._folder) if test not in set(found)]
         original = file.read_text()
         try:
             file.write_text(fault.code(self._folder))
@@ -69,6 +68,11 @@ class Copy:
                 done += len(chosen)
                 if result != SURVIVED:
                     break
+            if result == SURVIVED and near:
+                chosen = _afforded(near, covering, MANY_SECONDS)
+                result, done = self._run(chosen, MANY_SECONDS), done + len(chosen)
+            if result == SURVIVED and not done:
+                result = NOT_RUN
             return Outcome(fault, result, done, time.monotonic() - began)
         finally:
             file.write_text(original)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from cloud_server.access import token_command
 from cloud_server.access.credentials import Credentials
 from cloud_server.access.identities import Identities, Token
+from cloud_server.access.watched import written_since
 from cloud_server.config import read_config
 from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.inference.held import Hold
 from cloud_server.limits import Limits
 from cloud_server.requests.room import Room
 from cloud_server.transport.rest.body import read_body
+from cloud_server.work import trim
 from cloud_server.work.line import Line
 from cloud_server.work.payer import Payer
 from shared_hooks.errors import NotAuthenticated, ServerUnavailable, TooLarge
@@ -119,3 +125,38 @@ def test_a_model_that_writes_its_weights_fails_and_the_next_request_is_right(tmp
     header, payload = a_file(X)
     found = value(server.compute_file(".npy", header, payload, False, 1 << 20), nn.Identity())
     assert torch.equal(found, expected(WritesABuffer, X))
+
+
+def test_a_token_expires_after_as_many_days_as_were_asked_for() -> None:
+    lines = token_command.entry("edge-1", bytes(32), 2.5).splitlines()
+    (said,) = (line.partition(" = ")[2] for line in lines if line.startswith("expires"))
+    expires = datetime.fromisoformat(said.replace("Z", "+00:00")).timestamp()
+    assert expires == pytest.approx(time.time() + 2.5 * 24 * 3600, abs=60)
+    assert "expires" not in token_command.entry("edge-1", bytes(32), None)
+
+
+def test_a_file_written_since_and_one_of_another_clock(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    changed = file.stat().st_mtime
+    assert written_since([file], changed - 1) and written_since([tmp_path / "none", file], changed - 59)
+    assert not written_since([file], changed + 1) and not written_since([file], changed - 61)
+    assert not written_since([tmp_path / "none"], 0.0)
+
+
+def test_everybody_weighs_the_same_unless_said() -> None:
+    assert Payer("account").weight == 1.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_glibc_is_told_how_many_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(trim.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *one: told.append(one)))
+    for name in trim._OPTIONS:
+        monkeypatch.delenv(name, raising=False)
+    trim.few_heaps()
+    assert told == list(trim._OPTIONS.values())
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    told.clear()
+    trim.few_heaps()
+    assert (-8, trim.HEAPS) not in told and len(told) == 2

@@ -13,6 +13,9 @@ from torch import nn
 from edge_client.benching import results
 from edge_client.calibrating.tally import LEAST_TO_STOP, Tally
 from edge_client.doctor import agree
+from edge_client.planning.link import Curve, Link
+from edge_client.planning.link_estimate import LinkEstimate
+from edge_client.planning.tracker import Tracker
 from edge_client.request.arrivals import Arrivals
 from edge_client.transport import wire
 from shared_hooks import Parcel, WrappedModel
@@ -119,3 +122,20 @@ def test_an_answer_is_no_larger_than_the_model_can_give() -> None:
     assert zeros.nbytes < 1 << 20
     with pytest.raises(TooLarge):
         wire.check_answer(zeros.header, zeros.nbytes, most)
+
+
+def test_a_number_that_may_be_nothing_is_followed() -> None:
+    followed = Tracker(0.0, offset=1e5)
+    assert followed.value == pytest.approx(0.0, abs=1e-3)
+    followed.reset(4e5)
+    assert followed.value == pytest.approx(4e5)
+    assert Tracker(0.5).value == pytest.approx(0.5)
+
+
+def test_a_transfer_that_took_what_was_expected_changes_nothing_much() -> None:
+    estimate = LinkEstimate(Link(Curve.line(20e6, 1e6), Curve.line(0.0, 1e6)), 1 << 20)
+    before = estimate.rtt_ns, estimate.goodput()
+    for nbytes in (0, 200_000, 1 << 20):
+        assert not estimate.observe(nbytes, 0, estimate.ns(nbytes, 0))
+    assert estimate.rtt_ns == pytest.approx(before[0], rel=0.05)
+    assert estimate.goodput() == pytest.approx(before[1], rel=0.05)
