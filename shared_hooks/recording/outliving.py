@@ -7,6 +7,8 @@ two processes that each run a part of the model would keep two states.
 
 from __future__ import annotations
 
+import functools
+import types
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -87,29 +89,45 @@ class Judge:
 
 
 def depends(change: Change, taint: Taint, reach: Reach) -> bool:
-    """Whether what a change has put there hangs on the inputs, or may. An attribute that none of the model's own code
+    """Whether what a change has put there depends on the inputs, or may. An attribute that none of the model's own code
     sets by its name is its library's (a note that hooks are installed).
     """
-    if isinstance(change.now, PLAIN):
-        own = not change.is_attribute or reach.writes(change.attribute)
-        return taint.reads_data and change.now is not None and own
-    return any(taint.escaped or taint.has(tensor) for tensor in _tensors_in(change.now, set()))
+    own = not change.is_attribute or reach.writes(change.attribute)
+    return any(
+        taint.escaped or taint.has(leaf) if isinstance(leaf, torch.Tensor) else taint.reads_data and own
+        for leaf in _leaves(change.now, set())
+    )
 
 
-def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """Tensors in containers and plain objects, however nested."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif not isinstance(value, (*PLAIN, type)) and id(value) not in seen and len(seen) < 10_000:
+def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
+    """What is in containers, functions and plain objects, however nested: tensors, and all that may be made of data."""
+    if id(value) in seen or len(seen) > 10_000 or value is None or isinstance(value, (type, *_CODE)):
+        return
+    if not isinstance(value, PLAIN):
         seen.add(id(value))
-        held = [*value] if isinstance(value, (list, tuple, set, frozenset, deque)) else []
-        held += [*dict.values(value)] if isinstance(value, dict) else []
-        own = getattr(value, "__dict__", None)
-        held += [*own.values()] if type(own) is dict else []
-        for cell in getattr(value, "__closure__", None) or ():
-            try:
-                held.append(cell.cell_contents)
-            except ValueError:  # not yet filled
-                continue
-        for part in held:
-            yield from _tensors_in(part, seen)
+    held: list[Any] | None = None
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        held = [*value]
+    elif isinstance(value, dict):
+        held = [part for entry in dict.items(value) for part in entry]
+    elif isinstance(value, functools.partial):
+        held = [value.func, value.args, value.keywords]
+    elif isinstance(value, types.FunctionType):
+        held = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+    own = getattr(value, "__dict__", None)
+    if type(own) is dict and not isinstance(value, torch.Tensor):
+        held = [*(held or ()), *own.values()]
+    if held is None:
+        yield value
+    for part in held or ():
+        yield from _leaves(part, seen)
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+_CODE = (types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType)

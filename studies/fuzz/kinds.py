@@ -172,6 +172,15 @@ PYTHON: dict[str, Kind] = {
     "memo of data": Kind(
         "if self.memo is None:\n    self.memo = {a}[:1].clone()\n{y} = {a} + self.memo", ("self.memo = None",)
     ),
+    "memo of a number": Kind(
+        "if self.numbers is None:\n    self.numbers = [1 + bool({a}.sum() > 0)]\n{y} = {a} * self.numbers[0]",
+        ("self.numbers = None",),
+    ),
+    "memo of an object": Kind(
+        "if self.noted is None:\n    self.noted = Noted(float({a}.max()))\n{y} = {a} * self.noted.value",
+        ("self.noted = None",),
+        ("class Noted:\n    def __init__(self, value):\n        self.value = value",),
+    ),
     "memo by shape": Kind(
         "if {a}.shape not in self.memos:\n    self.memos[{a}.shape] = {b}.mean()\n{y} = {a} + self.memos[{a}.shape]",
         ("self.memos = {{}}",),

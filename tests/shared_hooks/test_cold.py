@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import enum
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -507,3 +509,66 @@ def test_flags_among_the_inputs(option: Option) -> None:
 def test_flags_that_a_class_does_not_have_are_no_flags(number: int) -> None:
     with pytest.raises(BadFrame, match="no combination"):
         unflatten(["enum", "m:Option", number], [], lambda name: Option)
+
+
+class Noted:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+HOLDERS: dict[str, tuple[Callable[[float], Any], Callable[[Any], float]]] = {
+    "list": (lambda number: [number], lambda held: held[0]),
+    "deep": (lambda number: [[{"a": (number,)}]], lambda held: held[0][0]["a"][0]),
+    "key": (lambda number: {number: None}, lambda held: next(iter(held))),
+    "set": (lambda number: {number}, max),
+    "object": (Noted, lambda held: held.value),
+    "closure": (lambda number: lambda: number, lambda held: held()),
+    "partial": (lambda number: functools.partial(float, number), lambda held: held()),
+    "array": (lambda number: np.full(1, number), lambda held: float(held[0])),
+    "scalar": (lambda number: np.int64(number > 0.5), float),
+    "slice": (lambda number: slice(int(number > 0.5) + 1), lambda held: held.stop),
+    "dtype": (lambda number: torch.float16 if number > 0.5 else torch.float32, lambda held: held.itemsize),
+}
+
+
+class Remembers(nn.Module):
+    """Keeps a number of its first input in a holder, for good."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.make, self.take = HOLDERS[holder]
+        self.kept: Any = None
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = self.first(values)
+        if self.kept is None:
+            self.kept = self.make(float(values.detach().max()))
+        return self.last(values) * self.take(self.kept)
+
+
+@pytest.mark.parametrize("holder", sorted(HOLDERS))
+def test_a_number_of_data_that_is_kept_is_state_wherever_it_lies(holder: str) -> None:
+    report = WrappedModel(Remembers(holder).eval()).verify(torch.randn(3, 4))
+    assert len(report.refused) == 2 and not report.exact, report
+    assert all("keeps state" in one.reason and "kept" in one.reason for one in report.refused)
+
+
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE", default=1.0)
+
+
+class KeepsInContext(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = self.first(values * VARIABLE.get())
+        VARIABLE.set(1 + bool(values.sum() > 0))
+        return self.last(values)
+
+
+def test_a_number_of_data_in_a_context_variable_is_state() -> None:
+    report = WrappedModel(KeepsInContext().eval()).verify(torch.randn(3, 4))
+    assert len(report.refused) == 2 and not report.exact, report
