@@ -44,25 +44,19 @@ class Covering:
         return sorted(names, key=lambda name: (not name.startswith(near), self.seconds.get(name, 0.0)))
 
     def near(self, path: str, root: Path) -> list[str]:
-        """Node ids of the folder that mirrors the file's, and of files that import the module; the quickest first. For
-        what runs where coverage sees nothing: in other processes.
+        """Files of tests in the folder that mirrors the file's, and those that import the module; the quickest first.
+        For what runs where coverage sees nothing, in other processes, and for tests that were not measured.
         """
         module = path.removesuffix(".py").replace("/", ".")
         package, _, name = module.rpartition(".")
-        imports = re.compile(
-            rf"import {re.escape(module)}\b|from {re.escape(module)} import|"
-            rf"from {re.escape(package)} import .*\b{name}\b"
-        )
-        folder, said = "tests/" + path.rpartition("/")[0] + "/", dict[str, bool]()
-        found = []
-        for test in self.seconds:
-            file = test.partition("::")[0]
-            if file not in said:
-                text = root / file
-                said[file] = file.startswith(folder) or (text.exists() and bool(imports.search(text.read_text())))
-            if said[file]:
-                found.append(test)
-        return sorted(found, key=lambda test: self.seconds[test])
+        imports = re.compile(rf"(import|from) {re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
+        folder, found = root / "tests" / path.rpartition("/")[0], []
+        for file in (root / "tests").rglob("test_*.py"):
+            if file.parent == folder or imports.search(file.read_text()):
+                name = str(file.relative_to(root))
+                self.seconds.setdefault(name, sum(took for test, took in self.seconds.items() if test.startswith(name)))
+                found.append(name)
+        return sorted(found, key=lambda name: self.seconds[name])
 
 
 def measured(root: Path, paths: Iterable[str], folder: Path, processes: int) -> None:

@@ -57,7 +57,7 @@ class Copy:
         """Few tests first; all that may be afforded if they pass."""
         file, began = self._folder / fault.path, time.monotonic()
         found = covering.tests(fault.path, fault.line)
-        near = [test for test in covering.near(fault.path, self._folder) if test not in set(found)]
+        near = covering.near(fault.path, self._folder)
         original = file.read_text()
         try:
             file.write_text(fault.code(self._folder))
