@@ -197,12 +197,11 @@ class Recorder(OperationLog):
         self._look()
         for name in sorted(self.unseen_writes()):
             self.refuse(f"code that torch does not see writes to {name}, which outlives the forward")
-        if self.dice_watch.drawn or self.dice or self.draws:
+        if self.dice_watch.drawn or self.dice or self.draws or self.judge.reads_data:  # data may lead to where it draws
             asked = sorted(_GENERATORS & self.judge.state.reach.names)
             if asked:
-                self.refuse(
-                    f"the model draws random numbers, and its code has a generator's state in hand ({asked[0]})"
-                )
+                what = "draws random numbers" if not self.judge.reads_data else "may draw random numbers, as data say"
+                self.refuse(f"the model {what}, and its code has a generator's state in hand ({asked[0]})")
         written = list(outside_writes(self.events, timeless=not self.dynamic))
         for storage, first, last, what in written:
             self.refuse(f"the model {what} {self.named(storage)}, which outlives the forward", first, last)

@@ -572,3 +572,26 @@ class KeepsInContext(nn.Module):
 def test_a_number_of_data_in_a_context_variable_is_state() -> None:
     report = WrappedModel(KeepsInContext().eval()).verify(torch.randn(3, 4))
     assert len(report.refused) == 2 and not report.exact, report
+
+
+class PutsBack(nn.Module):
+    """Draws on a path that data lead to, and puts the generator back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = self.first(values)
+        if values.sum() > 100:
+            state = torch.get_rng_state()
+            values = values + torch.rand(4)
+            torch.set_rng_state(state)
+        return self.last(values)
+
+
+def test_a_generator_that_is_put_back_on_a_path_not_taken() -> None:
+    report = WrappedModel(PutsBack().eval()).verify(torch.randn(3, 4))
+    assert len(report.refused) == 2 and not report.exact, report
+    assert all("a generator's state in hand" in one.reason for one in report.refused)
