@@ -53,7 +53,9 @@ class Watch(TorchFunctionMode):
 
 
 class Replay(TorchFunctionMode):
-    """Around the tail's replay of the prefix: reads of ghosts are answered from the bank, others must agree with it."""
+    """Around the tail's replay of the prefix: reads of ghosts are answered from the bank, others must agree with it. No
+    tensor that is here is given the memory of a ghost: there is none, and the process would end.
+    """
 
     def __init__(self, frames: list[str | None], entries: list[Entry], here: torch.device) -> None:
         super().__init__()
@@ -61,12 +63,13 @@ class Replay(TorchFunctionMode):
         self._entries = entries
         self._here = here
         self._taken = 0
-        self._on = False
+        self._on = self._answers = False
         self.answered = False
         """Whether the bank was needed."""
 
-    def on(self) -> None:
-        self._on = True
+    def on(self, answers: bool) -> None:
+        """``answers``: whether the head has banked anything."""
+        self._on, self._answers = True, answers
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def off(self) -> None:
@@ -81,7 +84,11 @@ class Replay(TorchFunctionMode):
             raise Diverged("the head read more values than this side comes to")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._on or self._frames[-1] is None:
+        if getattr(func, "__name__", "") == "__set__" and type(args[0]) is not Ghost and type(args[1]) is Ghost:
+            raise GhostRead(
+                "a tensor that is here is given the memory of one that is on the other side"
+            )  # or it crashes
+        if not self._answers or self._frames[-1] is None:
             return func(*args, **(kwargs or {}))
         try:
             result = func(*args, **(kwargs or {}))

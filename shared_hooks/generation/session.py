@@ -334,8 +334,7 @@ class _Step:
                 self._around.enter_context(self._extents.around(*told, self._state_magnitude()))
                 if look.draws is not None:
                     self._around.enter_context(look.draws)
-                if self._header.get("b"):
-                    running_tail.replay.on()
+                running_tail.replay.on(bool(self._header.get("b")))
                 # hooks of the model itself run on the edge, which has the answer
                 output = self._tail.model.forward(**kwargs)
         except Diverged as error:

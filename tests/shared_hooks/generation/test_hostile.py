@@ -271,3 +271,24 @@ def test_neither_words_nor_embeddings_of_the_prompt_cross() -> None:
     for row in rows:
         assert row.detach().numpy().tobytes()[:32] not in sent
     assert len(sent) > 20 * 2 * 32 * 4  # hidden states did
+
+
+def test_a_layer_before_the_cut_that_takes_a_ghosts_memory_ends_no_process() -> None:
+    """``made.data = given``: the first step learns that the layer cannot run on placeholders, and skips it."""
+
+    def swapping(model: Any) -> Any:
+        first = model.model.layers[0]
+
+        class Swaps(type(first)):  # type: ignore[misc]
+            def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+                made = torch.zeros(hidden_states.shape)
+                made.data = hidden_states * 1
+                return super().forward(made, *args, **kwargs)
+
+        first.__class__ = Swaps
+        return model
+
+    tail, model = DecodingTail(swapping(make("llama")), cut_of("llama")), swapping(make("llama"))
+    expected = model.generate(**prompt(rows=1), max_new_tokens=4, do_sample=False)
+    with SplitForward(model, cut_of("llama"), InProcess(tail)):
+        assert torch.equal(model.generate(**prompt(rows=1), max_new_tokens=4, do_sample=False), expected)
