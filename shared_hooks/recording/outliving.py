@@ -19,7 +19,7 @@ from shared_hooks.recording.forbidden import is_unreachable
 from shared_hooks.recording.kernels import KernelLog
 from shared_hooks.recording.taint import Taint
 from shared_hooks.recording.trace import NEVER
-from shared_hooks.state import PLAIN, Change, PythonState, Reach, agree, is_read
+from shared_hooks.state import MISSING, PLAIN, Change, PythonState, Reach, agree, is_read
 
 
 class Judge:
@@ -101,7 +101,13 @@ def depends(change: Change, taint: Taint, reach: Reach) -> bool:
 
 def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
     """What is in containers, functions and plain objects, however nested: tensors, and all that may be made of data."""
-    if id(value) in seen or len(seen) > 10_000 or value is None or isinstance(value, (type, *_CODE)):
+    if (
+        id(value) in seen
+        or len(seen) > 10_000
+        or value is None
+        or value is MISSING
+        or isinstance(value, (type, *_CODE))
+    ):
         return
     if not isinstance(value, PLAIN):
         seen.add(id(value))

@@ -18,13 +18,14 @@ May import modules, errors.
 from shared_hooks.state.dice import Dice, DiceWatch
 from shared_hooks.state.lasting import PLAIN, agree, first_few, is_read, lost, portable
 from shared_hooks.state.numbers import Numbers, Spot
-from shared_hooks.state.places import Change
+from shared_hooks.state.places import MISSING, Change
 from shared_hooks.state.poison import Read, lasting_name, remains, spread
 from shared_hooks.state.python_state import PythonState
 from shared_hooks.state.reach import Reach
 from shared_hooks.state.settings import Settings
 
 __all__ = [
+    "MISSING",
     "PLAIN",
     "Change",
     "Dice",
