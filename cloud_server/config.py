@@ -57,7 +57,6 @@ hooks = ["my_hooks:Watchdog"]
 from __future__ import annotations
 
 import socket
-import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -78,9 +77,6 @@ from shared_hooks.lifecycle.loading import load
 from shared_hooks.observers import named
 from shared_hooks.showing import short
 from shared_hooks.tracing import endpoint_of
-
-_OLD_LIMITS = {"max_recipe_bytes": "max_cuts_bytes", "rehearsal_seconds_per_host": "rehearsal_seconds_per_account"}
-"""What versions up to 0.1 called them, when recipes were what clients sent, and addresses were all that was known."""
 
 
 @short
@@ -227,14 +223,5 @@ def _limits(table: Table) -> Limits:
     }
     sizes = table.take_list("preferred_batch_size", int, "an array of integers")
     values["preferred_batch_size"] = None if sizes is None else tuple(sizes)
-    for old, new in _OLD_LIMITS.items():
-        if old in table:
-            warnings.warn(
-                f"{table.origin}: {table.name(old)} is called {new} now; the old name goes with version 0.3",
-                FutureWarning,  # for the operator, and so shown
-                stacklevel=2,
-            )
-            value = table.take(old, float if isinstance(getattr(Limits, new), float) else int)
-            values[new] = value if values[new] is None else values[new]
     table.done()
     return Limits(**{name: value for name, value in values.items() if value is not None})

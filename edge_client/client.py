@@ -26,13 +26,11 @@ from edge_client.request import (
     Books,
     Cut,
     EdgeModel,
-    OldKeywords,
     Pending,
     Position,
     Requests,
     closing_with,
     in_order,
-    taken_over,
     work_of,
 )
 from edge_client.settings import address_of
@@ -46,8 +44,6 @@ from shared_hooks.models import InputItem, ModelSpec, Prediction
 from shared_hooks.showing import told
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from edge_client.adaptive import AutoClient, AutoOptions
     from edge_client.planning.codecs import Codecs
     from edge_client.planning.link import Link
@@ -129,7 +125,6 @@ class EdgeClient(Standing):
         postprocess: bool = True,
         labels: bool = True,
         call_kwargs: bool = True,
-        **old: Unpack[OldKeywords],
     ) -> None:
         check_share(witness)
         if fallback not in (None, "edge"):
@@ -138,9 +133,7 @@ class EdgeClient(Standing):
         lifecycle = default("edge") if lifecycle is None else lifecycle
         self._split = split
         self.deadline = check_seconds("deadline", deadline)
-        self.choice, connection, observers = taken_over(
-            old, ModelChoice.of(model), connection or ConnectionOptions(), observers
-        )
+        self.choice, connection = ModelChoice.of(model), connection or ConnectionOptions()
         if split == AUTO and server is None:
             raise SpecError('split="auto" chooses between here and a server: EdgeClient("HOST:PORT", ...)')
         if self.choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):

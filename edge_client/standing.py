@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-import warnings
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -80,17 +79,6 @@ class Standing:
     @observers.setter
     def observers(self, names: Iterable[str]) -> None:
         self._edge_model.observe(names)
-
-    @property
-    def hooks(self) -> tuple[str, ...]:
-        """`observers` by the old name, which goes with 0.3."""
-        warnings.warn("EdgeClient.hooks is called observers now", DeprecationWarning, stacklevel=2)
-        return self.observers
-
-    @hooks.setter
-    def hooks(self, names: Iterable[str]) -> None:
-        warnings.warn("EdgeClient.hooks is called observers now", DeprecationWarning, stacklevel=2)
-        self.observers = tuple(names)
 
     @property
     def server_about(self) -> Mapping[str, str]:

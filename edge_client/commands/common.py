@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from edge_client.commands.kinds import names as _names
 from shared_hooks.command_line import Parser
@@ -53,17 +52,6 @@ def add_observe(
         help=f'{text}: "activation" for statistics, "debug" for NaN and Inf, and such; another word lists them; the '
         f"server must allow them (default: {','.join(default) or 'none'})",
     )
-    command.add_argument("--hooks", dest="observers", type=_names, action=_OldWord, help=argparse.SUPPRESS)
-
-
-class _OldWord(argparse.Action):
-    """An option by the name that it had before; it goes with 0.3."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        print(f"{parser.prog}: warning: {option} is called --observe now; the old name goes with 0.3", file=sys.stderr)
-        setattr(namespace, self.dest, values)
 
 
 def add_sink(command: argparse.ArgumentParser) -> None:

@@ -15,14 +15,12 @@ pending    one under way, for who does not wait at once
 places     room for those between head and answer, in number and bytes
 many       many inputs, several under way, answers in order
 window     ... how many: as few as fill the pipe
-old_keywords  of `EdgeClient`, until 0.3
 
 May import answer, witness, transport, call, modes.
 """
 
 from edge_client.request.edge_model import Books, Cut, EdgeModel
 from edge_client.request.many import Position, closing_with, in_order
-from edge_client.request.old_keywords import OldKeywords, taken_over
 from edge_client.request.pending import Pending
 from edge_client.request.requests import Requests
 from edge_client.request.running import NOT_SERVED, Done, Running, work_of
@@ -33,13 +31,11 @@ __all__ = [
     "Cut",
     "Done",
     "EdgeModel",
-    "OldKeywords",
     "Pending",
     "Position",
     "Requests",
     "Running",
     "closing_with",
     "in_order",
-    "taken_over",
     "work_of",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,16 +51,6 @@ class EarlyOutput:
     def layer_name(self) -> str:
         """The name of that layer."""
         return self.crossing.layer_name
-
-    @property
-    def recipe(self) -> Crossing:
-        """What `crossing` was called up to version 0.1; goes with version 0.3."""
-        warnings.warn(
-            "EarlyOutput.recipe is EarlyOutput.crossing now: the cut, without what the tail does",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.crossing
 
     @property
     def nbytes(self) -> int:

@@ -18,9 +18,6 @@ for record in stats.records:
     print(record.name, record.step, record.mean)
 """
 
-import warnings
-from typing import Any
-
 from shared_hooks.observers.base import Attachment, Observer, Record
 from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.kinds import (
@@ -70,11 +67,3 @@ __all__ = [
     "heat_map",
     "save_heat_map",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """`Call`, the name of `ObservedCall` until 0.3."""
-    if name != "Call":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("shared_hooks.observers.Call is called ObservedCall now", DeprecationWarning, stacklevel=2)
-    return ObservedCall
