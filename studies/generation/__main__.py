@@ -33,11 +33,11 @@ from studies.generation.cases import EQUAL, NOT_COUNTED, REFUSED, Look, architec
 from studies.generation.engine import ENGINES
 from studies.generation.forked import Limits, Work, each
 from studies.generation.modes import modes, zoo
-from studies.generation.privacy import NOTHING, SHOWN, privacy
+from studies.generation.privacy import NOTHING, SHOWN, SILENT, privacy
 from studies.generation.subject import Subject, preload, subjects
 from studies.library.__main__ import engine as commit
 
-FINE = (EQUAL, REFUSED, NOTHING, SHOWN, *NOT_COUNTED)
+FINE = (EQUAL, REFUSED, NOTHING, SHOWN, SILENT, *NOT_COUNTED)
 
 
 def chosen(given: argparse.Namespace) -> list[Subject]:

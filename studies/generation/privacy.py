@@ -16,7 +16,7 @@ from studies.generation.cases import CRASHED, REFUSED, facts, generating, places
 from studies.generation.engine import Engine
 from studies.generation.forked import Tell
 from studies.generation.small import built
-from studies.generation.subject import Subject
+from studies.generation.subject import Built, Subject
 from studies.library.check import short
 from studies.library.subject import seed_all
 
@@ -25,6 +25,8 @@ RUN = 4
 VALUES = 8
 """Consecutive values of a row that are no accident."""
 NOTHING, SHOWN, CONTROL = "nothing", "shown", "embedding (control)"
+SILENT = "nothing crosses"
+"""Where the embedding runs in an encoder, all of which is the edge's: there is nothing to look into."""
 INTEGERS = ("<i8", "<i4", "<i2")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -48,11 +50,13 @@ def traces(sent: list[bytes], ids: Tensor, rows: Tensor) -> list[str]:
 
 
 def _runs(ids: Tensor) -> Iterator[list[int]]:
-    """All runs of ids that are not all the same, as padding is, and do not count up, as positions do."""
+    """All runs of ids that do not count up, as positions do, and have three different ones at least: padding and an end
+    have fewer, and so does a mask, which looks like them.
+    """
     for row in ids.tolist():
         for start in range(len(row) - RUN + 1):
             run = row[start : start + RUN]
-            if len({after - before for before, after in itertools.pairwise(run)}) > 1:
+            if len({after - before for before, after in itertools.pairwise(run)}) > 1 and len(set(run)) > 2:
                 yield run
 
 
@@ -72,6 +76,21 @@ def embedded(embedding: Any, ids: Tensor) -> Tensor:
         return torch.cat([embedding.weight[used].float(), embedding(used).float()])
 
 
+def _given_by(found: Built, cut: str, inputs: Any) -> list[bytes]:
+    """What the block at the cut gives in a generation that is not split."""
+    whole, given = found.build(), list[bytes]()
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        given.append(bytes(first.detach().contiguous().view(torch.uint8).numpy()))
+
+    part: Any = whole.get_submodule(found.part)
+    part.get_submodule(cut).register_forward_hook(keep)
+    seed_all(5)
+    generating(inputs, max_new_tokens=16, do_sample=False)(whole)
+    return given
+
+
 def privacy(engine: Engine, subject: Subject, tell: Tell) -> None:
     """Look into all that crosses, cut after blocks; and after the embedding itself, where rows of it must be found."""
     found = built(subject)
@@ -82,7 +101,10 @@ def privacy(engine: Engine, subject: Subject, tell: Tell) -> None:
     probe: Any = found.build().get_submodule(found.part)
     embedding = probe.get_input_embeddings()
     where = next(path for path, module in probe.named_modules() if module is embedding)
-    rows = embedded(embedding, inputs["input_ids"])
+    ids = inputs["input_ids"]
+    mask = inputs.get("attention_mask")
+    # a block gives the row of padding as it is, where its own part is masked away: that says nothing of the prompt
+    rows = embedded(embedding, ids if mask is None else ids[mask.bool()])
     for place, cut in {**places(found.blocks), CONTROL: where}.items():
         tell({"at": place})
         here, there = found.build(), found.build()
@@ -95,9 +117,12 @@ def privacy(engine: Engine, subject: Subject, tell: Tell) -> None:
                 {"case": place, "outcome": REFUSED if isinstance(error, IsthmusError) else CRASHED, "why": short(error)}
             )
             continue
-        seen = traces(watched.sent, inputs["input_ids"], rows)
+        seen = traces(watched.sent, ids, rows)
+        if seen and place != CONTROL:  # a block of random weights may add nothing to what it was given, here and there
+            own = traces(_given_by(found, cut, inputs), ids, rows)
+            seen = [one for one in seen if one not in own]
         if place == CONTROL:
-            outcome = SHOWN if seen else "control shows nothing"
+            outcome = SHOWN if seen else "control shows nothing" if watched.sent else SILENT
         else:
             outcome = "found" if seen else NOTHING
         size = sum(len(one) for one in watched.sent)
