@@ -247,7 +247,8 @@ class Core:
         turn = Turn(request, self._turns.one, lambda: self._workers.forecast(payer).takes)
         put = partial(self._put, turn, request)
         residence = request.engine.residence
-        return put() if residence is None else residence.enter(request.caller.account, put)
+        cut = "" if request.crossing is None or request.turn is not None else request.crossing.layer_name
+        return put() if residence is None else residence.enter(request.caller.account, put, cut)
 
     def _put(self, turn: Turn, request: Request) -> Callable[[], None]:
         kin = self._turns.kin(request)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from cloud_server.entries import ModelEntry
 from cloud_server.models import Engine, Leave
+from shared_hooks.errors import IsthmusError
 
 
 @dataclass(frozen=True)
@@ -99,3 +100,38 @@ class Parked:
             pinned = self._pinned
         if pinned is not None:
             pinned.leave()
+
+
+class Delayed:
+    """Something that waits until its cut was tried, and enters then."""
+
+    def __init__(self, enter: Callable[[], Leave], put: Callable[[], Leave]) -> None:
+        """``put`` takes the place of ``enter`` where that raises: it hears why when it is computed."""
+        self._enter = enter
+        self._put = put
+        self._lock = threading.Lock()
+        self._left = False
+        self._entered: Leave | None = None
+
+    def go(self) -> None:
+        if self._is_left():
+            return
+        try:
+            entered = self._enter()
+        except IsthmusError:
+            entered = self._put()
+        with self._lock:
+            self._entered = entered
+        if self._is_left():
+            entered()
+
+    def _is_left(self) -> bool:
+        with self._lock:
+            return self._left
+
+    def leave(self) -> None:
+        with self._lock:
+            self._left = True
+            entered = self._entered
+        if entered is not None:
+            entered()

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from cloud_server.fleet.pins import Home, Loaded, Parked, Pinned, unpinned
+from cloud_server.fleet.pins import Delayed, Home, Loaded, Parked, Pinned, unpinned
 from cloud_server.models import Computed, Engine, EngineSession, Leave, Progress, room_for
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.engine import Batching, Company
@@ -89,8 +89,12 @@ class Version:
         """Requests that wait for its weights."""
         return len(self._parked)
 
-    def enter(self, account: str, put: Callable[[], Leave]) -> Leave:
+    def enter(self, account: str, put: Callable[[], Leave], cut: str = "") -> Leave:
         """As `Residence.enter`."""
+        if cut and self._trials is not None:
+            delayed = Delayed(partial(self.enter, account, put), put)
+            if self._trials.wait(self.identity, cut, max(self.nbytes.values(), default=0), delayed.go):
+                return delayed.leave
         with self._changed:
             home = self._home
             if home is None and self._ended is not None:
@@ -231,7 +235,9 @@ class Version:
     @property
     def batching(self) -> Batching | None:
         home = self._home
-        return None if home is None else home.loaded.engine.batching
+        if home is None or (self._trials is not None and self._trials.refuses(self.identity)):
+            return None  # alone each request is refused or computed by its own cut
+        return home.loaded.engine.batching
 
     def manifest(self) -> Manifest:
         """What its digests are made of, also while its weights are away."""
@@ -254,8 +260,8 @@ class Version:
             check_frontier(crossing, header, payload_bytes, max_bytes)
         else:
             engine.admit(crossing, header, payload_bytes, max_bytes)
-        if self._trials is not None:  # here, where this client's stream waits and nobody else
-            self._trials.check(self.identity, crossing.layer_name, max(self.nbytes.values(), default=0))
+        if self._trials is not None:
+            self._trials.check(self.identity, crossing.layer_name)
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
@@ -268,6 +274,8 @@ class Version:
         check_step(header, payload_bytes, max_bytes)
 
     def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
+        if self._trials is not None:
+            self._trials.check(self.identity, crossing.layer_name)
         return self._engine().compute(crossing, header, payload, want_metrics)
 
     def compute_file(

@@ -190,10 +190,10 @@ Leave = Callable[[], None]
 class Residence(Protocol):
     """Whether a model's weights are in memory, and who waits for them."""
 
-    def enter(self, account: str, put: Callable[[], Leave]) -> Leave:
-        """Calls ``put`` once the weights are there, now or later; from then on they stay, until what is given back is
-        called: when that which was put is over. Never blocks. Raises what the model went by, where it is not to come
-        back.
+    def enter(self, account: str, put: Callable[[], Leave], cut: str = "") -> Leave:
+        """Calls ``put`` once the weights are there and ``cut`` may be served, now or later; from then on they stay, until
+        what is given back is called: when that which was put is over. Never blocks. Raises what the model went by,
+        where it is not to come back.
         """
         ...
 

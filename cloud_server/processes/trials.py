@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,7 +41,7 @@ COPIES: Final = 8
 
 
 class Trials:
-    """Any thread may call; a call waits for the trial that it needs."""
+    """Any thread may call."""
 
     def __init__(self, words: Sequence[str], mode: str = "auto", seconds: float = 60.0, folder: Path | None = None):
         """``words``: the server's command line; ``folder``: where verdicts are kept, by default in the user's cache."""
@@ -53,22 +53,51 @@ class Trials:
         self.trials = 0
         """How many processes were started."""
 
-    def check(self, identity: Identity, cut: str, nbytes: int) -> None:
-        """Raises CutRefused where a trial of this cut gave another answer than the whole model. ``nbytes``: of the
-        model's weights.
-        """
-        if not self._wants(identity):
-            return
-        digest = _digest(identity.structure_digest, identity.plan_digest, identity.weights_hash)
-        if self._known.get(digest, {}).get(cut) is None:
-            with self._lock:  # whoever comes second finds it answered
-                self._learn(identity, digest, cut, nbytes)
-        if self._known.get(digest, {}).get(cut) == DIFFERS:
+    def check(self, identity: Identity, cut: str) -> None:
+        """Raises CutRefused where a trial of this cut gave another answer than the whole model. Never waits."""
+        if self._verdict(identity, cut) == DIFFERS:
             raise CutRefused(
                 f'cut at "{cut}" of model "{identity.model_id}": tried in a process of its own, a model that had never '
                 "run gave another answer than the whole model: what its code keeps does not cross "
                 "(edge-client verify names such cuts)"
             )
+
+    def refuses(self, identity: Identity) -> bool:
+        """Whether any cut of it was found to differ."""
+        return self._wants(identity) and DIFFERS in self._known.get(_digest_of(identity), {}).values()
+
+    def wait(self, identity: Identity, cut: str, nbytes: int, done: Callable[[], None]) -> bool:
+        """Whether a trial of this cut is to be waited for; then ``done`` is called when it is over, in another thread.
+        ``nbytes``: of the model's weights. Never waits itself.
+        """
+        if not self._wants(identity) or self._verdict(identity, cut) is not None:
+            return False
+        digest = _digest_of(identity)
+        if digest not in self._known:
+            self._known[digest] = self._read(digest)
+        if not self._is_open(identity, digest, cut):
+            return False
+
+        def run() -> None:
+            try:
+                with self._lock:  # who comes second finds it answered
+                    self._learn(identity, digest, cut, nbytes)
+            finally:
+                done()
+
+        threading.Thread(target=run, name="isthmus-trial", daemon=True).start()
+        return True
+
+    def _verdict(self, identity: Identity, cut: str) -> str | None:
+        return self._known.get(_digest_of(identity), {}).get(cut) if self._wants(identity) else None
+
+    def _is_open(self, identity: Identity, digest: str, cut: str) -> bool:
+        """Whether a trial may say more. Of a model that was tried to its end every cut is known: another name is none
+        of its layers; and names that are none start no more trials than there are layers.
+        """
+        known, tried = self._known[digest], self._tried
+        begun = sum(one == digest for one, _ in tried)
+        return not (cut in known or (digest, cut) in tried or max(len(known), begun) > identity.layers)
 
     def _wants(self, identity: Identity) -> bool:
         if self._mode == "never" or not identity.plan_digest:
@@ -76,22 +105,13 @@ class Trials:
         return self._mode == "always" or not TRIED.issuperset(identity.packages)
 
     def _learn(self, identity: Identity, digest: str, cut: str, nbytes: int) -> None:
-        if digest not in self._known:
-            self._known[digest] = self._read(digest)
-        known = self._known[digest]
-        # of a model that was tried to its end every cut is known: another name is none of its layers
-        if cut in known or (digest, cut) in self._tried or len(known) > identity.layers:
-            return
-        if sum(one == digest for one, _ in self._tried) > identity.layers:
+        if not self._is_open(identity, digest, cut):
             return
         self._tried.add((digest, cut))
-        self._known[digest] = found = {**known, **self._trial(identity.model_id, cut, nbytes)}
+        self._known[digest] = found = {**self._known[digest], **self._trial(identity.model_id, cut, nbytes)}
         if cut not in found:
-            log.warning(
-                "cut %s of model %s could not be tried: it is served as far as its code was understood",
-                cut[:80],
-                identity.model_id,
-            )
+            what = "cut %s of model %s could not be tried: it is served as far as its code was understood"
+            log.warning(what, cut[:80], identity.model_id)
         self._write(digest, found)
 
     def _trial(self, model_id: str, cut: str, nbytes: int) -> dict[str, str]:
@@ -153,6 +173,10 @@ def _cache() -> Path:
 def _ours() -> tuple[tuple[Path, os.stat_result], ...]:
     """The files that cut models."""
     return tuple((file, file.stat()) for file in sorted(Path(shared_hooks.__file__).parent.rglob("*.py")))
+
+
+def _digest_of(identity: Identity) -> str:
+    return _digest(identity.structure_digest, identity.plan_digest, identity.weights_hash)
 
 
 @functools.lru_cache(maxsize=256)

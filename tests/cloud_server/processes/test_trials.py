@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,21 @@ from edge_client.model_choice import ModelChoice
 from shared_hooks.errors import CutRefused
 from shared_hooks.models import load_spec
 from tests.edge_client.test_processes import CloudProcess
+from tests.waiting import PATIENCE
 
 MODELS = "tests.cloud_server.processes.kept"
 
 
 def words(name: str) -> list[str]:
     return ["--model", f"{name}={MODELS}:{name}", "--example", f"{name}=1,4"]
+
+
+def tried(trials: Trials, mine: Identity, cut: str) -> None:
+    """Waits for the trial, and raises what came of it."""
+    over = threading.Event()
+    if trials.wait(mine, cut, 100, over.set):
+        assert over.wait(PATIENCE)
+    trials.check(mine, cut)
 
 
 def identity(name: str) -> Identity:
@@ -35,14 +45,14 @@ def test_a_cut_that_is_exact_is_tried_once_and_remembered(tmp_path: Path) -> Non
     mine = identity("doubled")
     trials = Trials(words("doubled"), folder=tmp_path)
     for cut in ("1", "0", "input", "2", "1"):
-        trials.check(mine, cut, 100)
+        tried(trials, mine, cut)
     assert trials.trials == 1
     (file,) = tmp_path.iterdir()
     assert json.loads(file.read_text()) == dict.fromkeys(["1", "input", "0", "2"], "exact")
     again = Trials(words("doubled"), folder=tmp_path)
-    again.check(mine, "1", 100)
+    tried(again, mine, "1")
     for number in range(50):  # what a hostile client calls its layers starts nothing
-        again.check(mine, f"no such layer {number}", 100)
+        tried(again, mine, f"no such layer {number}")
     assert again.trials == 0
 
 
@@ -51,7 +61,7 @@ def test_names_that_are_no_layers_start_few_processes(monkeypatch: pytest.Monkey
     asked: list[str] = []
     monkeypatch.setattr(trials, "_trial", lambda model_id, cut, nbytes: asked.append(cut) or {})
     for number in range(1000):
-        trials.check(mine, f"made up {number}", 100)
+        tried(trials, mine, f"made up {number}")
     assert len(asked) <= mine.layers + 1
 
 
@@ -78,8 +88,8 @@ def test_a_trial_that_takes_too_much_is_ended_and_the_cut_served(
     mine = identity(name)
     monkeypatch.setenv("ISTHMUS_TEST_SLEEPS", "1")
     trials = Trials(words(name), seconds=8.0 if name == "sleeps" else 30.0, folder=tmp_path)
-    trials.check(mine, "0", 100)
-    trials.check(mine, "0", 100)
+    tried(trials, mine, "0")
+    tried(trials, mine, "0")
     assert trials.trials == 1
     assert "could not be tried" in caplog.text
 
@@ -91,7 +101,7 @@ def test_who_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         trials, asked = Trials([], mode, folder=tmp_path / mode), list[str]()
         monkeypatch.setattr(trials, "_trial", lambda model_id, cut, nbytes: asked.append(model_id) or {cut: "exact"})  # noqa: B023
         for one in (own, library, silent):
-            trials.check(one, "0", 100)
+            tried(trials, one, "0")
         assert asked == [one.model_id for one in wanted], mode
 
 
@@ -100,15 +110,15 @@ def test_a_file_that_is_spoiled_is_none(kept: str, tmp_path: Path, monkeypatch: 
     mine = identity("doubled")
     first = Trials([], folder=tmp_path)
     monkeypatch.setattr(first, "_trial", lambda *_: {"0": "exact"})
-    first.check(mine, "0", 100)
+    tried(first, mine, "0")
     next(tmp_path.iterdir()).write_text(kept)
     second = Trials([], folder=tmp_path)
     monkeypatch.setattr(second, "_trial", lambda *_: {"0": "differs"})
     with pytest.raises(CutRefused):
-        second.check(mine, "0", 100)
+        tried(second, mine, "0")
 
 
 def test_a_folder_that_cannot_be_written_to_costs_another_trial_only(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = Trials([], folder=Path("/dev/null/nowhere"))
     monkeypatch.setattr(trials, "_trial", lambda *_: {"0": "exact"})
-    trials.check(identity("doubled"), "0", 100)
+    tried(trials, identity("doubled"), "0")
