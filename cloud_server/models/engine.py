@@ -191,9 +191,9 @@ class Residence(Protocol):
     """Whether a model's weights are in memory, and who waits for them."""
 
     def enter(self, account: str, put: Callable[[], Leave], cut: str = "") -> Leave:
-        """Calls ``put`` once the weights are there and ``cut`` may be served, now or later; from then on they stay, until
-        what is given back is called: when that which was put is over. Never blocks. Raises what the model went by,
-        where it is not to come back.
+        """Calls ``put`` once the weights are there and ``cut`` may be served, now or later; from then on they stay,
+        until what is given back is called: when that which was put is over. Never blocks. Raises what the model went
+        by, where it is not to come back.
         """
         ...
 
