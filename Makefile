@@ -66,7 +66,7 @@ help:
 	@echo "make footprint  what an edge and a server take: imports, installed size, memory with the head's weights alone"
 	@echo "make matrix  edges with other releases of torch and processors (MATRIX_FLAGS) against this server: a table"
 	@echo "make soak    100,000 requests and 1,000 reconnects: does anything grow?"
-	@echo "make claims  everything the documents promise that make test cannot show, in short: one table, an hour and a half"
+	@echo "make claims  everything the documents promise that make test cannot show, in short forms: one table"
 	@echo "make mutation  faults put into the guarding code: which does no test notice? Hours"
 	@echo "make doors   tritonclient, curl, Prometheus and OpenTelemetry against a server, each for real"
 	@echo "make wheel   wheel and sdist, each installed in a clean environment and tried there"

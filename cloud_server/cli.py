@@ -87,6 +87,7 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
     with ExitStack() as stack:
         pools = stack.enter_context(Processes(config, words)) if config.in_processes else None
         trials = Trials(words, config.trials, config.limits.max_trial_seconds)
+        stack.callback(trials.close)
         fleet = Fleet(pools or ThisProcess(config), config.models, _reader(words), freeze, config.limits, trials)
         stack.callback(fleet.close)
         workers = config.workers * len(devices)

@@ -15,15 +15,18 @@ from functools import partial
 import torch
 
 from cloud_server.options import composed, parser
+from cloud_server.processes.worker import die_with
 from shared_hooks import WrappedModel
 from shared_hooks.errors import IsthmusError
 from shared_hooks.planning import INPUT
 
 
-def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes: int) -> int:
+def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes: int, server: int) -> int:
     """The exit status: 0 when every cut was tried. ``words``: the server's command line; ``first``: the cut that is
-    waited for; ``seconds`` of processor time and ``nbytes`` of memory are the bounds.
+    waited for; ``seconds`` of processor time and ``nbytes`` of memory are the bounds. It ends with the process
+    ``server``.
     """
+    die_with(server)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the model prints is none of the answer
     _bounded(seconds, nbytes)
@@ -36,7 +39,7 @@ def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes
         args, kwargs = example
         make = partial(entries[0].spec.load_model, "cpu")
 
-        def told(done: int, total: int, name: str, verdict: str) -> None:
+        def report(done: int, total: int, name: str, verdict: str) -> None:
             print(json.dumps([name, verdict]), file=out, flush=True)
 
         with WrappedModel(make(), entries[0].depth, metrics=False) as wrapped:
@@ -45,7 +48,7 @@ def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes
                 plan.resolve(first)
             except IsthmusError:
                 first = INPUT
-            wrapped.verify(*args, on_cut=told, cold=make, first=first, **kwargs)
+            wrapped.verify(*args, on_cut=report, cold=make, first=first, **kwargs)
     except Exception as error:  # the model's own, too: the server goes by what was printed
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -37,7 +38,7 @@ TRIED: Final = frozenset({"torch", "torchvision", "timm", "transformers", "share
 """Libraries whose models are swept cold (docs/library.md): ``auto`` tries models that have modules of others."""
 OVERHEAD_BYTES: Final = 2 << 30
 COPIES: Final = 8
-"""Memory of a trial: some for Python and torch, and so many times the weights."""
+"""Memory of a trial: `OVERHEAD_BYTES` for Python and torch, and `COPIES` times the model's weights."""
 
 
 class Trials:
@@ -50,6 +51,10 @@ class Trials:
         self._lock = threading.Lock()
         self._known: dict[str, dict[str, str]] = {}
         self._tried: set[tuple[str, str]] = set()
+        """Digest and cut of trials that are over."""
+        self._waiting: deque[tuple[Identity, str, int, Callable[[], None]]] = deque()
+        self._running = self._closed = False
+        self._process: subprocess.Popen[str] | None = None
         self.trials = 0
         """How many processes were started."""
 
@@ -72,43 +77,64 @@ class Trials:
         """
         if not self._wants(identity) or self._verdict(identity, cut) is not None:
             return False
-        digest = _digest_of(identity)
-        if digest not in self._known:
-            self._known[digest] = self._read(digest)
-        if not self._is_open(identity, digest, cut):
-            return False
-
-        def run() -> None:
-            try:
-                with self._lock:  # who comes second finds it answered
-                    self._learn(identity, digest, cut, nbytes)
-            finally:
-                done()
-
-        threading.Thread(target=run, name="isthmus-trial", daemon=True).start()
+        with self._lock:
+            if not self._is_open(identity, cut):
+                return False
+            self._waiting.append((identity, cut, nbytes, done))
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="isthmus-trials", daemon=True).start()
         return True
+
+    def close(self) -> None:
+        """Ends a trial that is under way."""
+        with self._lock:
+            self._closed, process = True, self._process
+        if process is not None:
+            process.kill()
+
+    def _run(self) -> None:
+        """One trial after the other, until nobody waits for any."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._running = False
+                    return
+                identity, cut, nbytes, done = self._waiting.popleft()
+                is_open = self._is_open(identity, cut)
+            try:
+                if is_open:
+                    self._learn(identity, cut, nbytes)
+                done()
+            except Exception:
+                log.exception("a trial of cut %s of model %s", cut[:80], identity.model_id)
 
     def _verdict(self, identity: Identity, cut: str) -> str | None:
         return self._known.get(_digest_of(identity), {}).get(cut) if self._wants(identity) else None
 
-    def _is_open(self, identity: Identity, digest: str, cut: str) -> bool:
+    def _is_open(self, identity: Identity, cut: str) -> bool:
         """Whether a trial may say more. Of a model that was tried to its end every cut is known: another name is none
         of its layers; and names that are none start no more trials than there are layers.
         """
-        known, tried = self._known[digest], self._tried
-        begun = sum(one == digest for one, _ in tried)
-        return not (cut in known or (digest, cut) in tried or max(len(known), begun) > identity.layers)
+        digest = _digest_of(identity)
+        if digest not in self._known:
+            self._known[digest] = self._read(digest)
+        known = self._known[digest]
+        ended = sum(one == digest for one, _ in self._tried)
+        known_all = max(len(known), ended) > identity.layers
+        return not (self._closed or known_all or cut in known or (digest, cut) in self._tried)
 
     def _wants(self, identity: Identity) -> bool:
         if self._mode == "never" or not identity.plan_digest:
             return False
         return self._mode == "always" or not TRIED.issuperset(identity.packages)
 
-    def _learn(self, identity: Identity, digest: str, cut: str, nbytes: int) -> None:
-        if not self._is_open(identity, digest, cut):
-            return
-        self._tried.add((digest, cut))
-        self._known[digest] = found = {**self._known[digest], **self._trial(identity.model_id, cut, nbytes)}
+    def _learn(self, identity: Identity, cut: str, nbytes: int) -> None:
+        digest = _digest_of(identity)
+        found = self._trial(identity.model_id, cut, nbytes)
+        with self._lock:
+            self._tried.add((digest, cut))
+            found = self._known[digest] = {**self._known[digest], **found}
         if cut not in found:
             what = "cut %s of model %s could not be tried: it is served as far as its code was understood"
             log.warning(what, cut[:80], identity.model_id)
@@ -122,20 +148,24 @@ class Trials:
             f"import sys; sys.path[:] = {sys.path!r}\n"
             "from cloud_server.processes.trial import main\n"
             f"sys.exit(main({self._words!r}, {model_id!r}, {cut!r}, {self._seconds!r}, "
-            f"{OVERHEAD_BYTES + COPIES * nbytes}))"
+            f"{OVERHEAD_BYTES + COPIES * nbytes}, {os.getpid()}))"
         )
-        process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        with self._lock:
+            if self._closed:
+                return {}
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
         try:
             printed, _ = process.communicate(timeout=self._seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             printed, _ = process.communicate()
+        self._process = None
         found: dict[str, str] = {}
         for line in printed.splitlines():
             with contextlib.suppress(ValueError):
@@ -181,7 +211,7 @@ def _digest_of(identity: Identity) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _digest(structure: str, plan: str, weights: str) -> str:
-    """Of the model's code, example and weights, of our own code, of torch and Python."""
+    """Changes with the model's code, example and weights, with our code, and with the releases of torch and Python."""
     own = [(file.name, stat.st_size, stat.st_mtime_ns) for file, stat in _ours()]
     versions = torch.__version__, platform.python_version(), __version__
     return hashlib.sha256(json.dumps([structure, plan, weights, versions, own]).encode()).hexdigest()

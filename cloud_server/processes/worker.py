@@ -73,7 +73,7 @@ def main(
     """Serves until the process ``server`` hangs up; returns the exit status. ``share``: as `Share`. Where ``begun`` is
     in the shared memory it says which question it is at.
     """
-    _die_with(server)
+    die_with(server)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Both reach every process of a terminal or a unit; it is the server that drains, or reloads, and hangs up.
         signal.signal(number, signal.SIG_IGN)
@@ -114,7 +114,7 @@ def _wanted(config: ServerConfig, names: Sequence[str] | None) -> list[ModelEntr
     return [known[name] for name in names]
 
 
-def _die_with(server: int) -> None:
+def die_with(server: int) -> None:
     """Also while a kernel runs that nothing interrupts. Elsewhere than on Linux a worker ends after its request."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from shared_hooks.purity import Impure, source_of
 
 Flags = dict[str, Any]
 """The attributes of one object that nothing changes while the model runs."""
+_BINDS = frozenset({"STORE_FAST", "STORE_DEREF", "DELETE_FAST", "DELETE_DEREF"})
 _BLOCKS = ("body", "orelse", "finalbody", "handlers")
 
 
@@ -32,7 +34,12 @@ def is_unreachable(
     False where the source is not at hand, or the function is not a method of modules.
     """
     owners = [(kind, flags) for kind, flags in objects if _has(kind, function)]
-    flags_of = [flags for kind, flags in owners if "_modules" in flags]  # what is in there counts as the module's, too
+    # what is in ``_modules`` counts as the module's, too; a descriptor of the class goes before its attributes
+    flags_of = [
+        {name: value for name, value in flags.items() if not hasattr(type(_on_class(kind, name)), "__get__")}
+        for kind, flags in owners
+        if "_modules" in flags
+    ]
     if not flags_of or not all(issubclass(kind, nn.Module) for kind, _ in owners):
         return False
     try:
@@ -40,14 +47,23 @@ def is_unreachable(
     except Impure:
         return False
     named = tree.args.posonlyargs + tree.args.args
-    if not named or any(isinstance(node, ast.Name) and node.id == named[0].arg and not isinstance(node.ctx, ast.Load)
-                        for node in ast.walk(tree)):  # fmt: skip
+    if not named or _rebinds(function.__code__, named[0].arg):
         return False
     return not any(_Walk(named[0].arg, attribute, flags, is_changed).block(tree.body)[0] for flags in flags_of)
 
 
+def _rebinds(code: types.CodeType, name: str) -> bool:
+    """Whether a function, or one inside it, gives this name another value."""
+    binds = any(step.opname in _BINDS and step.argval == name for step in dis.get_instructions(code))
+    return binds or any(_rebinds(part, name) for part in code.co_consts if isinstance(part, types.CodeType))
+
+
 def _has(kind: type, function: types.FunctionType) -> bool:
     return any(value is function for base in kind.__mro__ for value in vars(base).values())
+
+
+def _on_class(kind: type, name: str) -> Any:
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
 class _Walk:

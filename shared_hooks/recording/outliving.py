@@ -100,33 +100,34 @@ def depends(change: Change, taint: Taint, reach: Reach) -> bool:
 
 
 def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
-    """What is in containers, functions and plain objects, however nested: tensors, and all that may be made of data."""
-    if (
-        id(value) in seen
-        or len(seen) > 10_000
-        or value is None
-        or value is MISSING
-        or isinstance(value, (type, *_CODE))
-    ):
+    """What is in containers, functions and objects, however nested: tensors, and all that may be made of data."""
+    if id(value) in seen or value is None or value is MISSING or isinstance(value, (type, types.ModuleType)):
         return
     if not isinstance(value, PLAIN):
         seen.add(id(value))
-    held: list[Any] | None = None
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        held = [*value]
-    elif isinstance(value, dict):
-        held = [part for entry in dict.items(value) for part in entry]
-    elif isinstance(value, functools.partial):
-        held = [value.func, value.args, value.keywords]
-    elif isinstance(value, types.FunctionType):
-        held = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+    held = _held(value)
     own = getattr(value, "__dict__", None)
-    if type(own) is dict and not isinstance(value, torch.Tensor):
-        held = [*(held or ()), *own.values()]
-    if held is None:
+    if isinstance(value, torch.Tensor) or (held is None and (type(own) is not dict or _keeps_more(type(value)))):
         yield value
-    for part in held or ():
+        return
+    for part in [*(held or ()), *(own.values() if type(own) is dict else ())]:
         yield from _leaves(part, seen)
+
+
+def _held(value: Any) -> list[Any] | None:
+    """What a container or a function holds beside its attributes; None for what is neither."""
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return [*value]
+    if isinstance(value, dict):
+        return [part for entry in dict.items(value) for part in entry]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        return [*cells, value.__defaults__, value.__kwdefaults__]
+    if isinstance(value, (types.MethodType, types.BuiltinFunctionType)):
+        return [value.__self__, getattr(value, "__func__", None)]
+    return None
 
 
 def _is_filled(cell: types.CellType) -> bool:
@@ -136,4 +137,13 @@ def _is_filled(cell: types.CellType) -> bool:
         return False
 
 
-_CODE = (types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType)
+_MADE_BY_CLASS = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_PYTHONS_OWN = frozenset({object, torch.nn.Module})
+
+
+def _keeps_more(kind: type) -> bool:
+    """Whether objects of a class may keep anything beside their attributes: in slots, or out of Python's sight."""
+    return any(
+        base not in _PYTHONS_OWN and (not base.__flags__ & _MADE_BY_CLASS or bool(vars(base).get("__slots__")))
+        for base in kind.__mro__
+    )

@@ -24,6 +24,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Empty
 from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -297,7 +298,7 @@ def main() -> int:
     while left:
         try:
             said = queue.get(timeout=3 * SECONDS)
-        except Exception:
+        except Empty:
             died = [seed for seed, worker in zip(seeds, workers, strict=True) if worker.exitcode not in (None, 0)]
             kept["failures"] += [f"{seed}: the process died" for seed in died] or ["no word for a minute"]
             break

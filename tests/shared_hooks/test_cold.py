@@ -515,6 +515,13 @@ class Noted:
     def __init__(self, value: float) -> None:
         self.value = value
 
+    def read(self) -> float:
+        return self.value
+
+
+class Counted(int):
+    """A number with attributes."""
+
 
 HOLDERS: dict[str, tuple[Callable[[float], Any], Callable[[Any], float]]] = {
     "list": (lambda number: [number], lambda held: held[0]),
@@ -524,6 +531,13 @@ HOLDERS: dict[str, tuple[Callable[[float], Any], Callable[[Any], float]]] = {
     "object": (Noted, lambda held: held.value),
     "closure": (lambda number: lambda: number, lambda held: held()),
     "partial": (lambda number: functools.partial(float, number), lambda held: held()),
+    "method": (lambda number: Noted(number).read, lambda held: held()),
+    "builtin": (lambda number: [number].copy, lambda held: held()[0]),
+    "default": (lambda number: lambda value=number: value, lambda held: held()),
+    "keyword": (lambda number: lambda *, value=number: value, lambda held: held()),
+    "exception": (ValueError, lambda held: held.args[0]),
+    "subclass": (lambda number: Counted(number > 0.5), float),
+    "matrix": (lambda number: np.ma.array([number]), lambda held: float(held[0])),
     "array": (lambda number: np.full(1, number), lambda held: float(held[0])),
     "scalar": (lambda number: np.int64(number > 0.5), float),
     "slice": (lambda number: slice(int(number > 0.5) + 1), lambda held: held.stop),

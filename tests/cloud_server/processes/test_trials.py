@@ -19,7 +19,7 @@ from edge_client.model_choice import ModelChoice
 from shared_hooks.errors import CutRefused
 from shared_hooks.models import load_spec
 from tests.edge_client.test_processes import CloudProcess
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, eventually
 
 MODELS = "tests.cloud_server.processes.kept"
 
@@ -122,3 +122,37 @@ def test_a_folder_that_cannot_be_written_to_costs_another_trial_only(monkeypatch
     trials = Trials([], folder=Path("/dev/null/nowhere"))
     monkeypatch.setattr(trials, "_trial", lambda *_: {"0": "exact"})
     tried(trials, identity("doubled"), "0")
+
+
+def test_nobody_is_let_past_a_trial_that_is_under_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine, trials = identity("doubled"), Trials([], folder=tmp_path)
+    begun, goes_on, over = threading.Event(), threading.Event(), list[int]()
+
+    def trial(model_id: str, cut: str, nbytes: int) -> dict[str, str]:
+        begun.set()
+        assert goes_on.wait(PATIENCE)
+        return dict.fromkeys(["input", "0", "1", "2"], "differs")
+
+    monkeypatch.setattr(trials, "_trial", trial)
+    before = threading.active_count()
+    assert trials.wait(mine, "0", 100, lambda: over.append(0)) and begun.wait(PATIENCE)
+    for number in range(1, 200):
+        assert trials.wait(mine, "01"[number % 2], 100, lambda number=number: over.append(number))
+    assert threading.active_count() <= before + 1 and not over
+    goes_on.set()
+    eventually(lambda: over == list(range(200)))
+    assert not trials.wait(mine, "0", 100, lambda: over.append(-1))
+    with pytest.raises(CutRefused):
+        trials.check(mine, "0")
+
+
+def test_a_trial_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = identity("sleeps")
+    monkeypatch.setenv("ISTHMUS_TEST_SLEEPS", "1")
+    trials, over = Trials(words("sleeps"), folder=tmp_path), threading.Event()
+    assert trials.wait(mine, "0", 100, over.set)
+    eventually(lambda: trials._process is not None)
+    process = trials._process
+    trials.close()
+    assert over.wait(PATIENCE) and process is not None and process.wait(PATIENCE) != 0
+    assert not trials.wait(mine, "1", 100, over.set)

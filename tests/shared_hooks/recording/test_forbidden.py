@@ -156,3 +156,42 @@ def test_what_is_no_method_of_the_modules_may_run() -> None:
     assert is_unreachable(Guarded.forward, "kept", [(Guarded, vars(made))], lambda name: False)
     assert not is_unreachable(Guarded.forward, "kept", [(Guarded, vars(made))], lambda name: name == "cached")
     assert not is_unreachable(Guarded.forward, "kept", [], lambda name: False)
+
+
+class Described(Base):
+    """The class has a property where the object has a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.__dict__["cached"]
+        self.__dict__["flag"] = False
+
+    @property
+    def flag(self) -> bool:
+        return True
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.flag:
+            self.kept = float(values.max())
+        return self.first(values)
+
+
+class Caught(Base):
+    """An exception takes the name of the module."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        try:
+            raise Found
+        except Found as self:  # type: ignore[assignment]
+            if self.cached:  # type: ignore[attr-defined]
+                self.kept = float(values.max())  # type: ignore[attr-defined]
+        return values
+
+
+class Found(Exception):
+    cached = True
+
+
+@pytest.mark.parametrize("kind", [Described, Caught])
+def test_what_is_no_flag_of_the_object_forbids_nothing(kind: type[Base]) -> None:
+    assert not is_unreachable(kind.forward, "kept", [(kind, vars(kind()))], lambda name: False)
