@@ -33,7 +33,7 @@ from shared_hooks.errors import (
     SpecError,
     TooLarge,
 )
-from shared_hooks.forward import Kind, interruptible
+from shared_hooks.forward import Allowance, Kind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
 from shared_hooks.modules.manifest import Manifest
@@ -96,7 +96,7 @@ class ServedModel:
         )
         load = partial(entry.spec.load_model, device)
         self._custody = Custody(entry.spec.model_id, model, load, self._wrapped.renew)
-        most = (rehearsals or RehearsalLimits()).held_bytes
+        most = self._most = (rehearsals or RehearsalLimits()).held_bytes
         self._decoding = DecodingTails(self._wrapped, device, self._custody, entry.decoding, most)
         self.compiled: CompiledTails | None = None
         """Tails that torch.compile makes faster; None where nobody asked for them."""
@@ -225,7 +225,15 @@ class ServedModel:
         self._check_elements(args, kwargs)
         args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=(args, kwargs))
-        return self._run(time.perf_counter_ns() - started, want_metrics, *args, **kwargs)
+        decode_ns = time.perf_counter_ns() - started
+        if self._plan is not None and not self._branches:
+            return self._run(decode_ns, want_metrics, *args, **kwargs)
+        # sizes may follow from numbers that its Python reads from the file
+        with Allowance(self._most, "on this file the model takes", alive=True) as allowance:
+            computed = self._run(decode_ns, want_metrics, *args, **kwargs)
+        if allowance.failure is not None:  # the model's own code has caught it
+            raise allowance.failure
+        return computed
 
     def _check_elements(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises TooLarge for inputs far beyond the model's example; without one, their bytes are the bound."""

@@ -6,11 +6,13 @@ operations   what counts as an operation
 foresight    which operations need no data to know their result's form
 placeholder  a value that nobody may read
 threads      ... that a model's code starts
+allowance    ... that takes memory nobody could foresee
 interruption where a forward that takes too long may be stopped
 
 May import metrics, modules, tensors, errors.
 """
 
+from shared_hooks.forward.allowance import Allowance
 from shared_hooks.forward.foresight import Foresight, call_key, forms_key, on_meta
 from shared_hooks.forward.interruption import bounded, interruptible, uninterrupted
 from shared_hooks.forward.operations import (
@@ -52,6 +54,7 @@ __all__ = [
     "OVERWRITES",
     "REFLECTED",
     "UNSEEN",
+    "Allowance",
     "Foresight",
     "Frame",
     "HookExitException",

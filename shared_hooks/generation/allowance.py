@@ -16,11 +16,7 @@ from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from shared_hooks.errors import TooLarge
-from shared_hooks.forward import FORM_ONLY, arguments_of, call_key, on_meta
+from shared_hooks.forward import FORM_ONLY, Allowance, arguments_of
 from shared_hooks.generation.ghost import Ghost
 
 STEP_BYTES = 4 << 30
@@ -29,44 +25,15 @@ GROWTH = 16
 MAX_SEEN = 4096
 
 
-class Allowance(TorchDispatchMode):
-    """Raises `TooLarge` before a kernel whose result, with those before it, is beyond ``most`` bytes."""
+class StepAllowance(Allowance):
+    """Placeholders take no memory, but for what is made in their form."""
 
     def __init__(self, most: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._most = most
-        self.spent = 0
-        self._sizes: dict[Any, int] = {}
+        super().__init__(most, "with inputs and a state of these sizes a step takes")
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def counts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         ghostly = any(type(tensor) is Ghost for tensor in arguments_of(args, kwargs))
-        if (not ghostly or func._schema.name in FORM_ONLY) and not _is_view(func):
-            key = call_key(func, args, kwargs)
-            if key not in self._sizes:
-                self._sizes[key] = _size(func, args, kwargs)
-            self.spent += self._sizes[key]
-            if self.spent > self._most:
-                raise TooLarge(f"with inputs and a state of these sizes a step takes more than {self._most >> 20} MiB")
-        return func(*args, **kwargs)
-
-
-def _is_view(func: Any) -> bool:
-    returns = func._schema.returns
-    return bool(returns) and all(result.alias_info is not None for result in returns)
-
-
-def _size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Bytes of what a kernel gives; of some that nobody can foresee, of all it is given."""
-    known: dict[int, tuple[Any, Any]] = {}
-    try:
-        found = func(*on_meta(args, known), **{"device": torch.device("meta"), **on_meta(kwargs, known)})
-    except Exception:
-        try:
-            found = func(*on_meta(args, known), **on_meta(kwargs, known))
-        except Exception:  # it has no such kernel, or needs data
-            found = [one for one in arguments_of(args, kwargs) if type(one) is not Ghost]
-    return sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))
+        return (not ghostly or func._schema.name in FORM_ONLY) and super().counts(func, args, kwargs)
 
 
 class Seen:
@@ -99,7 +66,7 @@ class Extents:
         self._most = most
         self._seen = seen
         self._keys: list[Any] = []
-        self._allowance: Allowance | None = None
+        self._allowance: StepAllowance | None = None
 
     def begin(self) -> None:
         """A forward begins."""
@@ -111,7 +78,7 @@ class Extents:
         self._keys.append(key)
         if self._allowance is not None or self._seen.has(key):
             return nullcontext()
-        self._allowance = Allowance(self._most)
+        self._allowance = StepAllowance(self._most)
         return self._allowance
 
     def passed(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import BadFrame
-from shared_hooks.generation.allowance import Allowance
+from shared_hooks.generation.allowance import StepAllowance
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.mirror import Mirror
 
@@ -37,7 +37,7 @@ def apply(mirror: Mirror, calls: Any, most: int) -> None:
     such method, and for an index that is out of range.
     """
     name: Any = ""
-    allowance = Allowance(most)
+    allowance = StepAllowance(most)
     try:
         for name, arguments in calls:
             if name == "=":

@@ -148,7 +148,8 @@ class Recipe:
 
     ``cache``: what the replays of this recipe share, by device. ``state``: the model's Python state before a tail.
     ``is_open``: data may decide on the path, so that a tail may leave what nobody has seen before, be it Python state
-    or what it writes into ``kept``, the tensors that are the model's.
+    or what it writes into ``kept``, the tensors that are the model's. ``most``: bytes that what comes after the cut may
+    take, where that could not be foreseen; None where it was.
     """
 
     crossing: Crossing
@@ -158,6 +159,7 @@ class Recipe:
     seconds: float = 0.0
     state: PythonState | None = field(default=None, repr=False)
     is_open: bool = True
+    most: int | None = None
     kept: list[torch.Tensor] = field(default_factory=list, repr=False)
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 

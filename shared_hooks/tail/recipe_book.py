@@ -164,6 +164,7 @@ class RecipeBook:
             recipe.state, recipe.kept = state, facts.tensors
             # another value that was read before the cut may lead elsewhere behind it
             recipe.is_open = bool(early.values) or not rehearsal.ended
+            recipe.most = None if rehearsal.ended else limits.held_bytes
             return recipe
         finally:
             rehearsal.notes.failure = None  # it refers to frames that refer to it, and to what the request brought

@@ -21,6 +21,7 @@ from shared_hooks.errors import PlanMismatch
 from shared_hooks.forward import (
     OTHER_MEMORY,
     REFLECTED,
+    Allowance,
     Frame,
     Kind,
     Placeholder,
@@ -65,6 +66,17 @@ Substitutes = Callable[[nn.Module], Substitute | None]
 """What runs in place of a module that is called behind the cut; None: the module itself."""
 
 
+class _AfterCut(Allowance):
+    """Counts what runs behind the cut: what comes before makes placeholders, and was rehearsed."""
+
+    def __init__(self, session: TailSession, most: int) -> None:
+        super().__init__(most, "on these values the model takes, after the cut,", alive=True)
+        self._session = session
+
+    def counts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return self._session.resumed and super().counts(func, args, kwargs)
+
+
 class TailSession(Session):
     """Replays the prefix of one recipe and then runs the rest as any session does.
 
@@ -99,7 +111,10 @@ class TailSession(Session):
         self.shared: Shared = recipe.cache.setdefault(device, Shared(recipe))
         self.placing = Placing(slots_of(early, device), device, self.shared.holes)
         self.device = device
-        self.modes: list[Replay | Below] = []
+        self.modes: list[Any] = []
+        self.bounding = False
+        self.allowance: _AfterCut | None = None
+        """Of what could not be foreseen."""
         self.inside = False
         self.at_cut: tuple[list[int], dict[str, object]] | None = None
         """Where data may decide on what comes after the cut: what `check_left` compares with."""
@@ -153,6 +168,10 @@ class TailSession(Session):
 
     def begin(self) -> None:
         """Watch the prefix; without one, the cut is where the model begins."""
+        if self.recipe.most is not None:
+            self.allowance = _AfterCut(self, self.recipe.most)
+            self.allowance.__enter__()  # type: ignore[no-untyped-call]
+            self.bounding = True
         if self.steps:
             self.enter()
         else:
@@ -161,6 +180,8 @@ class TailSession(Session):
     def through(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's own output."""
         output = model(*args, **kwargs)
+        if self.allowance is not None and self.allowance.failure is not None:  # the model's own code has caught it
+            raise self.allowance.failure
         check_real(tensors_in(output))
         return output
 
@@ -172,6 +193,9 @@ class TailSession(Session):
 
     def leave(self, *, only_on_top: bool = False) -> None:
         """Stop watching; in the middle of the model only if nobody put a mode over ours, else at the end."""
+        if self.bounding and not only_on_top:
+            self.modes.append(self.allowance)
+            self.bounding = False
         if not self.modes:
             return
         on_top: list[Any] = []
@@ -180,7 +204,7 @@ class TailSession(Session):
         for mode in list(self.modes):
             if not only_on_top or mode in on_top:
                 self.modes.remove(mode)
-                mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                mode.__exit__(None, None, None)
 
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
