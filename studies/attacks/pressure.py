@@ -12,6 +12,7 @@ another address, and sends by means of its own what `edge_client` would refuse t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import io
 import itertools
@@ -21,6 +22,7 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,6 +37,7 @@ from edge_client import EdgeClient
 from edge_client.generation.link import SessionLink
 from edge_client.model_choice import ModelChoice
 from edge_client.transport import Stamps, wire
+from edge_client.transport.area import Area
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import IsthmusError
@@ -354,29 +357,41 @@ def inflating() -> list[tuple[str, bytes]]:
     return found
 
 
-@attack("shrinking-areas", "digits")
-def shrinking_areas(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[None]:
-    """shared memory that is cut off, or written to, while the server reads it"""
-    x = torch.randn(16, 1, 32, 32, generator=torch.Generator().manual_seed(6))
+@attack("lying-areas", "digits")
+def lying_areas(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[None]:
+    """shared memory that changes while the server reads it, and ends before the places that are named"""
+    draw, areas, x = random.Random(6), list[Area](), torch.randn(16, 1, 32, 32)
+    take, write, told = Area.take, Area.write, Area.told
+
+    def lying(area: Area) -> split_pb2.Area:
+        areas.append(area)
+        said = told(area)
+        said.nbytes = 1 << 40
+        return said
+
+    def beyond(area: Area, request_id: int, nbytes: int) -> int | None:
+        place = take(area, request_id, nbytes)
+        return None if place is None else place + draw.choice((0, 0, 0, 1 << 30, 1 << 39))
+
+    def nothing(area: Area, offset: int, buffers: Any) -> None:
+        if offset < 1 << 30:
+            write(area, offset, buffers)
+
+    Area.told, Area.take, Area.write = lying, beyond, nothing  # type: ignore[method-assign]
+
+    def changing() -> None:
+        while True:
+            for area in areas[-1:]:
+                with contextlib.suppress(ValueError):
+                    area._memory[4096 + draw.randrange(1 << 18)] = draw.randrange(256)
+
+    threading.Thread(target=changing, daemon=True).start()
     while True:
-        connection = client._connect()
-        area = getattr(connection, "_area", None) or _area_of(connection)
-        if area is None:
-            hear("no area")
-        _ask(client, hear, x, "stage1.0.conv1")
-        if area is not None:
-            with_size = random.choice((0, 4096, 1 << 20))
-            try:
-                os.ftruncate(area._fd, with_size)
-            except OSError:
-                hear("the area is sealed")
-            _ask(client, hear, x, "stage1.0.conv1", deadline=3.0)
+        _ask(client, hear, x, draw.choice(("input", "stage1.0.conv1", "stem.0")), deadline=5.0)
+        if draw.random() < 0.02:
+            client.close()
+            return  # another stream, and so another area
         yield
-
-
-def _area_of(connection: Any) -> Any:
-    outbox = getattr(connection, "_outbox", None)
-    return getattr(outbox, "_area", None)
 
 
 # -- the processes
