@@ -97,7 +97,7 @@ class Planner:
         self.made = 0
         """How often the model was recorded."""
         self.allows_cuts = False
-        """Whether any plan has said that the model keeps no state from one run to the next."""
+        """Whether any plan has a cut: the model then keeps no state from one run to the next."""
 
     @property
     def latest(self) -> Plan:
@@ -173,7 +173,7 @@ class Planner:
             # a context of its own, so that no context variable keeps what the model sets
             run = contextvars.copy_context().run
             trace = run(self._record_quietly, args, kwargs, settle=not self._plans.get(key))
-            self.allows_cuts |= not trace.unsteady
+            self.allows_cuts |= not trace.has_no_cut
             if self._left != left:
                 self._plans.clear()  # another path may read what this one was found to leave behind
             key = self.key(args, kwargs)  # only now it is known what the model changes by itself
@@ -409,7 +409,7 @@ class _Trial:
             )
         elif settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
-        self.keeps_what_it_built &= not trace.unsteady
+        self.keeps_what_it_built &= not trace.has_no_cut  # else nothing says what its state was built from
         return trace
 
     def _settled(self) -> Any:

@@ -216,6 +216,11 @@ class Trace:
     output_bytes: int = 0
     weights: list[Storage] = field(default_factory=list)
 
+    @property
+    def has_no_cut(self) -> bool:
+        """Whether none is possible at any position."""
+        return bool(self.unsteady) or any(one.first == 0 and one.last == NEVER for one in self.refusals)
+
     @cached_property
     def calls(self) -> list[ModuleCall]:
         """Every call, inner ones first."""

@@ -1,9 +1,9 @@
-"""Input files, mutated: ``python -m studies.attacks.files``. What do they make a server and an edge hold, and for how long?
+"""Mutated input files, to a server and on an edge: ``python -m studies.attacks.files``.
 
 Files of every kind that inputs may have (and ``.npz``, which is none) are changed at a few places: bytes, lengths of
 chunks, numbers in headers, tags, scans, parts of other files; checksums are put right again, so that decoders see what
-was changed. Half of them go to a real server, as ``cloud-only-file``, beside an honest client; half are read on an edge.
-Nothing may crash, hang, or take more memory than the limits say. ``--tally FILE``: runs add up, by seed.
+was changed. Half of them go to a real server, as ``cloud-only-file``, beside an honest client; half are read on an
+edge. Nothing may crash, hang, or take more memory than the limits say. ``--tally FILE``: runs add up, by seed.
 """
 
 from __future__ import annotations
@@ -276,8 +276,8 @@ def on_server(seed: int, count: int, minutes: float, folder: Path) -> dict[str, 
         assert asked.get(timeout=120) == "ready"
         rest, began = server.resident(), time.monotonic()
         bad.start()
-        for counted, slowest in _heard(sent, 120):
-            pass
+        for said in _heard(sent, 120):
+            counted, slowest = said
         over.set()
         answers, worst = asked.get(timeout=60)
         peak, last = server.peak(began), server.resident()
@@ -322,8 +322,8 @@ def on_edge(seed: int, count: int, minutes: float) -> dict[str, Any]:
     threading.Thread(target=look, daemon=True).start()
     counted: dict[str, int] = {}
     slowest = frozen = 0.0
-    for counted, slowest, frozen in _heard(queue, 120):
-        pass
+    for said in _heard(queue, 120):
+        counted, slowest, frozen = said
     over.set()
     process.join(30)
     # a picture of MAX_OWN_PIXELS, decoded, and the decoder's spare room
@@ -395,9 +395,8 @@ def main() -> int:
         total = sum(row["counted"].get("files", 0) for row in kept[side])
         if total:
             above = max(row["above_mib"] for row in kept[side])
-            print(
-                f"{side}: {total:,} files in all, at most {above} MiB, {sum(len(row['faults']) for row in kept[side])} faults"
-            )
+            fell_short = sum(len(row["faults"]) for row in kept[side])
+            print(f"{side}: {total:,} files in all, at most {above} MiB, {fell_short} faults")
     return 1 if fell else 0
 
 
