@@ -68,12 +68,17 @@ class Shim:
         """What a call in no session becomes (`shared_hooks.generation.split`)."""
         self.before = module.__dict__.get(slot, _ABSENT)
         self.forward: Callable[..., Any] = getattr(module, slot)
+        self._class = type(module) if slot == "forward" and self.before is _ABSENT else None
+        """Whose method `forward` is; None where it is the module's own."""
         # transformers reads inspect.signature(model.forward); __wrapped__ keeps it the model's own
         functools.update_wrapper(self, self.forward, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return self.forward(*args, **kwargs)
+        if self._class is not None and type(self.module) is not self._class:  # the model's code has changed it
+            self._class = type(self.module)
+            self.forward = types.MethodType(self._class.forward, self.module)
         session = running.get()
         if session is None and self.entry is not None:
             return self.entry(*args, **kwargs)

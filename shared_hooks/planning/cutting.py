@@ -120,6 +120,7 @@ def crossing_of(
     )
 
 
+_GRADIENTS = frozenset({"grad", "backward"})
 _NOWHERE = View((), (), 0)
 UNSEEN = None
 """In place of a module's path: of a kernel that no operation stands for."""
@@ -331,6 +332,13 @@ class _Cutter:
                 raise CutRefused("a gradient is taken across the cut")
             if value.chosen:
                 raise CutRefused("a part of the model's own memory that data has chosen is read after the cut")
+
+        for op in self.trace.ops:
+            if op.seq > self.position:
+                break
+            if op.name in _GRADIENTS and not all(one.storage.born_tainted for one in op.results):
+                # it would be computed behind the cut, from results that are not there
+                raise CutRefused("a gradient that no input changes is taken before the cut")
 
     def _touched_by_tail(self) -> set[Value]:
         later = {value for op in self.trace.ops if op.seq > self.position for value in op.args}

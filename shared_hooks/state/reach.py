@@ -118,6 +118,15 @@ def accesses(function: types.FunctionType) -> tuple[frozenset[str], frozenset[st
     return _accesses(_Same(function.__code__))
 
 
+def sets_in(function: types.FunctionType) -> frozenset[str]:
+    """Names of attributes that a function may set: by a statement, or as text for ``setattr`` and its like."""
+    read, written = accesses(function)
+    return written | read if names_in(function) & _SETTERS else written
+
+
+_SETTERS = frozenset({"setattr", "delattr", "patch"})
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def _set_on_self(code: _Same) -> frozenset[str]:
     """Attributes that a function sets on its first argument and on nothing else."""
@@ -202,6 +211,10 @@ class Reach:
         others = [base for base in kind.__mro__[:-1] if not self.owns(base)]
         functions = (function for base in others for value in vars(base).values() for function in unwrapped(value))
         return {name for function in functions for name in names_in(function)}
+
+    def sets(self, attribute: str) -> bool:
+        """Whether any of the functions may set an attribute of this name, be it by ``setattr``."""
+        return any(attribute in sets_in(function) for function in self.functions.values())
 
     def writes(self, attribute: str) -> bool:
         """Whether any of the functions sets an attribute of this name, but of an object that it has just made."""

@@ -28,7 +28,7 @@ from shared_hooks.state.places import (
     put_other,
 )
 from shared_hooks.state.probes import probe_of
-from shared_hooks.state.reach import Reach, file_of, is_foreign, names_in
+from shared_hooks.state.reach import Reach, file_of, is_foreign, names_in, sets_in
 
 MAX_OBJECTS = 50_000
 
@@ -67,6 +67,8 @@ class Walk:
         self._classes: set[int] = set()
         self._todo: collections.deque[tuple[str, Any]] = collections.deque([(type(model).__qualname__, model)])
         self._globals: dict[tuple[int, str], None] = {}
+        self._objects: list[tuple[str, Any]] = []
+        self._has_classes = False
         self._walk()
 
     def _walk(self) -> None:
@@ -127,6 +129,7 @@ class Walk:
 
     def _module(self, name: str, module: nn.Module) -> None:
         own = vars(module)
+        self._objects.append((name, module))
         self._keep(f"{name}.", own, own.values(), put_dict).kind = type(module)
         for hooks in _EMPTY_MOSTLY:
             found = own.get(hooks)
@@ -157,6 +160,7 @@ class Walk:
         own = getattr(value, "__dict__", None)
         if type(own) is dict and not isinstance(value, (nn.Module, types.FunctionType)):
             self.seen[id(own)] = own
+            self._objects.append((name, value))
             self._keep(f"{name}.", own, own.values(), put_dict).kind = type(value)
             self._entries(f"{name}.", own)
         for base in type(value).__mro__:
@@ -196,7 +200,37 @@ class Walk:
                 value = space.get(name)
                 if isinstance(value, types.ModuleType) and not _is_foreign_module(value):
                     self._named_in(vars(value), names)
+            self._replaced(function, names)
+        if not self._todo and not self._has_classes and self.reach.sets("__class__"):
+            self._has_classes = True
+            for name, value in self._objects:
+                self._several(f"{name}.__class__", [functools.partial(getattr, value, "__class__")],
+                              functools.partial(setattr, value, "__class__"))  # fmt: skip
         return bool(self._todo)
+
+    def _replaced(self, function: types.FunctionType, names: frozenset[str]) -> None:
+        """What a function may set in modules and classes of libraries (``torch.relu = ...``)."""
+        may_set = sets_in(function)
+        if not may_set:
+            return
+        found: list[tuple[str, Any]] = [(name, function.__globals__.get(name)) for name in names]
+        known: set[int] = set()
+        while found:
+            name, value = found.pop()
+            if id(value) in known or not isinstance(value, (types.ModuleType, type)):
+                continue
+            known.add(id(value))
+            held = vars(value)
+            found += [(f"{name}.{inner}", held[inner]) for inner in names if inner in held]
+            own = self.reach.owns(value) if isinstance(value, type) else not _is_foreign_module(value)
+            if own:
+                continue  # all that it holds is looked at
+            for one in may_set & held.keys():
+                key = id(held), one
+                if key not in self._globals:
+                    self._globals[key] = None
+                    self._several(f"{name}.{one}", [functools.partial(_held_in, value, one)],
+                                  functools.partial(_set_in, value, one))  # fmt: skip
 
     def _named_in(self, space: dict[str, Any], names: Iterable[str]) -> None:
         for name in names:
@@ -230,6 +264,17 @@ class Walk:
 def _is_foreign_module(module: types.ModuleType) -> bool:
     root = module.__name__.partition(".")[0]
     return root in ("torch", "numpy") or (root in sys.stdlib_module_names and root != "__main__")
+
+
+def _held_in(owner: Any, name: str) -> Any:
+    return vars(owner)[name]
+
+
+def _set_in(owner: Any, name: str, value: Any) -> None:
+    if value is MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
 
 
 def _set_cell(cell: Any, value: Any) -> None:

@@ -1,0 +1,32 @@
+"""Awkward models, each kind at one of its places: every cut with a cold tail is exact or refused by name."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from studies.awkward.__main__ import look
+from studies.awkward.kinds import KINDS, PLACES, source
+
+ALL = [(kind, place) for kind in KINDS for place in PLACES]
+SOME = [(kind, [*PLACES][number % len(PLACES)]) for number, kind in enumerate(KINDS)]
+MUST_BE_EXACT = (
+    "memo list handed in",
+    "conjugate",
+    "written through a transpose",
+    "class switched",
+    "forces",
+    "experts",
+)
+
+
+@pytest.mark.parametrize(("kind", "place"), ALL if os.environ.get("ISTHMUS_EVERY_CUT") else SOME)
+def test_is_exact_or_refused_by_name(kind: str, place: str) -> None:
+    found = look(kind, place)
+    assert not set(found["counts"]) & {"wrong", "outside errors", "invalid"}, found["said"]
+    assert found["counts"].get("exact") or kind not in MUST_BE_EXACT
+
+
+def test_each_is_a_model_of_its_own() -> None:
+    assert len({source(kind, place) for kind, place in ALL}) == len(ALL) >= 198
