@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,10 +17,10 @@ class Kind(NamedTuple):
 
 
 def _read(text: str) -> dict[str, Kind]:
-    found = {}
-    for part in text.split("== ")[1:]:
+    found: dict[str, Kind] = {}
+    for part in re.split(r"^== ", text, flags=re.MULTILINE)[1:]:
         name, _, rest = part.partition("\n")
-        pieces = dict(piece.split("\n", 1) for piece in rest.split("-- ")[1:])
+        pieces = dict(piece.split("\n", 1) for piece in re.split(r"^-- ", rest, flags=re.MULTILINE)[1:])
         found[name] = Kind(*(pieces.get(where, "") for where in ("before the class", "in __init__", "in forward")))
     return found
 
