@@ -36,6 +36,7 @@ middle      ... and stops early, too
 mapping     the module tree joined with what ran; ONNX files
 explanation, explaining   one cut explained
 verification, report      every cut against the whole model
+apart                     ... which runs in a process of its own
 runs        forwards of one model: whole, heads, tails, middles
 wrapped     `WrappedModel`
 compiling   tails whose modules torch.compile has made faster

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from shared_hooks.apart import Apart
 from shared_hooks.crossing import EarlyOutput, Parcel
-from shared_hooks.errors import IsthmusError
+from shared_hooks.errors import IsthmusError, ModelFailed
 from shared_hooks.forward import run_plain
 from shared_hooks.planning import INPUT, Cut, LayerInfo, Plan
 from shared_hooks.report import Report
@@ -19,7 +20,60 @@ Forward = Callable[..., Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 OnCut = Callable[[int, int, str, str], None]
 """(cuts done, cuts in all, the cut's name, what was found: one of the following)"""
+Make = Callable[[], nn.Module]
 EXACT, REFUSED, DIFFERS = "exact", "refused", "differs"
+
+
+class Cold(Protocol):
+    """Models that never ran. Both raise ModelFailed, and an IsthmusError for what is refused."""
+
+    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], random_state: torch.Tensor) -> Any:
+        """The output of a new one, whose generator begins so."""
+
+    def tail(self, data: bytes) -> Any:
+        """What it gives for `EarlyOutput.to_bytes`; its generators stand elsewhere."""
+
+
+class ColdHere:
+    """Cold models in this process: they share its globals and classes."""
+
+    def __init__(self, make: Make, tail: Forward) -> None:
+        self._make = make
+        self._tail = tail
+
+    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], random_state: torch.Tensor) -> Any:
+        made = self._make()
+        torch.set_rng_state(random_state)  # where a run begins
+        return run_plain(made, args, kwargs)
+
+    def tail(self, data: bytes) -> Any:
+        torch.manual_seed(1)
+        return self._tail(EarlyOutput.from_bytes(data, max_bytes=1 << 40))
+
+
+class ColdApart:
+    """Two processes: one for whole models, one for tails."""
+
+    def __init__(self, make: Make, wrap: Callable[[nn.Module], Any]) -> None:
+        self._reference = Apart(make, wrap)
+        try:
+            self._tails = Apart(make, wrap)
+        except BaseException:
+            self._reference.__exit__()
+            raise
+
+    def __enter__(self) -> ColdApart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reference.__exit__()
+        self._tails.__exit__()
+
+    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], random_state: torch.Tensor) -> Any:
+        return self._reference.whole(args, kwargs, random_state)
+
+    def tail(self, data: bytes) -> Any:
+        return self._tails.tail(data)
 
 
 def verify(
@@ -29,15 +83,13 @@ def verify(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     on_cut: OnCut | None,
-    cold: tuple[Callable[[], nn.Module], Forward] | None = None,
+    cold: Cold | None = None,
     first: Cut = INPUT,
 ) -> Report:
     """Every cut of ``plan`` on these inputs, ``first`` before the others; ``forward`` runs heads and tails.
 
-    ``cold``: what makes the model once more, as it is before it has run, and what runs tails of such a one. Then
-    answers are compared with those of models that never ran, tails begin with other generators' states, and inputs that
-    are drawn are tried beside the given ones: of those a cut may be refused by name. A cut that differs is refused from
-    then on.
+    ``cold``: what runs the whole model and tails of it on models that never ran. Then inputs that are drawn are tried
+    beside the given ones: of those a cut may be refused by name. A cut that differs is refused from then on.
     """
     random_state = torch.get_rng_state()
     buffers = Buffers(model)
@@ -49,8 +101,12 @@ def verify(
         return copied(*inputs)
 
     def whole(inputs: Inputs) -> Any:
-        made = model if cold is None else cold[0]()  # before the generators stand where a run begins
-        return run_plain(made, *fresh(inputs))
+        return run_plain(model, *fresh(inputs)) if cold is None else cold.whole(*fresh(inputs), random_state)
+
+    def tail(data: bytes, cut: Cut) -> Any:
+        if cold is not None:
+            return cold.tail(data)
+        return forward(EarlyOutput.from_bytes(data, max_bytes=1 << 40), start=cut)
 
     given: Inputs = args, kwargs
     tried = [(given, whole(given), False)]
@@ -59,8 +115,7 @@ def verify(
 
     def is_exact(cut: Cut) -> bool:
         return all(
-            _is_exact(forward, forward if cold is None else cold[1], cut, fresh(inputs), wanted, may_refuse=drawn)
-            for inputs, wanted, drawn in tried
+            _is_exact(forward, tail, cut, fresh(inputs), wanted, may_refuse=drawn) for inputs, wanted, drawn in tried
         )
 
     found: dict[str, list[LayerInfo]] = {EXACT: [], REFUSED: [], DIFFERS: []}
@@ -106,14 +161,14 @@ def _unsendable(output: Any) -> str:
     return ""
 
 
-def _is_exact(head: Forward, tail: Forward, cut: Cut, inputs: Inputs, whole: Any, *, may_refuse: bool) -> bool:
+def _is_exact(
+    head: Forward, tail: Callable[[bytes, Cut], Any], cut: Cut, inputs: Inputs, whole: Any, *, may_refuse: bool
+) -> bool:
     args, kwargs = inputs
     try:
-        early = head(*args, end=cut, **kwargs)
-        data = early.to_bytes()
-        if tail is not head:
-            torch.manual_seed(1)  # another process's generators stand anywhere
-        output = tail(EarlyOutput.from_bytes(data, max_bytes=1 << 40), start=cut)
+        output = tail(head(*args, end=cut, **kwargs).to_bytes(), cut)
+    except ModelFailed:
+        return False
     except IsthmusError:  # whatever it is, the cut does not give the model's answer
         return may_refuse
     except Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -309,6 +310,7 @@ class WrappedModel(Runs):
         *args: Any,
         on_cut: Callable[[int, int, str, str], None] | None = None,
         cold: Callable[[], nn.Module] | None = None,
+        processes: bool = False,
         first: Cut = INPUT,
         **kwargs: Any,
     ) -> Report:
@@ -317,12 +319,17 @@ class WrappedModel(Runs):
         ``on_cut(done, total, name, verdict)`` shows progress; a verdict is "exact", "refused" or "differs".
         ``cold`` makes the same model once more: then tails run on one that never ran before, as a server's may be,
         answers are compared with those of others, and inputs that are drawn are tried, too. That finds what one model
-        in one process hides. A cut that differs is refused from then on.
+        hides. With ``processes`` the tails and the whole models run in a process each, which calls ``cold``: that finds
+        what one process hides. Raises ModelFailed where ``cold`` cannot be called there. A cut that differs is refused
+        from then on.
         """
-        from shared_hooks.verification import verify
+        from shared_hooks.verification import ColdApart, ColdHere, verify
 
-        plan = self.plan(*args, **kwargs)
+        run = partial(verify, self.model, self.forward, self.plan(*args, **kwargs), args, kwargs, on_cut)
         if cold is None:
-            return verify(self.model, self.forward, plan, args, kwargs, on_cut, None, first)
+            return run(None, first)
+        if processes:
+            with ColdApart(cold, partial(WrappedModel, depth=self.depth, metrics=False)) as apart:
+                return run(apart, first)
         with WrappedModel(cold(), self.depth, metrics=False, rehearsals=self._rehearsals) as other:
-            return verify(self.model, self.forward, plan, args, kwargs, on_cut, (cold, other.forward), first)
+            return run(ColdHere(cold, other.tail), first)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from edge_client.client import EdgeClient
@@ -20,7 +24,7 @@ from edge_client.survey.verified import CutVerdict, Verified, verified
 from edge_client.tasks.subject import NO_EXAMPLE, Model, Subject, address_of, subject_of
 from edge_client.tasks.tabular import Row, Tabular
 from edge_client.transport import ConnectionOptions
-from shared_hooks.errors import IsthmusError, SpecError
+from shared_hooks.errors import IsthmusError, ModelFailed, SpecError
 from shared_hooks.planning import LayerInfo
 from shared_hooks.report import Report
 
@@ -100,7 +104,8 @@ def verify(
         assert edge_client.verify("none", module, image).ok      # in this process, through bytes
         edge_client.verify("cloud:50051", "digits").to_pandas()  # over the real link
 
-    ``server``: HOST:PORT, "own" (one is started on this machine), "none" (in this process), None: the default
+    ``server``: HOST:PORT, "own" (one is started on this machine), "none" (here: as a
+    command, with a process for whole models and one for tails that never ran), None: the default
     (ISTHMUS_SERVER, settings), else in this process. ``model`` and ``inputs``: as for `plan`; the first input counts.
 
     Raises SpecError, UnknownModel, InputMismatch, and through a server what the first request raises.
@@ -115,16 +120,28 @@ def verify(
     return _through(address, subject, credentials, progress)
 
 
+def _may_start_processes() -> bool:
+    """Whether the main module is a command, whose import runs nothing: a script may be without a guard."""
+    main = sys.modules.get("__main__")
+    module = getattr(getattr(main, "__spec__", None), "name", "")
+    return module.endswith("__main__") or Path(getattr(main, "__file__", None) or "").stem == "edge-client"
+
+
+def _copy(module: nn.Module, device: torch.device) -> nn.Module:
+    return deepcopy(module).to(device)
+
+
 def _here(subject: Subject, show: bool) -> Checked:
     module = getattr(subject.spec, "module", None)
     kept = None if module is None else deepcopy(module)  # as it is before it runs
     loaded = subject.load(on_inputs=True)
     with loaded.wrapped as wrapped, bar("cuts", len(wrapped.layers) + 1, show) as advance:
-
-        def cold() -> nn.Module:
-            return loaded.spec.load_model(wrapped.device) if kept is None else deepcopy(kept).to(wrapped.device)
-
-        report = wrapped.verify(*loaded.args, on_cut=lambda *_: advance(""), cold=cold, **loaded.kwargs)
+        cold = partial(loaded.spec.load_model, wrapped.device) if kept is None else partial(_copy, kept, wrapped.device)
+        check = partial(wrapped.verify, *loaded.args, on_cut=lambda *_: advance(""), cold=cold, **loaded.kwargs)
+        try:
+            report = check(processes=_may_start_processes())
+        except ModelFailed:  # nothing that another process can make
+            report = check()
         problems = [f"the output cannot be sent: {report.unsendable}"] if report.unsendable else []
         try:
             loaded.spec.postprocess(wrapped.whole(*loaded.args, **loaded.kwargs))
