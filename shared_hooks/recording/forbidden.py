@@ -19,6 +19,13 @@ from shared_hooks.purity import Impure, source_of
 Flags = dict[str, Any]
 """The attributes of one object that nothing changes while the model runs."""
 _BINDS = frozenset({"STORE_FAST", "STORE_DEREF", "DELETE_FAST", "DELETE_DEREF"})
+_NEVER = frozenset(
+    """
+    torch.jit.is_scripting torch.jit.is_tracing torch.compiler.is_compiling torch.compiler.is_dynamo_compiling
+    torch.compiler.is_exporting torch.onnx.is_in_onnx_export
+    """.split()
+)
+"""What is false wherever a model's Python runs as it is written."""
 _BLOCKS = ("body", "orelse", "finalbody", "handlers")
 
 
@@ -118,4 +125,6 @@ class _Walk:
             value = self._flags.get(test.attr)
             if type(value) is bool and not self._is_changed(test.attr):
                 return value
+        if isinstance(test, ast.Call) and not test.args and ast.unparse(test.func) in _NEVER:
+            return False
         return None

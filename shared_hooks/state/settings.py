@@ -109,6 +109,13 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 
 
+def _differs(now: Any, kept: Any) -> bool:
+    try:
+        return bool(now != kept)
+    except Exception:  # something else has been put there: a tensor, in place of a function
+        return True
+
+
 class Settings:
     """All of them as they are now."""
 
@@ -117,7 +124,7 @@ class Settings:
 
     def changed(self) -> list[str]:
         """Names of those that differ now."""
-        return [name for name, value in self._kept.items() if SETTINGS[name][0]() != value]
+        return [name for name, value in self._kept.items() if _differs(SETTINGS[name][0](), value)]
 
     def restore(self) -> list[str]:
         """Put back what differs; names of what could not be."""

@@ -1,4 +1,4 @@
-"""Cut the models of transformers, timm and torchvision, each at a sample of its layers, and compare bit for bit.
+"""Cut the models of transformers, timm, torchvision and others, each at a sample of its layers, and compare bit for bit.
 
     python -m studies.library                                   everything, some hours on one core
     python -m studies.library --families timm --models 20       a sample
@@ -6,8 +6,9 @@
     python -m studies.library --json FILE --report --summary OTHER    what docs/results keeps of it
     python -m studies.library --json FILE                       keeps the records there, and goes on where it was
 
-timm and torchvision (the release for the installed torch) are not dependencies of the project: `pip install --no-deps
-timm torchvision` into an environment beside, or what is missing is left out. Nothing is downloaded: weights are random.
+The other libraries are not dependencies of the project: `pip install --no-deps timm torchvision diffusers torch_geometric
+segmentation-models-pytorch` into an environment beside (torchvision's release for the installed torch), or what is missing
+is left out. Nothing is downloaded: weights are random.
 Exit code 1 if an answer was wrong or an error is not one of the project's own.
 """
 
@@ -27,6 +28,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TORCH_COMPILE_DISABLE"] = "1"  # of functions that replace an extension: other bits, some of the time
 
 from studies.library.check import Sample
 from studies.library.report import causes, kept, outcomes, summary, table
@@ -36,13 +38,17 @@ from studies.library.sweep import Journal, look
 
 def families() -> dict[str, Callable[[], Iterator[Subject]]]:
     """By name; imported when asked for."""
-    from studies.library import hub, pictures
+    from studies.library import hub, others, pictures
 
     return {
         "transformers": lambda: hub.subjects(cache=False),
         "transformers-cache": lambda: hub.subjects(cache=True),
         "timm": pictures.timm_subjects,
         "torchvision": pictures.vision_subjects,
+        "detection": others.detection_subjects,
+        "pyg": others.graph_subjects,
+        "segmentation": others.segmentation_subjects,
+        "diffusers": others.diffusion_subjects,
     }
 
 
@@ -73,7 +79,7 @@ def engine() -> str:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m studies.library", description=__doc__.partition("\n")[0])
-    parser.add_argument("--families", default="transformers,transformers-cache,timm,torchvision")
+    parser.add_argument("--families", default="transformers,transformers-cache,timm,torchvision,detection,pyg,segmentation,diffusers")
     parser.add_argument("--only", default="", help="models with this in their name")
     parser.add_argument("--models", type=int, default=0, help="at most so many of each family")
     parser.add_argument(
