@@ -16,6 +16,7 @@ from functools import partial
 from cloud_server.access import Caller, Quotas, granted
 from cloud_server.decoding import Sessions
 from cloud_server.fleet import Fleet
+from cloud_server.fleet.pins import Delayed
 from cloud_server.limits import NEVER, Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Request, RequestTable
@@ -27,6 +28,8 @@ from shared_hooks.errors import AccessRefused, ServerUnavailable, SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.sharing import Holding, Party, Shares, giving_way
 
+FILE_READERS = 2
+"""Threads that read image files; a process of its own decodes each."""
 SWEEP_SECONDS = 1.0
 LEAVE_SECONDS = 2.0
 """For a stream that has to give up its place to fetch what is in line."""
@@ -80,6 +83,7 @@ class Core:
             delay=self.limits.max_queue_delay_microseconds / 1e6,
             preferred=self.limits.preferred_batch_size,
         )
+        self._readers = Workers(FILE_READERS)
         self._probes: Counter[str] = Counter()
         self.profiles = Profiles(self.engines, self.limits, self._workers, self._quotas)
         self._closed = threading.Event()
@@ -248,7 +252,23 @@ class Core:
         put = partial(self._put, turn, request)
         residence = request.engine.residence
         cut = "" if request.crossing is None or request.turn is not None else request.crossing.layer_name
-        return put() if residence is None else residence.enter(request.caller.account, put, cut)
+        enter = put if residence is None else partial(residence.enter, request.caller.account, put, cut)
+        if not request.is_file:
+            return enter()
+        # a process decodes it: no worker waits for that
+        delayed = Delayed(enter, put)
+        leave = self._readers.put(partial(self._read, request, delayed), payer)
+
+        def left() -> None:
+            leave()
+            delayed.leave()
+
+        return left
+
+    def _read(self, request: Request, delayed: Delayed) -> bool:
+        request.read_file(self.limits.max_request_bytes)
+        delayed.go()
+        return True
 
     def _put(self, turn: Turn, request: Request) -> Callable[[], None]:
         kin = self._turns.kin(request)
@@ -325,6 +345,7 @@ class Core:
         self.drained(self.wait_idle(0))
         self.dismiss()
         self._closed.set()
+        self._readers.stop()
         self._workers.stop()
         self.decoding.close()
         self._turns.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from cloud_server.models import Computed, Engine, EngineSession, Progress
+from cloud_server.models import Computed, Engine, EngineSession, FileRead, Progress
 from shared_hooks import Crossing
 from shared_hooks.errors import Disagreement
 from shared_hooks.modules.manifest import Manifest
@@ -79,12 +79,22 @@ class Replicated:
         """As any of them."""
         self._replicas[0].admit_file(suffix, preprocess_digest, header, payload_bytes, max_bytes)
 
+    def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
+        """As any of them."""
+        return self._replicas[0].read_file(suffix, header, payload, max_bytes)
+
     def compute_file(
-        self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
+        self,
+        suffix: str,
+        header: bytes,
+        payload: memoryview,
+        want_metrics: bool,
+        max_bytes: int,
+        read: FileRead | None = None,
     ) -> Computed:
         """On the replica that has the fewest."""
         with self._least() as engine:
-            return engine.compute_file(suffix, header, payload, want_metrics, max_bytes)
+            return engine.compute_file(suffix, header, payload, want_metrics, max_bytes, read)
 
     def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """As any of them."""

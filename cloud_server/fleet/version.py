@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from cloud_server.fleet.pins import Delayed, Home, Loaded, Parked, Pinned, unpinned
-from cloud_server.models import Computed, Engine, EngineSession, Leave, Progress, room_for
+from cloud_server.models import Computed, Engine, EngineSession, FileRead, Leave, Progress, room_for
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.engine import Batching, Company
 from cloud_server.processes import Trials
@@ -278,10 +278,20 @@ class Version:
             self._trials.check(self.identity, crossing.layer_name)
         return self._engine().compute(crossing, header, payload, want_metrics)
 
+    def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
+        home = self._home
+        return None if home is None else home.loaded.engine.read_file(suffix, header, payload, max_bytes)
+
     def compute_file(
-        self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
+        self,
+        suffix: str,
+        header: bytes,
+        payload: memoryview,
+        want_metrics: bool,
+        max_bytes: int,
+        read: FileRead | None = None,
     ) -> Computed:
-        return self._engine().compute_file(suffix, header, payload, want_metrics, max_bytes)
+        return self._engine().compute_file(suffix, header, payload, want_metrics, max_bytes, read)
 
     def open_session(self, cut: str) -> EngineSession:
         return self._engine().open_session(cut)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -103,6 +103,14 @@ class Computed:
     def nbytes(self) -> int:
         """Of the payload."""
         return self.reply.payload_bytes
+
+
+class FileRead(NamedTuple):
+    """An input file as the model's (args, kwargs), and how long that took."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    ns: int
 
 
 CPU = torch.device("cpu")
@@ -302,10 +310,21 @@ class Engine(Protocol):
     ) -> None:
         """As `admit`, for a request whose payload is an input file."""
 
+    def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
+        """Reads a file before a worker is needed for it; None where `compute_file` is to read it. Raises as that."""
+
     def compute_file(
-        self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
+        self,
+        suffix: str,
+        header: bytes,
+        payload: memoryview,
+        want_metrics: bool,
+        max_bytes: int,
+        read: FileRead | None = None,
     ) -> Computed:
-        """Reads the file and runs the whole model. Raises an IsthmusError, InputMismatch for a file of no use."""
+        """Reads the file, where it was not ``read``, and runs the whole model. Raises an IsthmusError, InputMismatch
+        for a file of no use.
+        """
 
     def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """As `admit`, for a step of a decoding session."""

@@ -16,7 +16,17 @@ from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.batching import BatchedTails
 from cloud_server.models.custody import Custody
 from cloud_server.models.decoding import DecodingTails
-from cloud_server.models.engine import FILE, Company, Computed, EngineSession, Identity, Progress, inexact, room_for
+from cloud_server.models.engine import (
+    FILE,
+    Company,
+    Computed,
+    EngineSession,
+    FileRead,
+    Identity,
+    Progress,
+    inexact,
+    room_for,
+)
 from cloud_server.models.facts import about, bytes_of, check_plan
 from cloud_server.models.form import Form, form_of
 from cloud_server.models.frames import KeptFrames
@@ -36,6 +46,7 @@ from shared_hooks.errors import (
 from shared_hooks.forward import Allowance, Kind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
+from shared_hooks.models.inputs import IMAGE_SUFFIXES
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.observers import named, transforms
 from shared_hooks.profiling.machine import describe
@@ -213,19 +224,36 @@ class ServedModel:
         """
         check_file(self.identity, suffix, preprocess_digest, header, payload_bytes, max_bytes)
 
-    def compute_file(
-        self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
-    ) -> Computed:
-        """The whole model on an input file; reading it counts as decoding."""
-        self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
+    def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
+        """An image, which a process decodes; None for files of tensors, which are there at once."""
+        if suffix.lower() not in IMAGE_SUFFIXES or not self._spec.reads_images:
+            return None
+        return self._read(suffix, header, payload, max_bytes)
+
+    def _read(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead:
         started = time.perf_counter_ns()
         _, (data,) = Parcel.tensors(header, payload, max_bytes)
         with interruptible():
             args, kwargs = self._spec.preprocess_bytes(suffix, data.numpy().tobytes(), max_bytes, self._files.pixels)
         self._check_elements(args, kwargs)
+        return FileRead(args, kwargs, time.perf_counter_ns() - started)
+
+    def compute_file(
+        self,
+        suffix: str,
+        header: bytes,
+        payload: memoryview,
+        want_metrics: bool,
+        max_bytes: int,
+        read: FileRead | None = None,
+    ) -> Computed:
+        """The whole model on an input file; reading it counts as decoding."""
+        self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
+        args, kwargs, read_ns = read or self._read(suffix, header, payload, max_bytes)
+        started = time.perf_counter_ns()
         args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=(args, kwargs))
-        decode_ns = time.perf_counter_ns() - started
+        decode_ns = read_ns + time.perf_counter_ns() - started
         if self._plan is not None and not self._branches:
             return self._run(decode_ns, want_metrics, *args, **kwargs)
         # sizes may follow from numbers that its Python reads from the file

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from cloud_server.models import Computed, EngineSession, Identity, Progress, inexact
+from cloud_server.models import Computed, EngineSession, FileRead, Identity, Progress, inexact
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.processes.pool import Pool
 from cloud_server.processes.task import ManifestTask, ProfileTask, SessionTask, StepTask, Task
@@ -63,8 +63,18 @@ class PooledModel:
         """As in one process: nothing of it needs the model."""
         check_file(self.identity, suffix, preprocess_digest, header, payload_bytes, max_bytes)
 
+    def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
+        """A worker does: others answer meanwhile."""
+        return None
+
     def compute_file(
-        self, suffix: str, header: bytes, payload: memoryview, want_metrics: bool, max_bytes: int
+        self,
+        suffix: str,
+        header: bytes,
+        payload: memoryview,
+        want_metrics: bool,
+        max_bytes: int,
+        read: FileRead | None = None,
     ) -> Computed:
         """In a worker, which has the same ``max_bytes`` from its own configuration."""
         return self._run(None, suffix, header, payload, want_metrics)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cloud_server import wire
 from cloud_server.decoding import Turn
-from cloud_server.models import FILE, Batching, Computed, Engine, Kin, inexact
+from cloud_server.models import FILE, Batching, Computed, Engine, FileRead, Kin, inexact
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
 from cloud_server.work import Payer
@@ -18,7 +18,7 @@ from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
 from shared_hooks.crossing import raw_bytes, read_header
-from shared_hooks.errors import BadFrame, IsthmusError, TooLarge
+from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed, TooLarge
 from shared_hooks.lifecycle import About
 
 TRACEPARENT = 55
@@ -92,6 +92,8 @@ class Request:
         self.began_ns = time.perf_counter_ns()
         self.complete_ns = self.began_ns
         self.payload = memoryview(b"")
+        self._read: FileRead | None = None
+        self._unread: IsthmusError | None = None
         self._received = 0
         self._progress_ns = self.began_ns
         self.leave_line: Callable[[], None] = _nothing
@@ -168,10 +170,24 @@ class Request:
 
     def release(self) -> None:
         """It is over: who still refers to it (a line it waited in, a stream) holds no memory of it."""
-        self.payload, self.header = memoryview(b""), b""
+        self.payload, self.header, self._read = memoryview(b""), b"", None
 
     def completed(self) -> None:
         self.complete_ns = time.perf_counter_ns()
+
+    @property
+    def is_file(self) -> bool:
+        """Whether its payload is an input file."""
+        return self.crossing is None and self.turn is None
+
+    def read_file(self, max_bytes: int) -> None:
+        """Reads the input file, where that needs no worker; what is wrong with it is told when it is computed."""
+        try:
+            self._read = self.engine.read_file(self.suffix, self.header, self.payload, max_bytes)
+        except IsthmusError as error:
+            self._unread = error
+        except Exception as error:  # its payload is gone: nobody waits for it
+            self._unread = ModelFailed(f"{type(error).__name__}: {error}")
 
     def compute(self, max_bytes: int) -> Computed:
         """The engine's answer to the complete payload. ``max_bytes`` bounds what a file may be decoded to."""
@@ -187,7 +203,10 @@ class Request:
         if self.turn is not None:
             return self.turn.compute(self.header, self.payload)
         if self.crossing is None:
-            return self.engine.compute_file(self.suffix, self.header, self.payload, self.want_metrics, max_bytes)
+            if self._unread is not None:
+                raise self._unread
+            header, read = self.header, self._read
+            return self.engine.compute_file(self.suffix, header, self.payload, self.want_metrics, max_bytes, read)
         return self.engine.compute(self.crossing, self.header, self.payload, self.want_metrics)
 
     @property

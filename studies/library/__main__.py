@@ -1,4 +1,4 @@
-"""Cut the models of transformers, timm, torchvision and others, each at a sample of its layers, and compare bit for bit.
+"""Cut the models of seven libraries, each at a sample of its layers, and compare bit for bit.
 
     python -m studies.library                                   everything, some hours on one core
     python -m studies.library --families timm --models 20       a sample
@@ -6,9 +6,9 @@
     python -m studies.library --json FILE --report --summary OTHER    what docs/results keeps of it
     python -m studies.library --json FILE                       keeps the records there, and goes on where it was
 
-The other libraries are not dependencies of the project: `pip install --no-deps timm torchvision diffusers torch_geometric
-segmentation-models-pytorch` into an environment beside (torchvision's release for the installed torch), or what is missing
-is left out. Nothing is downloaded: weights are random.
+All but transformers are no dependencies of the project: `pip install --no-deps timm torchvision diffusers
+torch_geometric segmentation-models-pytorch` into a folder beside (torchvision's release for the installed torch), or
+what is missing is left out. Nothing is downloaded: weights are random.
 Exit code 1 if an answer was wrong or an error is not one of the project's own.
 """
 
@@ -38,11 +38,16 @@ from studies.library.sweep import Journal, look
 
 def families() -> dict[str, Callable[[], Iterator[Subject]]]:
     """By name; imported when asked for."""
-    from studies.library import hub, others, pictures
+    from studies.library import others, pictures
+
+    def transformers(*, cache: bool) -> Iterator[Subject]:
+        from studies.library import hub
+
+        return hub.subjects(cache=cache)
 
     return {
-        "transformers": lambda: hub.subjects(cache=False),
-        "transformers-cache": lambda: hub.subjects(cache=True),
+        "transformers": lambda: transformers(cache=False),
+        "transformers-cache": lambda: transformers(cache=True),
         "timm": pictures.timm_subjects,
         "torchvision": pictures.vision_subjects,
         "detection": others.detection_subjects,
@@ -79,7 +84,7 @@ def engine() -> str:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m studies.library", description=__doc__.partition("\n")[0])
-    parser.add_argument("--families", default="transformers,transformers-cache,timm,torchvision,detection,pyg,segmentation,diffusers")
+    parser.add_argument("--families", default=",".join(families()), help="default: all")
     parser.add_argument("--only", default="", help="models with this in their name")
     parser.add_argument("--models", type=int, default=0, help="at most so many of each family")
     parser.add_argument(

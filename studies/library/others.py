@@ -130,7 +130,10 @@ def _graph_model(name: str) -> Prepared:
         lambda g: ((_nodes(g),), {}),
         lambda g: ((kinds, torch.randn(NODES, 3, generator=g)), {}),
         lambda g: ((kinds, torch.randn(NODES, 3, generator=g), torch.zeros(NODES, dtype=torch.int64)), {}),
-        lambda g: ((_nodes(g), edges, torch.randn(EDGES, WIDTH, generator=g), torch.zeros(NODES, dtype=torch.int64)), {}),
+        lambda g: (
+            (_nodes(g), edges, torch.randn(EDGES, WIDTH, generator=g), torch.zeros(NODES, dtype=torch.int64)),
+            {},
+        ),
     ]
     makes = [(functools.partial(kind, *a, **k), call) for k in keywords for a in arguments for call in calls]
     return _prepared(name, makes)
@@ -238,7 +241,8 @@ def _of_diffusers() -> dict[str, tuple[dict[str, Any], Inputs]]:
                      "down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2},
                     picture),
         "DiTTransformer2DModel": ({**_DIT, "num_embeds_ada_norm": 10, "norm_num_groups": 4}, lambda g: (
-            (torch.randn(1, 4, 8, 8, generator=g),), {"timestep": torch.tensor([7]), "class_labels": torch.tensor([3])})),
+            (torch.randn(1, 4, 8, 8, generator=g),), {"timestep": torch.tensor([7]),
+                                                     "class_labels": torch.tensor([3])})),
         "PixArtTransformer2DModel": ({**_DIT, "cross_attention_dim": 16, "caption_channels": 8, "norm_num_groups": 4,
                                       "use_additional_conditions": False}, functools.partial(_tokens, 8)),
         "SD3Transformer2DModel": ({**_DIT, "caption_projection_dim": 16, "joint_attention_dim": 16,

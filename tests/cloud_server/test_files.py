@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +22,10 @@ from protos.chunks import cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.models import load_spec
+from shared_hooks.models import picture as pictures
 from tests.cloud_server.fakes import CoreClient, Result
 from tests.cloud_server.real import greet
+from tests.waiting import PATIENCE, eventually
 
 IMAGE = next((Path(__file__).parents[2] / "shared_hooks" / "models" / "digits" / "images").glob("*.png"))
 SPEC = load_spec("digits")
@@ -155,3 +158,56 @@ def test_an_id_that_comes_again_is_answered_from_memory_and_not_for_another_kind
     )
     client.send(split_pb2.ClientFrame(request=header))
     assert "other content" in str(client.answer(400, 3).failed)
+
+
+def test_no_worker_waits_while_a_process_decodes(
+    core: Core, hello: split_pb2.ClientFrame, client: CoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder that takes long: files of tensors are read and answered meanwhile, and the image is at last."""
+    entered, opened = threading.Event(), threading.Event()
+    decode = pictures.decode
+
+    def slow(*given: Any) -> Any:
+        entered.set()
+        assert opened.wait(PATIENCE)
+        return decode(*given)
+
+    monkeypatch.setattr(pictures, "decode", slow)
+    other = CoreClient(core, greet=False)
+    other.send(hello)
+    late: list[Result] = []
+    thread = threading.Thread(target=lambda: late.append(send(other, 900, data(IMAGE.read_bytes()))))
+    thread.start()
+    assert entered.wait(PATIENCE)
+    file = io.BytesIO()
+    np.save(file, np.zeros((1, 1, 32, 32), np.float32))
+    assert send(client, 901, data(file.getvalue()), suffix=".npy").reply and not late
+    opened.set()
+    thread.join(PATIENCE)
+    assert late[0].reply
+    other.leave()
+
+
+def test_a_client_that_goes_while_its_file_is_decoded_leaves_nothing(
+    core: Core, hello: split_pb2.ClientFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, opened = threading.Event(), threading.Event()
+    decode = pictures.decode
+
+    def slow(*given: Any) -> Any:
+        entered.set()
+        assert opened.wait(PATIENCE)
+        return decode(*given)
+
+    monkeypatch.setattr(pictures, "decode", slow)
+    other = CoreClient(core, greet=False)
+    other.send(hello)
+    parcel = Parcel.of_tensors(None, [data(IMAGE.read_bytes())])
+    file = split_pb2.FileInput(suffix=".png", preprocess_digest=SPEC.preprocess_digest())
+    header = split_pb2.RequestHeader(id=902, header=parcel.header, payload_bytes=parcel.nbytes, file=file)
+    other.send(split_pb2.ClientFrame(request=header), *cut(902, parcel.buffers, 1000))
+    assert entered.wait(PATIENCE)
+    other.send(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=902)))
+    opened.set()
+    eventually(lambda: core.requests.pending(None) == 0)
+    other.leave()
