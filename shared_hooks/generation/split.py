@@ -11,6 +11,8 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from shared_hooks.errors import CutRefused, InputMismatch, SessionLost
+from shared_hooks.errors import BadFrame, CutRefused, InputMismatch, SessionLost
 from shared_hooks.generation import hidden, surroundings
 from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, device_of, finder_of
@@ -179,7 +181,8 @@ class SplitForward:
             message = self._message(head, kwargs, handle, opening, born=head.born is not None)
             reply, up, down = self._sent(session, head, *message)
             answered = time.perf_counter_ns()
-            output = self._output(reply, head, kwargs, handle)
+            with _reading():
+                output = self._output(reply, head, kwargs, handle)
         except BaseException:
             if handle.mirror is not None and snapshot is not None and not handle.mirror.back_to(snapshot):
                 handle.spoilt = True
@@ -382,7 +385,8 @@ class SplitForward:
             else:
                 break
             del tensors[crossing:]
-            self._add_crossing(head, session, header, tensors)
+            with _reading():
+                self._add_crossing(head, session, header, tensors)
         raise CutRefused(f"the tail after {self.cut.name} cannot go on: {reply.header.get('why')}")
 
     def _output(self, reply: StepReply, head: Head, kwargs: dict[str, Any], handle: Handle) -> Any:
@@ -408,6 +412,15 @@ class SplitForward:
             return _extra(head, said[1:])
 
         return heard(session.structure, reply.header.get("o"), self._find, leaf, state)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """The block reads what the other side said, which may be anything. Raises BadFrame."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise BadFrame(f"malformed answer to a step: {type(error).__name__}: {error!s:.120}") from error
 
 
 def _named(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -159,13 +159,13 @@ def test_a_static_cache_as_long_as_somebody_says_is_not_made() -> None:
 
 
 def test_sizes_are_added_up_before_anything_is_made() -> None:
-    from shared_hooks.generation.allowance import Allowance
+    from shared_hooks.generation.allowance import StepAllowance
 
-    with Allowance(1 << 20):
+    with StepAllowance(1 << 20):
         torch.zeros(1 << 17)
         with pytest.raises(TooLarge, match="1 MiB"):
             torch.arange(1 << 30)
-    with Allowance(1 << 20), pytest.raises(TooLarge):
+    with StepAllowance(1 << 20), pytest.raises(TooLarge):
         torch.zeros(1, 1).expand(1 << 16, 1 << 16).contiguous()
 
 
@@ -292,3 +292,34 @@ def test_a_layer_before_the_cut_that_takes_a_ghosts_memory_ends_no_process() -> 
     expected = model.generate(**prompt(rows=1), max_new_tokens=4, do_sample=False)
     with SplitForward(model, cut_of("llama"), InProcess(tail)):
         assert torch.equal(model.generate(**prompt(rows=1), max_new_tokens=4, do_sample=False), expected)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"r": ["tuple", 5], "o": [["s", 0]]},
+        {"r": [True, []], "o": []},
+        {"r": [["x"], [["k", "v", 1]]], "o": [["s", 0]]},
+        {"o": [["s", 99]]},
+        {"o": [{}]},
+        {"o": 7},
+        {"o": [["in", "x"]]},
+        {"need": [{}]},
+        {"need": [0, [], None]},
+        {"d": [["m", 1]]},
+    ],
+)
+def test_whatever_a_hostile_server_answers_has_a_name(header: dict[str, Any]) -> None:
+    """Never the errors of Python that reading it raises."""
+
+    class Lies(InProcess):
+        def step(self, *given: Any) -> StepReply:
+            reply = super().step(*given)
+            return StepReply({**reply.header, **header}, reply.tensors)
+
+    model = make("llama")
+    with (
+        SplitForward(model, cut_of("llama"), Lies(DecodingTail(make("llama"), cut_of("llama")))),
+        pytest.raises(IsthmusError),
+    ):
+        model.generate(**prompt(rows=1), max_new_tokens=3, do_sample=False)  # type: ignore[operator]
