@@ -106,6 +106,10 @@ fuzz: $(DEV)
 
 attacks: $(DEV)
 	$(PY) -m studies.attacks $(ATTACK_FLAGS)
+	$(PY) -m studies.attacks.steps --minutes 5
+	$(PY) -m studies.attacks.pressure --answers 200
+	$(PY) -m studies.attacks.files --files 10000 --minutes 3
+	$(PY) -m studies.attacks.servers --minutes 2
 
 chaos: $(DEV)
 	$(PY) -m studies.chaos $(CHAOS_FLAGS)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from studies.library.check import short
+from studies.library.check import memory_of, short
 from studies.library.pictures import declare_operators
 from studies.library.subject import Call, NotUsable, Prepared, Subject, equal_builds
 
@@ -22,6 +22,8 @@ def _prepared(label: str, makes: list[tuple[Callable[[], nn.Module], Inputs]]) -
     for make, draw in makes:
         try:
             build = equal_builds(make)
+            if memory_of(build()) != memory_of(build()):
+                raise NotUsable("it has parameters that nothing initialises")
             model = build()
 
             def inputs(seed: int, draw: Inputs = draw) -> Call:
