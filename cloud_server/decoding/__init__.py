@@ -1,14 +1,12 @@
 """Decoding sessions: a model's state behind a cut that stays here from one step to the next.
 
-step      what a request asks of a session
 books     how many there are, what they hold, and who gives way
 sessions  opened, stepped, forked, dropped
 
 May import models, limits.
 """
 
-from cloud_server.decoding.sessions import REASONS, Sessions
-from cloud_server.decoding.step import Step, Taken, Turn
+from cloud_server.decoding.sessions import REASONS, Sessions, Step, Taken, Turn
 
 __all__ = [
     "REASONS",

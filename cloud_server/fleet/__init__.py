@@ -3,7 +3,6 @@
 fleet       the models by name
 room        who gives way where memory is full
 returning   models that gave way, and are asked for
-changes     what is new in the operator's files, and what clients hear
 version     one model with one set of weights: there, or not
 pins        what keeps weights in memory
 hosts       where models are loaded: in this process, or in worker processes
@@ -13,8 +12,7 @@ replicated  one model on several of them
 May import models, processes, entries, config, limits.
 """
 
-from cloud_server.fleet.changes import freeze
-from cloud_server.fleet.fleet import Fleet
+from cloud_server.fleet.fleet import Fleet, freeze
 from cloud_server.fleet.hosts import Host, Processes, ThisProcess
 from cloud_server.fleet.placing import devices_of
 from cloud_server.fleet.version import Version

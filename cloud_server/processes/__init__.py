@@ -3,7 +3,6 @@
 pooled_model    the engine that hands its work to workers
 pool            requests, and what becomes of those whose worker ends
 crew            the workers: warm, watched, replaced
-crashes         whose requests have ended some
 worker          one worker's own program
 worker_process  ... as the server sees it
 task            what it is asked for

@@ -8,19 +8,61 @@ deaths are enough: it fails with `WorkerLost`.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from cloud_server.limits import Limits
 from cloud_server.models import Computed, Identity, Progress
 from cloud_server.processes.channel import Lost
-from cloud_server.processes.crashes import Crashes
 from cloud_server.processes.crew import Crew
 from cloud_server.processes.memory import SharedMemory
 from cloud_server.processes.task import ManifestTask, ProfileTask, SessionTask, StepTask, Task
 from cloud_server.processes.worker_process import ALL, Share, WorkerProcess
-from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable, SessionLost, TooLarge, WorkerLost
+from shared_hooks.errors import (
+    BadFrame,
+    IsthmusError,
+    QuotaExceeded,
+    ServerUnavailable,
+    SessionLost,
+    TooLarge,
+    WorkerLost,
+)
+
+# Who has ended workers lately: a request that crashes one costs its sender nothing, and the server a start.
+
+MINUTE = 60.0
+
+
+class Crashes:
+    """Of the last minute, by account; at most ``most`` of each. Any thread may call."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lately: deque[tuple[float, str]] = deque()
+
+    def add(self, account: str) -> None:
+        with self._lock:
+            self._lately.append((self._clock(), account))
+
+    def check(self, account: str) -> None:
+        """Raises QuotaExceeded, saying when it may go on."""
+        if not self._lately:
+            return
+        with self._lock:
+            now = self._clock()
+            while self._lately and self._lately[0][0] <= now - MINUTE:
+                self._lately.popleft()
+            own = [when for when, who in self._lately if who == account]
+        if len(own) >= self._most:
+            raise QuotaExceeded(
+                f"requests of this account have ended {len(own)} workers within a minute, which is the limit "
+                f"(worker_crashes_per_minute); it may go on in {own[-self._most] + MINUTE - now:.0f} s"
+            )
+
 
 DEATHS = 2
 """Workers that may end under one request."""

@@ -1,8 +1,6 @@
 """The server seen from outside.
 
 counts      what requests did and took, counted as they end
-histogram   ... their durations
-state       how the server stands, read when somebody asks
 page        both as Prometheus metrics, on a port of their own
 traces      a trace for every request, for OpenTelemetry
 served      switched on and off with the server

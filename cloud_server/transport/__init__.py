@@ -5,8 +5,6 @@ guests     who is inside, and has to go when credentials no longer hold
 waiting    calls that hold a thread and wait, and who of them gives way
 health     the standard health service
 credentials  certificates as gRPC takes them, read again when they change
-port       is the address free? before the models are loaded
-listener   a gRPC server with a door: health, reflection, the port
 server     a core on a port, and shutting down
 servicer   frames between gRPC and sessions
 inference_servicer  the Open Inference Protocol's messages
@@ -16,9 +14,7 @@ May import core, inference, access, streams, models, wire, limits.
 """
 
 from cloud_server.transport.door import INFER, INFERENCE, MAX_WAITING, SERVICE, Door
-from cloud_server.transport.listener import Listener
-from cloud_server.transport.port import check_free
-from cloud_server.transport.server import CloudServer
+from cloud_server.transport.server import CloudServer, Listener, check_free
 from cloud_server.transport.waiting import WaitingCalls
 
 __all__ = [

@@ -3,7 +3,6 @@
 workers    threads, and what waits for them
 line       the order: accounts share the time, in each of them its clients
 flows      who has had least
-costs      what a job takes, as it is guessed
 payer      on whose behalf
 overtime   ends what takes too long
 load       how long one waits

@@ -1,7 +1,6 @@
 """``--split auto``: where to run, chosen anew for every request.
 
 beginning      profiles, link and controller, and the client that uses them
-options        `AutoOptions`: what it goes by
 client         `AutoClient`: asks the controller, runs, reports what that took
 controller     which way to run now: pure, observations and the time are passed in
 side           how much slower the edge or the server is than its profile
@@ -9,11 +8,10 @@ steadiness     when what is better is enough better to move to it
 probing        when the link is probed
 hedge          the whole model here, beside a request that is late
 monitor        probes and calls the server, when no request shows the link
-probe          a probe: trains of bytes that grow until one tells the rate
 decisions      what was decided, with its numbers
 """
 
+from edge_client.adaptive.beginning import AutoOptions
 from edge_client.adaptive.client import AutoClient
-from edge_client.adaptive.options import AutoOptions
 
 __all__ = ["AutoClient", "AutoOptions"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -12,13 +13,14 @@ from typing import Any, Final
 from edge_client.adaptive.client import AutoClient
 from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.monitor import Check, Connect
-from edge_client.adaptive.options import AutoOptions
 from edge_client.call import Call
 from edge_client.client import EdgeClient
 from edge_client.load import Load
 from edge_client.model_choice import Inputs
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
+from edge_client.planning.objective import Constraints, Objective
+from edge_client.planning.partitioners import ByObjective, Partitioner, find_partitioner
 from edge_client.planning.predict import predict
 from edge_client.screen.progress import in_notebook
 from edge_client.survey.gather import Gathered, Wanted, edge_profile, gather, probe_sizes
@@ -27,11 +29,62 @@ from edge_client.survey.loaded import Loaded
 from edge_client.survey.prober import LinkProber
 from edge_client.survey.probing import fetch_profile, probe
 from shared_hooks.codecs.basis import Basis
-from shared_hooks.errors import ServerUnavailable
+from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models import ModelSpec
 from shared_hooks.models.example import to_device
 from shared_hooks.profiling import profile_file
 from shared_hooks.profiling.profile import Profile
+from shared_hooks.showing import short
+
+# `AutoOptions`: what ``split="auto"`` goes by.
+
+
+@short
+@dataclass(frozen=True)
+class AutoOptions:
+    """Checked when it is made. Raises SpecError.
+
+    ``objective``: what is to be least, such as "latency", "energy", "bytes" or "latency=1,bytes=0.2"; ``partitioner``
+    decides in another way (`edge_client.planning.partitioners`), ``option`` is its own word.
+    """
+
+    objective: str | Objective = "latency"
+    constraints: Constraints = field(default_factory=Constraints)
+    partitioner: str | Partitioner = "objective"
+    option: str | None = None
+    edge_profile: str | Path | None = None
+    """A file of ``edge-client profile``; None: measured at the start."""
+    cloud_profile: str | Path | None = None
+    profile_seconds: float = 20.0
+    """For measuring either side, at most."""
+    progress: bool | None = None
+    """Whether measuring is shown; None: in a terminal and in a notebook."""
+    say: Callable[[str], None] | None = None
+    """Gets what people should know, a line each; None: it is logged."""
+    on_decision: Callable[[dict[str, Any]], None] | None = None
+    """Gets every decision and event, with its numbers (`edge_client.adaptive.decisions`)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.objective, str):
+            object.__setattr__(self, "objective", Objective.parse(self.objective))
+        if isinstance(self.partitioner, str):
+            object.__setattr__(self, "partitioner", find_partitioner(self.partitioner))
+        if not 0 < self.profile_seconds < 1e6:  # which rejects NaN, too
+            raise SpecError(f"profile_seconds={self.profile_seconds}: expected seconds, more than 0")
+
+    @property
+    def goal(self) -> Objective:
+        """The objective, which a partitioner may have of its own."""
+        own = self.partitioner.own if isinstance(self.partitioner, ByObjective) else None
+        assert isinstance(self.objective, Objective)
+        return own or self.objective
+
+    @property
+    def decider(self) -> Partitioner | None:
+        """Who decides about every request; None: the controller itself, which moves with care."""
+        assert not isinstance(self.partitioner, str)
+        return None if isinstance(self.partitioner, ByObjective) else self.partitioner
+
 
 FIRST_CALL_SECONDS: Final = 5.0
 """For the server to be there at the start; without it everything runs here until it comes."""

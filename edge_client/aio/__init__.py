@@ -8,8 +8,6 @@
             ...
 
 client   `EdgeClient`
-held     one request that a task waits for, and may want no more
-feeding  inputs that come asynchronously, for a thread
 
 May import client, call, answer.
 """

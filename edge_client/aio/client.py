@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, overload
@@ -16,8 +16,6 @@ from typing import Any, Final, Literal, TypeVar, overload
 from torch import nn
 
 import edge_client.client
-from edge_client.aio.feeding import Fed
-from edge_client.aio.held import WHY, Held
 from edge_client.answer import Answer, Failure
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.request import Cut, Pending
@@ -26,9 +24,90 @@ from shared_hooks.errors import Cancelled, DeadlineExceeded
 from shared_hooks.models import ModelSpec
 from shared_hooks.showing import told
 
+# One request that a task waits for in a thread, and may want no more at any time.
+
+WHY = "the task that waited for it was cancelled"
+
+
+class Held:
+    """``run`` in a thread, `leave` from the event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: Pending | None = None
+        self._left = False
+
+    def run(self, begin: Callable[[], Pending]) -> Answer:
+        """Begins and waits. Raises Cancelled where it was left."""
+        self._check()
+        pending = begin()
+        with self._lock:
+            self._pending = pending
+            left = self._left
+        if left:  # while its head ran
+            pending.cancel(WHY)
+        return pending.result()
+
+    def leave(self) -> None:
+        """Nobody waits any more: the server is told, and `run` ends."""
+        with self._lock:
+            self._left = True
+            pending = self._pending
+        if pending is not None:
+            pending.cancel(WHY)
+
+    def _check(self) -> None:
+        with self._lock:
+            if self._left:
+                raise Cancelled(WHY)
+
+
+# Inputs of an asynchronous iterator, one at a time, for the thread that runs heads.
+
+_END: Final = object()
+
+
+class Fed:
+    """Live inputs (`edge_client.request.many.LiveInputs`): the next is asked for when there is a place for it."""
+
+    live = True
+
+    def __init__(self, inputs: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._inputs = inputs.__aiter__()
+        self._loop = loop
+        self._next: Future[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            item = self._asked().result()
+            self._next = None
+            if item is _END:
+                return
+            yield item
+
+    def wait_for_input(self, seconds: float) -> bool:
+        """Whether the next input (or the end) is there, or comes within so long."""
+        return bool(wait([self._asked()], timeout=seconds).done)
+
+    def stop(self) -> None:
+        """The thread gets no further input."""
+        if self._next is not None:
+            self._next.cancel()
+
+    def _asked(self) -> Future[Any]:
+        if self._next is None:
+            self._next = asyncio.run_coroutine_threadsafe(self._take(), self._loop)
+        return self._next
+
+    async def _take(self) -> Any:
+        try:
+            return await self._inputs.__anext__()
+        except StopAsyncIteration:
+            return _END
+
+
 Result = TypeVar("Result")
 LEAST_THREADS: Final = 8
-_END: Final = object()
 
 
 class EdgeClient:

@@ -7,25 +7,166 @@ codec that may be used there, unless that alone would take longer than sending i
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 import torch
 
 from edge_client.choosing.belief import Belief
-from edge_client.choosing.pick import RAW, Cost, pick, total
-from edge_client.choosing.speeds import Kind, Place, Speeds
 from edge_client.choosing.watched import Watched
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
+from edge_client.planning.tracker import Tracker
 from shared_hooks.codecs import CODECS, Codec
 from shared_hooks.codecs import RAW as RAW_CODEC
 from shared_hooks.crossing import EarlyOutput, Parcel
 from shared_hooks.tensors import dtype_name
+
+# The choice: for every tensor the codec with which it is there, decoded, the soonest. Pure.
+#
+#     of one tensor: encode + its bytes on the link + decode
+#
+# The link is a curve, not a rate: so tensors are priced at what a byte costs where all are sent as they are, and again
+# where all are as small as they can be. Of these two ways, and raw, the one that the curve says is fastest is taken.
+
+RAW = "raw"
+
+
+class Cost(NamedTuple):
+    """Of one tensor with one codec: nanoseconds here, bytes, nanoseconds there."""
+
+    encode_ns: float
+    nbytes: float
+    decode_ns: float
+
+
+def pick(tensors: Sequence[Mapping[str, Cost]], up_ns: Callable[[float], float]) -> tuple[str, ...]:
+    """Of each tensor its codec, by name; each may go `RAW`. ``up_ns``: what so many bytes take on their way up.
+
+    Where several take as long, the first of them.
+    """
+    if not tensors:
+        return ()
+    raw = tuple(RAW for _ in tensors)
+    most = sum(costs[RAW].nbytes for costs in tensors)
+    least = sum(min(one.nbytes for one in costs.values()) for costs in tensors)
+    fixed = up_ns(0)
+    prices = [(up_ns(nbytes) - fixed) / nbytes for nbytes in (most, least) if nbytes > 0]
+    ways = dict.fromkeys([raw, *(tuple(_soonest(costs, price) for costs in tensors) for price in prices)])
+    return min(ways, key=lambda way: total(tensors, way, up_ns))
+
+
+def total(tensors: Sequence[Mapping[str, Cost]], way: Sequence[str], up_ns: Callable[[float], float]) -> float:
+    """Nanoseconds until all tensors are there, decoded, one thing after the other."""
+    costs = [known[name] for known, name in zip(tensors, way, strict=True)]
+    return sum(one.encode_ns + one.decode_ns for one in costs) + up_ns(sum(one.nbytes for one in costs))
+
+
+def _soonest(costs: Mapping[str, Cost], ns_per_byte: float) -> str:
+    return min(costs, key=lambda name: costs[name].encode_ns + costs[name].decode_ns + costs[name].nbytes * ns_per_byte)
+
+
+# `Speeds`: what codecs take on this machine, by kind of tensor, and how small they make the tensors of each cut.
+#
+# A *kind* is a dtype and a class of size (powers of four bytes): a codec's time for a byte hardly depends on more. What
+# is left of a tensor depends on what is in it, and is kept for each *place*: a cut and the number of a piece there.
+
+PLACES: Final = 4096
+"""Remembered; what was used longest ago is measured again."""
+SMALL_NS: Final = 20_000.0
+"""Added to what decoding takes, there and here, before they are compared: short times say little."""
+_TINY: Final = 1e-6
+Key = TypeVar("Key")
+
+
+class Kind(NamedTuple):
+    """``size``: the power of four that the bytes are below."""
+
+    dtype: str
+    size: int
+
+    @classmethod
+    def of(cls, dtype: str, nbytes: int) -> Kind:
+        return cls(dtype, math.ceil(math.log(max(1, nbytes), 4)))
+
+
+Place = tuple[str, int]
+"""A cut's name, and the number of a piece there."""
+
+
+class Speeds:
+    """Any thread may call. Times of decoding are this machine's until a server has told its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._encode: dict[tuple[str, Kind], Tracker] = {}
+        self._decode: dict[tuple[str, Kind], Tracker] = {}
+        self._ratio: OrderedDict[tuple[str, Place, Kind], Tracker] = OrderedDict()
+        self._server = Tracker(1.0)
+
+    @property
+    def server_factor(self) -> float:
+        """How many times as long the server takes to decode."""
+        return self._server.value
+
+    def knows(self, codec: str, place: Place, kind: Kind) -> bool:
+        """Whether `cost` has an answer."""
+        return (codec, place, kind) in self._ratio
+
+    def least_ns(self, codec: str, kind: Kind, nbytes: int) -> float:
+        """What encoding and decoding alone take, whatever is left of it; 0 where nothing of the kind was seen."""
+        with self._lock:
+            known = [speeds.get((codec, kind)) for speeds in (self._encode, self._decode)]
+            return sum(nbytes * one.value for one in known if one is not None)
+
+    def cost(self, codec: str, place: Place, kind: Kind, nbytes: int) -> Cost | None:
+        """Of a tensor of ``nbytes`` there; None where it was never encoded."""
+        with self._lock:
+            ratio = self._ratio.get((codec, place, kind))
+            if ratio is None:
+                return None
+            self._ratio.move_to_end((codec, place, kind))
+            encode, decode = self._encode.get((codec, kind)), self._decode.get((codec, kind))
+            return Cost(
+                nbytes * encode.value if encode else 0.0,
+                nbytes * ratio.value,
+                nbytes * decode.value * self._server.value if decode else 0.0,
+            )
+
+    def encoded(self, codec: str, place: Place, kind: Kind, nbytes: int, left: int, ns: float) -> None:
+        """A tensor of ``nbytes`` became ``left`` bytes in ``ns``."""
+        with self._lock:
+            _follow(self._encode, (codec, kind), ns / nbytes)
+            _follow(self._ratio, (codec, place, kind), left / nbytes)
+            if len(self._ratio) > PLACES:
+                self._ratio.popitem(last=False)
+
+    def decoded(self, codec: str, kind: Kind, nbytes: int, ns: float) -> None:
+        """... and was decoded on this machine."""
+        with self._lock:
+            _follow(self._decode, (codec, kind), ns / nbytes)
+
+    def told(self, expected_ns: float, server_ns: float) -> None:
+        """A server took so long to decode what `cost` said would take ``expected_ns``."""
+        with self._lock:
+            here = expected_ns / max(self._server.value, _TINY)
+            self._server.observe((server_ns + SMALL_NS) / (here + SMALL_NS))
+
+
+def _follow(known: MutableMapping[Key, Tracker], key: Key, value: float) -> None:
+    value = max(value, _TINY)
+    tracker = known.get(key)
+    if tracker is None:
+        known[key] = Tracker(value)
+    else:
+        tracker.observe(value)
+
 
 log = logging.getLogger(__name__)
 

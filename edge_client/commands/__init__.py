@@ -4,9 +4,7 @@ The commands are those that `arguments` lists: each has a file of its name with 
 file, and its name and options in `arguments` or where that takes them from.
 
 arguments   the commands and their options; loads nothing, so that ``--help`` is quick
-sending     the options of run, watch and dashboard
 measuring   the options of plan, profile, sweep, compare, prune, calibrate and bench
-generation  the options of generate and chat
 common      options that several commands have
 kinds       what the text of an option may be
 credentials options by which a command proves who it is
@@ -23,6 +21,6 @@ witnesses   run with --witness
 speaking    generate and chat: the model and how it writes, from them
 looking     run with --dashboard and --sink
 compare_benches  compare, where both are of bench
-report, layer_table, heat_maps, output   what is printed and written
+report, heat_maps, output   what is printed and written
 exits       exit statuses
 """

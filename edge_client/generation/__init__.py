@@ -1,7 +1,6 @@
 """Generation cut in two: the first layers and their caches here, the rest and theirs in a session at the server.
 
 generator     `SplitGenerator`, `split_model`: generate() of transformers, split
-cuts          which module it is cut after, from a name
 clock         when tokens come
 summary       what a generation took
 words         text to token ids and back; text as it comes

@@ -4,7 +4,6 @@ Tensors, and whatever else a model's arguments may be, go to the model as they a
 bytes are read as the model's spec says, by its own code, so that they give what ``edge-client run`` makes of them.
 
 reader     `InputReader`: which kind an input is
-arguments  positional and keyword arguments, by the signature of the model's forward
 kinds      arrays, pictures, bytes
 swallowed  keywords that a model takes by its **kwargs alone, and that are near to another
 unfit      why a model raised, where its inputs say so

@@ -1,15 +1,10 @@
 """Requests looked at while they run: a page in the browser, and sinks for their numbers.
 
 dashboard    `Dashboard`: the page of one client, served while that works
-telling      what happens to a client, told to the board
 board        what the page shows: requests, events, the link, both machines, observers; bounded
 entries      an answer, a decision, a reading, as the page is told of them
-machine      load and energy of this machine
-link         the link and the server's load, where no controller measures them
-application  what a browser may ask for, and from where
 server       a thread that answers it
 to_sinks     `ToSinks`: every answer's numbers to sinks
-values       an answer as a sink's values
 aside        work done beside the requests, in a thread with a bounded queue
 """
 

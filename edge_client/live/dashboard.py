@@ -10,24 +10,265 @@ told. The page itself asks for nothing that costs a request anything.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from edge_client.adaptive import AutoClient
+from edge_client.answer import Answer
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
 from edge_client.dial import check_address
 from edge_client.live import entries
 from edge_client.live.aside import Aside
-from edge_client.live.board import Board
-from edge_client.live.link import LinkWatch
-from edge_client.live.machine import Machine
-from edge_client.live.telling import Telling
+from edge_client.live.board import RINGS, Board
+from edge_client.live.entries import Entry, reading
 from edge_client.modes import AUTO
-from shared_hooks.errors import SpecError
-from shared_hooks.metrics import gpu_of
+from edge_client.survey.prober import LinkProber
+from shared_hooks.errors import Cancelled, IsthmusError, SpecError
+from shared_hooks.lifecycle import Event
+from shared_hooks.metrics import Reading, Track, gpu_of
+from shared_hooks.metrics.energy import Gpu
+from shared_hooks.metrics.sampler import sampler
+
+# What happens to a client, told to the board: answers, failures, moves of the cut, connections.
+
+NUMBERS_SECONDS: Final = 0.4
+"""Between two entries of what is asked more often than anybody can see."""
+
+
+class Telling:
+    """Hooks of a client's life cycle, and a listener to a controller's decisions. Each call hands over and returns."""
+
+    name = "dashboard"
+    built_in = True
+    priority = "LOWEST"
+
+    def __init__(self, board: Board, client: EdgeClient, aside: Aside[Callable[[], None]]) -> None:
+        self.chosen = False
+        """A controller tells why the cut moves."""
+        self._board = board
+        self._client = client
+        self._aside = aside
+        self._told: dict[str, float] = {}
+        self._began = time.time()
+        """Of the decisions' ``seconds``."""
+        self._about()  # it may be connected already
+
+    # -- of the life cycle
+
+    def after_request(self, event: Event) -> None:
+        """Answered, failed, or left."""
+        if event.answer is not None:
+            self._aside.put(partial(self._answered, replace(event.answer, output=None)))
+        elif isinstance(event.error, Cancelled):
+            self._board.count("cancelled")
+        else:
+            self._board.count("failed")
+            self._event("failed", f"{type(event.error).__name__}: {event.error}")
+
+    def on_split_change(self, event: Event) -> None:
+        """By the user's hand, or a controller's: that says more by itself."""
+        if not self.chosen and self._client.split != AUTO:
+            self._event("moved", event.reason, old=str(event.old), new=str(event.new))
+
+    def after_connect(self, event: Event) -> None:
+        """There is a stream; what the server said of itself is known."""
+        self._event("connected", f"to {event.address}")
+        self._about()
+
+    def on_disconnect(self, event: Event) -> None:
+        """It ended."""
+        self._event("disconnected", event.reason)
+
+    def before_drain(self, event: Event) -> None:
+        """The server takes nothing new."""
+        self._event("draining", "the server finishes what it has, and takes nothing new")
+
+    # -- of a controller
+
+    def follow(self, chooser: AutoClient) -> None:
+        """All that it decides; of what was before, what is told as an event."""
+        self._began = time.time() - time.monotonic() + chooser.decisions.began
+        before = chooser.decisions.listen(self.decided)
+        events = [one for one in before if one.get("moved", True) and one["kind"] != "probe"][-RINGS["events"] :]
+        for one in events:
+            self._aside.put(partial(self._decided, dict(one)))
+
+    def decided(self, entry: Mapping[str, Any]) -> None:
+        """A choice, or an event (`edge_client.adaptive.decisions`)."""
+        self._aside.put(partial(self._decided, dict(entry)))
+
+    # -- beside the requests
+
+    def _about(self) -> None:
+        self._board.set("server", {key: entries.said(one) for key, one in self._client.server_about.items()})
+
+    def _answered(self, answer: Answer) -> None:
+        number = self._board.count("answered")
+        self._board.add("requests", entries.request(answer, number))
+        if answer.fallback:
+            self._board.add("events", entries.event("fallback", answer.fallback))
+        if self._due("cloud") and (known := entries.cloud(answer)) is not None:
+            self._board.add("cloud", known)
+        if answer.observations and self._due("observed"):
+            self._board.set("observed", entries.observed(answer, number))
+
+    def _decided(self, entry: dict[str, Any]) -> None:
+        kind, reason, at = entry.pop("kind"), entry.pop("reason", ""), round(self._began + entry.pop("seconds"), 3)
+        if kind == "choice":
+            self._chose(entry, str(reason), at)
+        elif kind == "probe":
+            self._board.add("link", entries.link(entry.get("up_bytes_per_second"), None, entry.get("rtt_ms"), "probe"))
+        elif kind == "allowed":
+            cuts = entry.get("cuts")
+            text = "every cut" if cuts is None else ", ".join(map(str, cuts)) or "no cut"
+            self._board.add("events", entries.event("allowed", f"the server lets this side use {text}", at=at))
+        else:
+            where = entry.get("candidate") or entry.get("cut") or ""
+            self._board.add("events", entries.event(kind, reason, new=str(where), at=at))
+
+    def _chose(self, entry: dict[str, Any], reason: str, at: float) -> None:
+        up, down, rtt = (entry.get(key) for key in ("up_bytes_per_second", "down_bytes_per_second", "rtt_ms"))
+        moved = bool(entry["moved"])
+        if moved:
+            numbers = {
+                key: entry.get(key) for key in ("held_ms", "best_ms", "queue_ms", "edge_factor", "server_factor")
+            }
+            held, new = entry.get("held"), entry["candidate"]
+            self._board.add(
+                "events",
+                entries.event("moved", reason, old=held, new=new, up=up, down=down, rtt=rtt, at=at, **numbers),
+            )
+        if self._due("choice") or moved:
+            self._board.set("choice", entries.event("choice", reason, **entry))
+            if up is not None:
+                self._board.add("link", entries.link(up, down, rtt, "controller"))
+
+    def _event(self, kind: str, text: object, **known: Any) -> None:
+        self._aside.put(lambda: self._board.add("events", entries.event(kind, text, **known)))
+
+    def _due(self, what: str) -> bool:
+        now = time.monotonic()
+        if now - self._told.get(what, 0.0) < NUMBERS_SECONDS:
+            return False
+        self._told[what] = now
+        return True
+
+
+# Load and energy of this machine, over the time since the last look: from the sampler that every forward uses.
+
+LAG_NS: Final = 300_000_000
+"""A look ends so long ago, for slow meters to have samples on both sides of it: else it is an estimate."""
+
+
+class Machine:
+    """``gpu``: the one that the model runs on, None = the processor."""
+
+    def __init__(self, gpu: Gpu | None = None) -> None:
+        self._gpu = gpu
+        self._since = time.perf_counter_ns() - LAG_NS
+        sampler.touch(gpu)
+
+    def look(self) -> Entry:
+        """Since the last look: per cent, bytes of this process, watts. Keeps the sampler awake for some seconds."""
+        since, self._since = self._since, time.perf_counter_ns() - LAG_NS
+        window = sampler.window(since, self._gpu)
+        sampler.touch(self._gpu)
+        return {
+            "at": round(time.time(), 3),
+            "cpu": reading(_mean(window.cpu, since, self._since)),
+            "gpu": None if self._gpu is None else reading(_mean(window.gpu, since, self._since)),
+            "memory": reading(_mean(window.memory, since, self._since)),
+            "process": reading(_mean(window.resident, since, self._since)),
+            "power": reading(_power(window.energy, since, self._since)),
+        }
+
+
+def _mean(track: Track | Reading, start: int, stop: int) -> Reading:
+    return track if isinstance(track, Reading) else track.mean(start, stop)
+
+
+def _power(track: Track | Reading, start: int, stop: int) -> Reading:
+    """Watts: what the energy grew by, over the time."""
+    if isinstance(track, Reading):
+        return track
+    grown = track.growth(start, stop)
+    if grown.value is None or stop <= start:
+        return grown
+    return Reading(grown.value / ((stop - start) / 1e9), grown.status, grown.note)
+
+
+# The link and the server's load where no controller measures them: small probes, only while somebody looks.
+#
+# A round of nothing every two seconds tells the round trip and the load. Every ten seconds two rounds back to back tell
+# the rate, as `edge_client.adaptive.monitor` does it; they take the link for a tenth of a second at most, as far as its
+# last rate tells.
+
+PING_EVERY: Final = 2.0
+TRAIN_EVERY: Final = 10.0
+SECONDS: Final = 1.5
+"""What a round may take."""
+LARGEST, LEAST = 256 << 10, 8 << 10
+"""Bytes of a train's first round; the second has half of them."""
+SHARE_SECONDS: Final = 0.1
+
+
+class LinkWatch:
+    """`look` is called once a second, by one thread; it may take as long as a probe."""
+
+    def __init__(
+        self, server: str, credentials: Credentials | None, board: Board, wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._prober = LinkProber(server, credentials=credentials)
+        self._board = board
+        self._wanted = wanted
+        self._up: float | None = None
+        self._pinged = self._trained = -TRAIN_EVERY
+        self._complaint = ""
+        self._closed = False
+
+    def look(self) -> None:
+        """Probe, if it is time."""
+        now = time.monotonic()
+        if not self._wanted() or now - self._pinged < PING_EVERY:
+            return
+        self._pinged = now
+        try:
+            ping = min((self._prober.round(0, 0, SECONDS) for _ in range(2)), key=lambda one: one.network_ns)
+            if now - self._trained >= TRAIN_EVERY:
+                self._trained = now
+                self._up = self._rate(ping.network_ns)
+        except IsthmusError as error:
+            if self._closed:
+                return
+            if (kind := type(error).__name__) != self._complaint:  # once for each kind of reason
+                self._complaint = kind
+                self._board.add("events", entries.event("gone", f"probe: {error}"))
+            return
+        if self._complaint:
+            self._complaint = ""
+            self._board.add("events", entries.event("back", "the server answers probes again"))
+        self._board.add("link", entries.link(self._up, None, ping.network_ns / 1e6, "probe"))
+        self._board.add("cloud", entries.load(ping.load))
+
+    def _rate(self, rtt_ns: int) -> float:
+        """Bytes a second up: by the second round's way in, on the server's clock, or by the whole train if slower."""
+        large = LARGEST if self._up is None else int(min(LARGEST, max(LEAST, SHARE_SECONDS * self._up)))
+        small = large // 2
+        _, times = self._prober.train([(large, 0), (small, 0)], SECONDS)
+        ns_per_byte = max(times.receive_ns / small, (times.total_ns - rtt_ns) / (large + small), 1 / small)
+        return 1e9 / ns_per_byte
+
+    def close(self) -> None:
+        """Ends a probe that is under way."""
+        self._closed = True
+        self._prober.close()
+
 
 LOOK_SECONDS: Final = 1.0
 

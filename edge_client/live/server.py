@@ -3,18 +3,145 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import threading
 import time
-from typing import Final
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edge_client.live.application import Application
 from edge_client.live.board import Board
-from shared_hooks.config import is_loopback
+from shared_hooks.config import is_loopback, is_own
 from shared_hooks.errors import SpecError
+
+# What a browser may ask for: the page, its script and style, and the stream of what is new. And from where.
+#
+# The page is for whoever sits at this machine. A `Host` that is a name of somebody's own would be DNS rebinding
+# (https://owasp.org/www-community/attacks/DNS_Rebinding), an `Origin` or `Sec-Fetch-Site` of another site would be its
+# script: both are refused. The stream is server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html):
+# first "whole", then "more" as often as there is something, until "ended".
+
+FOLDER: Final = Path(__file__).parent
+FILES: Final = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css")} | {
+    f"/{name}": (name, "text/javascript") for name in ("page.js", "charts.js")
+}
+EVERY_SECONDS: Final = 0.25
+MOST_READERS: Final = 16
+STALLED_SECONDS: Final = 20.0
+"""A reader that takes nothing for so long is left."""
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Application:
+    """ASGI. ``host``: what is listened on. `end` ends the streams."""
+
+    def __init__(self, board: Board, host: str) -> None:
+        self.events = Events(board)
+        routes = [Route(path, _file(*known)) for path, known in FILES.items()]
+        self._app: ASGIApp = Starlette(routes=[*routes, Route("/events", self.events)])
+        self._host = host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        why = self._refused(Headers(scope=scope), str(scope["path"]))
+        if why is not None:
+            await PlainTextResponse(f"{why}\n", 403, HEADERS)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refused(self, headers: Headers, path: str) -> str | None:
+        """Why a request is not answered."""
+        host = headers.get("host", "")
+        if not is_own(host, self._host):
+            return f"this page is not served to the host {host[:100]!r}: open it by its address"
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        if origin not in (None, f"http://{host}"):
+            return "another origin may not read this page"
+        followed = path == "/" and headers.get("sec-fetch-dest") == "document"  # a link that somebody clicked
+        if site not in ("none", "same-origin") and not followed:
+            return "another site may not read this page"
+        return None
+
+
+def _file(name: str, kind: str) -> Any:
+    async def answer(request: Request) -> Response:
+        return Response((FOLDER / name).read_bytes(), media_type=kind, headers=HEADERS)
+
+    return answer
+
+
+class Events:
+    """The stream: one board, `MOST_READERS` readers, nothing kept for any of them."""
+
+    def __init__(self, board: Board) -> None:
+        self.readers = 0
+        self._board = board
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """Each reader is told, and its stream ends."""
+        self._ended.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.readers >= MOST_READERS:
+            text = f"{MOST_READERS} pages are open already\n"
+            await PlainTextResponse(text, 503, HEADERS)(scope, receive, send)
+            return
+        self.readers += 1
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            with suppress(asyncio.TimeoutError):
+                await self._tell(send, gone)
+        finally:
+            gone.cancel()
+            self.readers -= 1
+
+    async def _tell(self, send: Send, gone: asyncio.Future[None]) -> None:
+        headers = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
+        pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": pairs})
+        number, whole = self._board.whole()
+        await _say(send, "whole", whole)
+        while not gone.done():
+            ended = self._ended.is_set()  # before what is asked for: what was added until then is told
+            number, more = self._board.since(number)
+            if more:
+                await _say(send, "more", more)
+            if ended:
+                await _say(send, "ended", {})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            await asyncio.wait([gone], timeout=EVERY_SECONDS)
+
+
+async def _say(send: Send, kind: str, data: Any) -> None:
+    body = f"event: {kind}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()
+    await asyncio.wait_for(send({"type": "http.response.body", "body": body, "more_body": True}), STALLED_SECONDS)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
 
 log = logging.getLogger(__name__)
 

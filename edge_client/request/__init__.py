@@ -2,9 +2,6 @@
 
 requests   begun, finished, cancelled
 departures one attempt: a place, the head, the frontier goes
-arrivals   what came back becomes an answer
-steps      ... of a decoding session
-here       the whole model, on this side
 running    one on its way
 reports    numbers, and what hooks hear
 edge_model the model on this side: its heads, or all of it
@@ -12,9 +9,7 @@ only_head  ... with the weights of heads alone in memory
 frames     ... of frames that follow each other, what was sent
 ahead      what leaves of one before its head has ended
 pending    one under way, for who does not wait at once
-places     room for those between head and answer, in number and bytes
 many       many inputs, several under way, answers in order
-window     ... how many: as few as fill the pipe
 
 May import answer, witness, transport, call, modes.
 """

@@ -3,25 +3,235 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from edge_client.answer import Answer
 from edge_client.call import Call
 from edge_client.modes import EDGE_ONLY
-from edge_client.request.arrivals import Arrivals
 from edge_client.request.departures import Departures
 from edge_client.request.edge_model import Cut, EdgeModel
-from edge_client.request.here import Here
 from edge_client.request.many import Position
 from edge_client.request.reports import Reports
-from edge_client.request.running import NOT_SERVED, Done, Running, anew
-from edge_client.request.steps import Steps
-from edge_client.transport import Connection, Stamps
-from edge_client.witness import Witnesses
-from shared_hooks.errors import Cancelled, PlanMismatch, ReferenceLost
-from shared_hooks.lifecycle import Stage
+from edge_client.request.running import NOT_SERVED, Done, Running, anew, settle
+from edge_client.transport import Connection, Outgoing, ServerTimes, Stamps, Times, layer_metrics, now_ns, wire
+from edge_client.witness import INPUT, Witness, Witnesses
+from shared_hooks.codecs import CODECS
+from shared_hooks.errors import Cancelled, CutRefused, PlanMismatch, ReferenceLost
+from shared_hooks.lifecycle import About, Stage
+
+# `Steps`: requests of a decoding session, whose bytes somebody else packs (`edge_client.generation`).
+
+
+class Steps:
+    """Of one client. ``at_once``: requests between head and answer, at most. Any thread may call."""
+
+    def __init__(self, edge_model: EdgeModel, reports: Reports, departures: Departures, at_once: int) -> None:
+        self._edge_model = edge_model
+        self._reports = reports
+        self._lifecycle = reports.lifecycle
+        self._departures = departures
+        self._at_once = at_once
+
+    def ask(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> Answer:
+        """One step, which ``pack`` makes bytes of: `Answer.output` is what was said (a dictionary) and the tensors."""
+        about = self._reports.about()
+
+        def answer() -> Answer:
+            self._lifecycle.emit(Stage.BEFORE_REQUEST, inputs=None, split=split, began_ns=stamps.called)
+            return self._answer(pack, split, stamps, until, about)
+
+        return self._reports.ending(about, answer)
+
+    def _answer(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float, about: About) -> Answer:
+        connection = self._departures.connect()
+        place = self._departures.place(split, self._at_once, until)
+        try:
+            stamps.admitted = stamps.computed = now_ns()
+            self._lifecycle.emit(Stage.BEFORE_ENCODE, value=None)
+            outgoing = pack()
+            self._lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
+            stamps.packed = now_ns()
+            exchange = self._departures.exchange(about.id, outgoing, stamps, until, about, place)
+        except BaseException:
+            place.leave()
+            raise
+        connection.submit(exchange)
+        settle(exchange, connection)
+        stamps.taken = now_ns()
+        if exchange.error is not None:
+            raise exchange.error
+        assert exchange.reply is not None
+        self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=len(exchange.payload))
+        output = wire.step_answer(exchange)
+        self._lifecycle.emit(Stage.AFTER_DECODE, value=output)
+        stamps.unpacked = finished = now_ns()
+        reply = exchange.reply
+        return Answer(
+            output=output,
+            request_id=exchange.id,
+            split=split,
+            layer_id=-1,
+            times=Times.from_stamps(stamps, wire.server_times(reply.durations)),
+            layers_edge=[],
+            layers_cloud=[],
+            bytes_up=exchange.bytes_up,
+            bytes_down=exchange.bytes_down,
+            sends=exchange.sends,
+            measured_ns=finished - stamps.called,
+            finished_ns=finished,
+            load=wire.load(reply),
+            observations=self._edge_model.observed(exchange.observers, {}, reply.observations),
+            transforms=tuple(reply.transforms),
+            company=max(1, reply.company),
+        )
+
+
+# `Here`: the whole model, on this side.
+
+
+class Here:
+    """One model's answers without a server. ``postprocess``: output -> result."""
+
+    def __init__(self, edge_model: EdgeModel, reports: Reports, postprocess: Callable[[Any], Any] | None) -> None:
+        self._edge_model = edge_model
+        self._reports = reports
+        self._postprocess = postprocess
+
+    def answer(self, call: Call, stamps: Stamps, position: Position | None = None) -> Answer:
+        """To a request of its own."""
+        about = self._reports.about(position)
+
+        def answer() -> Answer:
+            self._reports.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=call, split=EDGE_ONLY, began_ns=stamps.called)
+            return self._answer(call, stamps, about)
+
+        return self._reports.ending(about, answer)
+
+    def instead(self, work: Call | Path, stamps: Stamps, about: About, why: str) -> Answer:
+        """Though the request was to be split: ``why``."""
+        call = work if isinstance(work, Call) else self._edge_model.read(work)
+        return replace(self._answer(call, stamps, about), fallback=why)
+
+    def _answer(self, call: Call, stamps: Stamps, about: About) -> Answer:
+        whole = self._edge_model.whole(call, stamps)
+        finished = stamps.unpacked or now_ns()
+        return Answer(
+            output=whole.output,
+            postprocess=self._postprocess,
+            request_id=about.id,
+            split=EDGE_ONLY,
+            layer_id=None,
+            times=Times.from_stamps(stamps, ServerTimes()),
+            layers_edge=whole.layers,
+            layers_cloud=[],
+            bytes_up=0,
+            bytes_down=0,
+            sends=0,
+            measured_ns=finished - stamps.called - stamps.aside_ns,
+            finished_ns=finished,
+            forward_edge=whole.forward,
+            observations=self._edge_model.observed(tuple(whole.observations), whole.observations),
+            transforms=whole.transforms,
+        )
+
+
+# `Arrivals`: what came back becomes an answer.
+
+SENDING_SECONDS: Final = 0.001
+"""For the connection's threads, which need the interpreter to send a request; then its records are made."""
+
+
+class Arrivals:
+    """Of one client. ``postprocess``: output -> result. Any thread may call."""
+
+    def __init__(
+        self, edge_model: EdgeModel, reports: Reports, witnesses: Witnesses, postprocess: Callable[[Any], Any] | None
+    ) -> None:
+        self._edge_model = edge_model
+        self._lifecycle = reports.lifecycle
+        self._witnesses = witnesses
+        self._postprocess = postprocess
+
+    def collect(self, running: Running) -> Answer:
+        """Wait for the answer, and judge it where a witness is to. Raises what the request ended with."""
+        exchange, connection = running.exchange, running.connection
+        try:
+            exchange.wait(min(SENDING_SECONDS, exchange.remaining()))
+            layers, forward = running.head.records()
+        except BaseException:
+            connection.cancel(exchange, Cancelled("the caller was interrupted"))
+            raise
+        settle(exchange, connection)
+        stamps = exchange.stamps
+        stamps.taken = now_ns()
+        stamps.witness_ns = self._witnesses.between(stamps.received, stamps.taken)
+        if exchange.error is not None:
+            raise exchange.error
+        assert exchange.reply is not None
+        if running.head.frame is not None:
+            self._edge_model.frames.answered(running.head.frame)
+        output = self._edge_model.output(exchange)
+        stamps.unpacked = finished = now_ns()
+        of_file = isinstance(running.work, Path)
+        self._witnesses.check_cut(INPUT if of_file else running.head.split, running.head.layer_id)
+        witness, output = self._witness(running, output)
+        times = Times.from_stamps(stamps, wire.server_times(exchange.reply.durations))
+        self._learn(running, times)
+        return Answer(
+            output=output,
+            postprocess=self._postprocess,
+            request_id=exchange.id,
+            split=running.head.split,
+            layer_id=running.head.layer_id,
+            times=times,
+            layers_edge=layers,
+            layers_cloud=layer_metrics.layer_metrics(exchange.reply),
+            bytes_up=exchange.bytes_up,
+            bytes_down=exchange.bytes_down,
+            sends=exchange.sends,
+            measured_ns=finished - stamps.called - stamps.aside_ns,
+            finished_ns=finished if witness is None else now_ns(),
+            load=wire.load(exchange.reply),
+            forward_edge=forward,
+            forward_cloud=layer_metrics.forward_metrics(exchange.reply),
+            observations=self._edge_model.observed(
+                exchange.observers, running.head.observations, exchange.reply.observations
+            ),
+            transforms=(*running.head.transforms, *exchange.reply.transforms),
+            compiled=exchange.reply.compiled,
+            company=max(1, exchange.reply.company),
+            witness=witness,
+            codecs=running.head.outgoing.codecs,
+        )
+
+    def _learn(self, running: Running, times: Times) -> None:
+        """Where codecs are chosen: how long these bytes took."""
+        exchange, chooser = running.exchange, self._edge_model.chooser
+        if chooser is not None and exchange.sends == 1 and not times.retry:
+            chooser.answered(
+                exchange.bytes_up + running.bytes_ahead,
+                exchange.bytes_down,
+                times.send_wait + times.network,
+                (running.head.decoding_ns, times.server_decode),
+            )
+
+    def _witness(self, running: Running, output: Any) -> tuple[Witness | None, Any]:
+        """The witness, if there is to be one, and the answer's output after it."""
+        lossless = all(CODECS[name].lossless for name in running.head.outgoing.codecs)
+        # what this side changes itself is not the model's own
+        if running.kept is None or running.head.transforms or not lossless:
+            return None, output
+        about = running.exchange.about
+        welcome = running.connection.welcome
+        said = {} if welcome is None else dict(welcome.about)
+        number, kept_ns = running.exchange.id, running.exchange.stamps.kept_ns
+        witness, output = self._witnesses.judge(running.kept, output, running.head.split, number, said, kept_ns)
+        if not witness.same:
+            self._lifecycle.emit(Stage.ON_ERROR, about, where="witness", error=CutRefused(witness.finding))
+        return witness, output
 
 
 class Requests:

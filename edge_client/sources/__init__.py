@@ -9,7 +9,6 @@ cameras      a V4L2 device, or a stream from the network
 videos       a video file
 decoding     frames out of PyAV; its errors by name
 live_source  any frames that come by themselves, read in a thread of its own
-latest       the queue where the oldest gives way
 files        image and tensor files
 source       what all of them are: `Source`
 tally        frames a second

@@ -4,7 +4,6 @@ prober    rounds of bytes on a stream of their own
 probing   what the link carries; the server's profile
 gather    all of it together
 learnt    what a server takes to decode what a calibration learnt to encode
-decoding  steps of a split generation, timed
 generation  what a plan of one is made of
 verified  every cut through the link, against the whole model on both sides
 loaded    a model with an input to plan on

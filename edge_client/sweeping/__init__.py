@@ -4,7 +4,6 @@ extras    the libraries of the extra "sweep", or one clear line
 ways      the ways to run a request: cuts, everything here, everything there; networked and local
 inputs    what a sweep sends
 meter     one request, measured and compared with the whole model
-local     head and tail in this one process
 observed  what observers saw
 columns   the columns of both tables, with their units
 records   an answer as rows

@@ -2,7 +2,6 @@
 
 witness      which requests, and what came of it
 comparison   how much two outputs differ
-moment       what a forward may change, kept as it is at one moment
 
 May import transport, screen, call.
 """

@@ -2,12 +2,10 @@
 
 batches  `Batches`: which may join, and one tail for those that do
 proof    rows together against rows alone, on random data
-decisions  what random data cannot show: kernels in which chosen rows could meet
 ways     from one cut to a later one, at which more may join
 times    what tails take, by rows
 family   plans of 1, 2 and 3 rows, and the cut of any number of rows
 samples  random inputs of a form
-joining  several frontiers made into one, an output taken apart: pure functions
 growth   which dimension of a tensor the rows are in
 
 May import wrapped, tail, planning, crossing, forward, modules, tensors, sharing, errors.
@@ -15,8 +13,7 @@ May import wrapped, tail, planning, crossing, forward, modules, tensors, sharing
 
 from shared_hooks.batching.batches import Batches, Joinable, Made
 from shared_hooks.batching.growth import Growth
-from shared_hooks.batching.joining import Part, apart, joined
-from shared_hooks.batching.proof import Proof
+from shared_hooks.batching.proof import Part, Proof, apart, joined
 from shared_hooks.batching.ways import Way, Ways
 
 __all__ = ["Batches", "Growth", "Joinable", "Made", "Part", "Proof", "Way", "Ways", "apart", "joined"]

@@ -11,20 +11,192 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks.batching.decisions import Decisions, check_sizes
 from shared_hooks.batching.family import CutOfAnyBatch, Family
 from shared_hooks.batching.growth import SIZES, Growth, growth
-from shared_hooks.batching.joining import Part, apart, joined
 from shared_hooks.batching.times import Seconds
-from shared_hooks.crossing import EarlyOutput
-from shared_hooks.errors import CutRefused
+from shared_hooks.crossing import Crossing, EarlyOutput, Slot
+from shared_hooks.errors import CutRefused, InputMismatch
+from shared_hooks.forward import arguments_of
 from shared_hooks.tensors import Structure, flatten
 from shared_hooks.tensors.staging import wait
+
+# Several frontiers of one cut made into the frontier of their batch, and the batch's output taken apart again.
+#
+# Pure functions: what they are given says which dimension of which tensor is the batch, and nothing is looked up.
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``rows`` of a batch: their frontier, and their cut as the batch's plans describe it."""
+
+    early: EarlyOutput
+    rows: int
+    crossing: Crossing
+
+
+def joined(parts: Sequence[Part], crossing: Crossing, pieces: Sequence[Growth | None]) -> EarlyOutput:
+    """The frontier of all rows, in the order of ``parts``, in memory of its own, so that a tail may work in it.
+
+    ``crossing``: the cut for so many rows; ``pieces``: how each of its pieces grows. A piece that does not grow must be
+    the same in all parts, bit for bit. Raises InputMismatch where it is not.
+    """
+    several = [_pieces(part) for part in parts]
+    rows = [part.rows for part in parts]
+    shapes = [piece.shape for slot in crossing.slots for piece in slot.pieces]
+    made = []
+    for number, (grows, shape) in enumerate(zip(pieces, shapes, strict=True)):
+        own = [one[number] for one in several]
+        if grows is None:
+            if not all(_same(own[0], other) for other in own[1:]):
+                raise InputMismatch(
+                    f"piece {number} of the frontier belongs to no row, and is not the same in all parts"
+                )
+            made.append(own[0].clone())
+            continue
+        rowed = [piece.reshape(grows.at(count)) for piece, count in zip(own, rows, strict=True)]
+        made.append(torch.cat(rowed, grows.axis).reshape(shape))
+    return EarlyOutput(crossing, tuple(made), (), disposable=True)
+
+
+def apart(tensors: Sequence[torch.Tensor], rows: Sequence[int], grows: Sequence[Growth]) -> list[list[torch.Tensor]]:
+    """The tensors of a batch's output for each of its parts, which have so many ``rows``. Parts may share memory."""
+    found: list[list[torch.Tensor]] = [[] for _ in rows]
+    for tensor, one in zip(tensors, grows, strict=True):
+        for own, part in zip(found, tensor.split([one.each * count for count in rows], one.axis), strict=True):
+            own.append(part)
+    return found
+
+
+def _pieces(part: Part) -> list[torch.Tensor]:
+    """The part's pieces as the batch's plans cut them: of a storage that came whole, what is read of it."""
+    found: list[torch.Tensor] = []
+    pieces = iter(part.early.pieces)
+    for sent, wanted in zip(part.early.crossing.slots, part.crossing.slots, strict=True):
+        own = [next(pieces) for _ in sent.pieces]
+        if sent.pieces == wanted.pieces:
+            found += own
+        else:
+            assert is_whole(sent), "parts are of a known cut, or whole storages"
+            whole = own[0].reshape(-1)
+            found += [
+                whole.as_strided(view.shape, view.stride, whole.storage_offset() + view.offset)
+                for view in wanted.pieces
+            ]
+    return found
+
+
+def is_whole(slot: Slot) -> bool:
+    """Whether all of its storage crosses, as it lies there."""
+    return len(slot.pieces) == 1 and slot.pieces[0].shape == (slot.elements,) and slot.pieces[0].offset == 0
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    one, other = one.reshape(-1), other.reshape(-1)
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+# What no trial on random data can show of rows: a tail in which data decide, and rows may meet where they do so.
+#
+# A mixture of experts with capacity gives each row its place until an expert is full: random rows never fill it, and
+# rows that somebody chose do. So a proof ends where integers or truth values that come of floating point numbers are
+# used for more than choosing element by element (counted, sorted, taken as places) or given as results, where a
+# cumulative or sorting kernel runs along the rows, and where a size is neither the same for all numbers of rows nor
+# in proportion.
+
+_ORDERS = frozenset(
+    """
+    cumsum cumprod cummax cummin logcumsumexp sort argsort topk kthvalue median nanmedian mode cumsum_ cumprod_ _cummax
+    cumulative_trapezoid unique_dim unique_consecutive
+    """.split()
+)
+# They give a copy, a form or a part of what they are given.
+_PLAIN = frozenset(
+    """
+    clone copy_ _to_copy where masked_fill masked_fill_ detach alias cat stack constant_pad_nd repeat expand_copy
+    lift_fresh contiguous is_same_size
+    """.split()
+)
+
+
+class Decisions(TorchDispatchMode):
+    """Watches one tail. Raises CutRefused, naming the kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: list[tuple[str, tuple[int, ...]]] = []
+        """What kernels gave: names, and sizes of results; of those that put in order, the length of what they do."""
+        self._decided: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        given = arguments_of(args, kwargs)
+        decided = [one for one in given if _key(one) in self._decided]
+        chooses = torch.Tag.pointwise in func.tags or name in _PLAIN
+        is_view = all(one.alias_info is not None for one in func._schema.returns)
+        if decided and not chooses and not is_view:
+            raise CutRefused(f"{name}() takes integers or truth values that come of data: rows may meet there")
+        found = func(*args, **kwargs)
+        made = arguments_of((found,), {})
+        floats = any(one.is_floating_point() or one.is_complex() for one in given)
+        all_decided = bool(decided) and len(decided) == len(given)
+        for one in made:
+            is_number = one.is_floating_point() or one.is_complex()
+            if (not is_number and (floats or decided)) or (is_number and all_decided):
+                self._decided[_key(one)] = one
+        length = (given[0].shape[_dim(func, args, kwargs)],) if name in _ORDERS and given and given[0].dim() else ()
+        self.sizes += [(name, (*one.shape, *length)) for one in made]
+        return found
+
+    def check_result(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Of the tail. Raises CutRefused."""
+        if any(_key(one) in self._decided for one in tensors):
+            raise CutRefused("it gives integers or truth values that come of data, which rounding may change")
+
+
+def check_sizes(seen: Sequence[Decisions], rows: Sequence[int]) -> None:
+    """Of tails of so many ``rows`` each; the first, of one row, may take a path of its own. Raises CutRefused."""
+    names = [[name for name, _ in one.sizes] for one in seen]
+    if rows[0] == 1 and names[0] != names[1]:
+        seen, rows, names = seen[1:], rows[1:], names[1:]
+    if any(one != names[0] for one in names):
+        raise CutRefused("it takes another path for another number of rows")
+    for several in zip(*(one.sizes for one in seen), strict=True):
+        name = several[0][0]
+        if len({len(one[1]) for one in several}) > 1:
+            raise CutRefused("it takes another path for another number of rows")
+        for number, sizes in enumerate(zip(*(one[1] for one in several), strict=True)):
+            if len(set(sizes)) == 1:
+                continue
+            shares = {size * rows[0] == sizes[0] * count for size, count in zip(sizes, rows, strict=True)}
+            if shares != {True}:
+                raise CutRefused(f"{name}() gives a size of {sizes} for {tuple(rows)} rows")
+            if name in _ORDERS and number == len(several[0][1]) - 1:
+                raise CutRefused(f"{name}() runs along the rows")
+
+
+def _dim(func: Any, args: Any, kwargs: Any) -> int:
+    """The dimension that a kernel runs along; the last, if it says nothing."""
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.name == "dim":
+            value = args[number] if number < len(args) else kwargs.get("dim", argument.default_value)
+            return value if isinstance(value, int) else -1
+    return -1
+
+
+def _key(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
 
 ROUNDINGS = 256
 """How far results may differ, by root mean square, in units of the dtype's rounding: a tail of many layers adds up in

@@ -8,7 +8,6 @@ shuffled, sparse    ... byte by byte of the elements, and beside a mask of zeros
 half, quantised     with a loss: 16 bits, and 8 to 1
 basis               ... by what a calibration learnt of one tensor
 steps, clipping     how wide a quantiser's steps are
-rounding, packing   numbers <-> symbols <-> bytes
 sections            several runs of bytes as one, compressed
 
 To add a codec, write a file with a `Codec` and name it in `CODECS`. Command lines, profiles, parcels and the tests
@@ -24,9 +23,9 @@ from shared_hooks.codecs.half import Half
 from shared_hooks.codecs.lz4 import Lz4
 from shared_hooks.codecs.quantised import Quantised
 from shared_hooks.codecs.raw import Raw
+from shared_hooks.codecs.sections import Zstd
 from shared_hooks.codecs.shuffled import Shuffled
 from shared_hooks.codecs.sparse import Sparse
-from shared_hooks.codecs.zstd import Zstd
 from shared_hooks.errors import SpecError, near
 
 __all__ = ["CODECS", "RAW", "Bound", "Codec", "Coded", "Grain", "Param", "check"]

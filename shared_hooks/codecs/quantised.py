@@ -10,6 +10,8 @@ NaN, infinities and what is far too large or small make the whole tensor raw.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,10 +21,135 @@ import torch
 from shared_hooks.codecs import clipping, steps
 from shared_hooks.codecs.codec import Codec, Coded, Param
 from shared_hooks.codecs.grain import Grain
-from shared_hooks.codecs.packing import packed, packed_size, unpacked
-from shared_hooks.codecs.rounding import Levels, restored, rounded
 from shared_hooks.codecs.sections import joined, least, parted
 from shared_hooks.tensors.staging import to_host
+
+# Numbers <-> symbols: divided by a step and rounded to whole levels, where the numbers are.
+#
+# A number is ``(symbol - zero) * step`` once more. All of it is sums and products of float32 in a fixed order, so every
+# machine decodes the same bits.
+
+_CHUNK = 1 << 18
+"""Elements that are worked on at a time on a CPU: with what is made of them they stay in its caches."""
+_WHOLE = float(1 << 23)
+"""A float32 from here to twice as much has whole numbers only, and they stand in its lowest bits."""
+
+
+class Levels(NamedTuple):
+    """Symbols 0 to ``top``, and which of them stands for zero."""
+
+    top: int
+    zero: float
+
+    @property
+    def side(self) -> int:
+        """Levels above zero."""
+        return int(self.top - self.zero)
+
+    @classmethod
+    def of(cls, bits: int, signed: bool) -> Levels:
+        """Without sign all levels are from zero upwards; with it as many on each side. One signed bit has no zero."""
+        if not signed:
+            return cls((1 << bits) - 1, 0.0)
+        return cls(1, 0.5) if bits == 1 else cls((1 << bits) - 2, float((1 << bits - 1) - 1))
+
+
+def rounded(values: torch.Tensor, steps: torch.Tensor, levels: Levels) -> torch.Tensor:
+    """The symbols, flat, uint8, on the device of ``values`` (rank 3, float32, finite).
+
+    ``steps``: float32, more than 0, of a shape that spreads over ``values``. What is beyond the levels gets the last.
+    """
+    found = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
+    inverse = 1 / steps
+    for part in _parts(values):
+        numbers = values[part] * _at(inverse, part)
+        if levels.zero:
+            numbers.add_(levels.zero)
+        found[part] = numbers.clamp_(0, levels.top).add_(_WHOLE).view(torch.int32)
+    return found.view(-1)
+
+
+def restored(symbols: torch.Tensor, steps: torch.Tensor, levels: Levels) -> torch.Tensor:
+    """The numbers, in the memory of ``symbols`` (rank 3, float32)."""
+    for part in _parts(symbols):
+        numbers = symbols[part]
+        if levels.zero:
+            numbers.sub_(levels.zero)
+        numbers.mul_(_at(steps, part))
+    return symbols
+
+
+def _parts(whole: torch.Tensor) -> Iterator[tuple[slice, ...]]:
+    """Slices that make up ``whole``, along its first dimension of more than one."""
+    axis = next((axis for axis, size in enumerate(whole.shape) if size > 1), 0)
+    size = whole.shape[axis]
+    rows = size if whole.is_cuda else max(1, _CHUNK * size // max(1, whole.numel()))
+    for start in range(0, size, rows):
+        yield (slice(None),) * axis + (slice(start, start + rows),)
+
+
+def _at(steps: torch.Tensor, part: tuple[slice, ...]) -> torch.Tensor:
+    return steps[tuple(one if size > 1 else slice(None) for one, size in zip(part, steps.shape, strict=False))]
+
+
+# Symbols of a few bits, several to a byte: neighbours in one byte, the first in its lowest bits.
+#
+# A coder of bytes then sees pairs, fours or eights of symbols: their frequencies tell it what lies beside what, and a
+# symbol may take less than a bit.
+
+PLACES = {1: 8, 2: 4, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1}
+"""Bits of a symbol -> symbols to a byte: as many as begin at whole powers of two."""
+
+# symbols lie a byte apart in one integer; each shift brings the upper half of what is together beside the lower one
+_SHIFTS: dict[int, tuple[torch.dtype, tuple[int, ...]]] = {
+    2: (torch.int16, (4,)),
+    4: (torch.int32, (6, 12)),
+    8: (torch.int64, (7, 14, 28)),
+}
+
+
+def packed_size(count: int, bits: int) -> int:
+    """Bytes of ``count`` symbols."""
+    return -(-count // PLACES[bits])
+
+
+def packed(symbols: torch.Tensor, bits: int) -> torch.Tensor:
+    """Bytes, on the same device. ``symbols``: (count,) uint8, contiguous, all below ``2**bits``."""
+    places = PLACES[bits]
+    if places == 1:
+        return symbols
+    if missing := -len(symbols) % places:
+        symbols = torch.nn.functional.pad(symbols, (0, missing))
+    if symbols.storage_offset() % places:
+        symbols = symbols.clone()
+    integer, shifts = _SHIFTS[places]
+    together = symbols.view(integer)
+    for shift in shifts:
+        together = together | together >> shift
+    return together.to(torch.uint8)  # the lowest byte
+
+
+def unpacked(data: npt.NDArray[np.uint8], count: int, bits: int, top: int) -> torch.Tensor:
+    """(count,) float32 on the CPU: the symbols. Raises ValueError where one is beyond ``top``."""
+    places = PLACES[bits]
+    if places == 1:
+        if data.max(initial=0) > top:
+            raise ValueError("a symbol beyond its range")
+        return torch.from_numpy(data.astype(np.float32))
+    symbols = _symbols(places)
+    if not np.all(symbols <= top, axis=1).take(data).all():
+        raise ValueError("a symbol beyond its range")
+    found = np.empty((len(data), places), dtype=np.float32)
+    np.take(symbols, data, axis=0, out=found, mode="clip")  # any byte has a row: nothing is clipped
+    return torch.from_numpy(found.reshape(-1)[:count])
+
+
+@cache
+def _symbols(places: int) -> npt.NDArray[np.float32]:
+    """(256, places): what is in each byte."""
+    width = 8 // places
+    return (np.arange(256)[:, None] >> width * np.arange(places) & (1 << width) - 1).astype(np.float32)
+
 
 FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _LEAST = 64

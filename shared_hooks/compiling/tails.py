@@ -15,17 +15,89 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from shared_hooks.compiling.compare import difference
-from shared_hooks.compiling.finding import Finder
 from shared_hooks.compiling.modules import CompiledModule
 from shared_hooks.crossing import Crossing, EarlyOutput
 from shared_hooks.tail import Substitutes
+from shared_hooks.tensors import flatten, identical
 from shared_hooks.wrapped import WrappedModel
+
+# Which modules of a tail can be compiled: the outermost ones that are called behind the cut, and hold others.
+#
+# A call that begins behind the cut lies wholly behind it, whatever other calls of its module do. Leaves are left alone:
+# alone they are a kernel each, and nothing is won.
+
+
+class Finder:
+    """What a tail runs in place of modules (`TailSession.substitutes`): themselves, and their names are noted."""
+
+    def __init__(self, passed: set[nn.Module]) -> None:
+        """``passed``: those that cannot be compiled; what they call may."""
+        self.found: dict[nn.Module, None] = {}
+        self._passed = passed
+        self._inside = False
+
+    def __call__(self, module: nn.Module) -> Callable[..., Any] | None:
+        if self._inside or module in self._passed or next(module.children(), None) is None:
+            return None
+        return partial(self._run, module)
+
+    def _run(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.found[module] = None
+        self._inside = True
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self._inside = False
+
+
+# Two outputs of one tail: the same bits, or within rounding.
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+"""Of rounding: the largest difference of two elements over the largest magnitude in the tensor. Complex numbers as
+their parts; all else must be equal.
+"""
+
+
+def difference(mine: Any, theirs: Any, *, rounding: bool) -> str:
+    """In words, how they differ by more than they may: not at all without ``rounding``; "" where they do not."""
+    if identical(mine, theirs):
+        return ""
+    if not rounding:
+        return "the last bits differ"
+    (own, tensors), (other, others) = flatten(mine), flatten(theirs)
+    if own != other or len(tensors) != len(others):
+        return "another structure came out, or other values beside tensors"
+    for number, (a, b) in enumerate(zip(tensors, others, strict=True)):
+        if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+            return f"tensor {number} has another form"
+        if wrong := _unlike(a, b):
+            return f"tensor {number}: {wrong}"
+    return ""
+
+
+def _unlike(a: torch.Tensor, b: torch.Tensor) -> str:
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    most = TOLERANCE.get(a.dtype)
+    if most is None or not a.numel():
+        return "" if torch.equal(a, b) else f"{a.dtype} must be equal, and is not"
+    finite = a.isfinite()
+    if not torch.equal(finite, b.isfinite()) or not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()):
+        return "other elements are not finite"
+    a, b = a[finite].double(), b[finite].double()
+    if not a.numel():
+        return ""
+    found = float((a - b).abs().max() / a.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
+    return "" if found <= most else f"elements differ by {found:.1e} of the largest, more than {most:g}"
+
 
 log = logging.getLogger("cloud_server")
 

@@ -12,7 +12,6 @@ inputs      what a step is given
 results     what it gives
 wanted      how much of the logits comes back
 sampling    the tail samples as the edge would
-needed      how much a generate() needs
 asking      and so asks for
 bank        values that Python reads from data before the cut
 told        what calls before the cut gave
@@ -27,17 +26,16 @@ draws       does a step draw random numbers on the cloud's side?
 hidden      codecs for hidden states
 session     the cloud's part of a generation
 link        between the two
-calls       what the model was called with, step by step
 edge_session  the edge's part
 records     what a step took
 split       a model whose forward is split
 together    steps of several sessions as one
 """
 
+from shared_hooks.generation.asking import Need, needed
 from shared_hooks.generation.ghost import GhostRead
 from shared_hooks.generation.holders import is_state, register_state
 from shared_hooks.generation.link import InProcess, Link, StepReply
-from shared_hooks.generation.needed import Need, needed
 from shared_hooks.generation.records import StepRecord
 from shared_hooks.generation.session import DecodingTail, TailSession
 from shared_hooks.generation.split import SplitForward

@@ -7,15 +7,122 @@ in a ``generate()`` that has not come so far gets all logits.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused
-from shared_hooks.generation.needed import Need, needed
+from shared_hooks.generation.sampling import Processors, described, is_own
 from shared_hooks.generation.wanted import Answer
 from shared_hooks.modules import put_instead
+
+# How much of the logits a ``generate()`` of transformers needs, so that it gives what it gives from all of them.
+#
+# Known are greedy search and sampling, with or without drafted tokens, and the processors listed here. Whatever else
+# may look at any of the logits (beams, penalties, a processor of one's own, scores that are given back), so it needs
+# all.
+
+_METHODS = ("generate", "_sample", "_assisted_decoding")
+_OTHER_DRAFTS = ("use_mtp", "speculation_type", "assistant_ensemble_weight")
+_COLDEST, _HOTTEST = 1e-3, 1e3
+"""Temperatures between which a division by them is exact but for its last bit."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """``answer``: the least that is enough, None for all, and then ``why``. ``processors``: those by which the tail may
+    sample in place of the edge; None where nothing is sampled, or for a reason, ``why_not``.
+    """
+
+    answer: Answer
+    why: str = ""
+    processors: Processors | None = None
+    why_not: str = ""
+
+
+def needed(
+    config: Any, processors: Iterable[Any], *, model: Any = None, assistant: Any = None, custom: Any = None
+) -> Need:
+    """``config`` and ``processors``: as ``generate()`` has prepared them (``model._get_logits_processor``).
+    ``assistant``, ``custom``: what it was given as assistant_model and custom_generate.
+    """
+    processors = list(processors)
+    mode = str(getattr(config.get_generation_mode(assistant), "value", ""))
+    why = _unknown(config, mode, model, custom)
+    if why:
+        return Need(None, why, why_not=why)
+    given_back = bool(config.return_dict_in_generate)
+    if given_back and config.output_logits:
+        return Need(None, "output_logits gives them back", why_not="output_logits gives them back")
+    answer, why = _least(bool(config.do_sample), processors)
+    scores = "output_scores gives them back" if given_back and config.output_scores else ""
+    # scores are given back as they are after the processors; behind a top_k they are the same
+    if scores and not (config.do_sample and answer):
+        answer, why = None, scores
+    if not config.do_sample:
+        return Need(answer, why)
+    drawn = described(processors)
+    drafts = "it verifies drafts of several tokens" if mode == "assisted_generation" else ""
+    other = "" if drawn is not None else f"a processor among {', '.join(type(one).__name__ for one in processors)}"
+    why_not = scores or drafts or other
+    return Need(answer, why, None if why_not else drawn, why_not)
+
+
+def _unknown(config: Any, mode: str, model: Any, custom: Any) -> str:
+    if mode not in ("greedy_search", "sample", "assisted_generation"):
+        return mode.replace("_", " ")
+    if custom is not None:
+        return "custom_generate"
+    for name in _OTHER_DRAFTS:
+        if getattr(config, name, None) not in (None, False):
+            return name
+    if model is not None:
+        from transformers import GenerationMixin
+
+        for name in _METHODS:
+            if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None):
+                return f"{type(model).__name__}.{name}, which is its own,"
+    return ""
+
+
+def _least(sampled: bool, processors: list[Any]) -> tuple[Answer, str]:
+    """The least answer, or None and why."""
+    banned = 0
+    for one in processors:
+        name = type(one).__name__
+        ban = _ban(name, one)
+        if not is_own(type(one)):
+            return None, f"the processor {name}"
+        if ban is not None:
+            banned += ban
+        elif name == "TopKLogitsWarper" and one.filter_value == float("-inf"):
+            # behind it all is as if all logits had come, whatever the next processors are
+            return ("top", one.top_k + banned), ""
+        elif name != "TemperatureLogitsWarper" or not _COLDEST <= one.temperature <= _HOTTEST:
+            return None, f"the processor {name}"
+    if sampled:
+        return None, "sampling without top_k"
+    return (("top", 1 + banned) if processors else ("token",)), ""
+
+
+def _ban(name: str, processor: Any) -> int | None:
+    """How many words a processor may set to minus infinity, where it does nothing else."""
+    if name in ("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor"):
+        return _count(processor.eos_token_id)
+    if name == "SuppressTokensLogitsProcessor":
+        return _count(processor.suppress_tokens)
+    if name == "SuppressTokensAtBeginLogitsProcessor":
+        return _count(processor.begin_suppress_tokens)
+    return None
+
+
+def _count(words: Any) -> int:
+    return int(words.numel()) if isinstance(words, torch.Tensor) else len(words)
+
 
 LEAST = ("least",)
 SAMPLE = ("sample",)

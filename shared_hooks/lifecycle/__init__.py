@@ -7,7 +7,6 @@ marks       `on`: a function marked as a hook; the stages of an object's methods
 conditions  `every_n_requests`, `every_n_seconds`, `is_first`, `is_last`
 log         the default hook: what happens, in the log
 log_bounds  what a client may make of a log
-log_format  how its lines look
 listing     the hooks as lines of text
 loading     hooks from a TOML table by dotted name, and from entry points
 """

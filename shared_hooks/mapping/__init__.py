@@ -1,7 +1,6 @@
 """The hierarchy map: what a model is made of, which parts ran, and where each node of its ONNX file comes from.
 
 joined       the static module tree with the calls and operations of one plan: `map_of`
-coverage     what is only in the one, only in the other, or in both: `coverage_of`
 tags         where a module is, as a path of class names
 map_file     the map as JSON and GraphML
 onnx_needs   the extra "onnx", or one clear line
@@ -14,8 +13,8 @@ onnx_check   reads again what was written
 
 from __future__ import annotations
 
-from shared_hooks.mapping.coverage import Coverage, coverage_of
 from shared_hooks.mapping.joined import CallEntry, HierarchyMap, ModuleEntry, OperationEntry, map_of
+from shared_hooks.mapping.map_file import Coverage, coverage_of
 from shared_hooks.mapping.tags import tags_of
 
 __all__ = ["CallEntry", "Coverage", "HierarchyMap", "ModuleEntry", "OperationEntry", "coverage_of", "map_of", "tags_of"]

@@ -5,7 +5,6 @@ measurement marks of one forward -> its records
 sampler     the thread that reads sensors
 series      samples -> measured, estimated, nothing
 reading     a number that says where it comes from
-clocks      the host's clock, events of a CUDA stream
 energy      meters, one file a backend
 
 May import modules, tensors, errors.

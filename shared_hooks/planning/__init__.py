@@ -7,7 +7,6 @@ plan        layers, cuts, a digest to agree on
 blocks      a module that holds layers, as a cut
 liveness    trace -> frontier of every cut
 cutting     frontier -> description, and captures for the head
-finals      what of that is there early
 following   is this run still on the plan's path?
 lengths     cuts of sizes that were never planned
 

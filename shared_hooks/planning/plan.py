@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,14 +13,59 @@ from typing import Any
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
 from shared_hooks.planning.blocks import blocks, last_layer
-from shared_hooks.planning.cutting import Cutting, crossing_of, cut_after
-from shared_hooks.planning.finals import Call, finals
+from shared_hooks.planning.cutting import Capture, Cutting, crossing_of, cut_after
 from shared_hooks.planning.following import footprint, form_of_result
 from shared_hooks.planning.layers import LayerInfo, Layers
 from shared_hooks.planning.liveness import Frontier, Liveness, frontier_bytes
-from shared_hooks.recording import Trace, collector
+from shared_hooks.recording import Op, Trace, collector
 from shared_hooks.showing import told
 from shared_hooks.tensors import LiveSet
+
+# What crosses a cut and is final before it: nothing writes there any more, so it may leave while the head runs.
+
+Call = tuple[str, int]
+"""Path of a module, and the number of its call."""
+
+
+def finals(trace: Trace, cutting: Cutting) -> Mapping[Call | None, tuple[int, ...]]:
+    """By the call after which they are final, slots that are before the cut's own; None: inputs that stay as they are.
+
+    It is what the plan has seen: a run that does otherwise has to be found out by who relies on it.
+    """
+    number_of = {storage: slot for slot, storage in enumerate(cutting.storages)}
+    last = {slot: _captured(trace, capture) for slot, capture in enumerate(cutting.captures)}
+    for event in trace.events:
+        if event.seq < cutting.position:
+            for storage in (*event.writes, *(storage for storage, _ in event.overwrites)):
+                if (slot := number_of.get(storage)) is not None:
+                    last[slot] = max(last[slot], event.seq)
+    calls = sorted((call.exit, call.path, call.number) for call in trace.calls if call.exit < cutting.position)
+    found: dict[Call | None, tuple[int, ...]] = {}
+    for slot, capture in enumerate(cutting.captures):
+        if capture.kind == "nothing":
+            continue
+        key: Call | None = None
+        if last[slot] >= 0:
+            at = bisect_left(calls, last[slot], key=lambda call: call[0])
+            if at == len(calls):
+                continue
+            key = calls[at][1:]
+        found[key] = (*found.get(key, ()), slot)
+    return found
+
+
+def _captured(trace: Trace, capture: Capture) -> int:
+    """The seq at which a head has it."""
+    if capture.kind == "result":
+        return next(call.exit for call in trace.calls if (call.path, call.number) == capture.where)
+    if capture.kind == "op":
+        op: Op = trace.ops[capture.where]
+        return op.end
+    if capture.kind == "kernel":
+        kernel: Op = trace.unseen[capture.where[1]]
+        return kernel.end
+    return -1
+
 
 INPUT = "input"
 Cut = int | str
@@ -163,7 +209,7 @@ class Plan:
         return found
 
     def finals(self, cutting: Cutting) -> Mapping[Call | None, tuple[int, ...]]:
-        """The slots of one of its cuts that are final before it (`shared_hooks.planning.finals`)."""
+        """The slots of one of its cuts that are final before it (`shared_hooks.planning.plan`)."""
         known = self._known.finals
         found = known.get(id(cutting))
         if found is None:

@@ -2,17 +2,15 @@
 
 modules   is this module pure?
 code         the source of its forward, read as an abstract program
-expressions  ... what its expressions may give
 calls        ... what it may call
-source       ... as a tree, if it is certainly the code that runs
 values       what its names may hold
 turns        threads take turns to run a model that is not pure
 
 May import forward, modules, errors.
 """
 
+from shared_hooks.purity.code import source_of
 from shared_hooks.purity.modules import is_pure, is_safe, pure_modules
-from shared_hooks.purity.source import source_of
 from shared_hooks.purity.turns import Turns
 from shared_hooks.purity.values import Impure
 

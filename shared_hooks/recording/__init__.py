@@ -2,7 +2,6 @@
 
 recordings  recorded as often as it takes -> a trace
 recorder    one run: calls of modules, and what outlives it
-modes       the two that look at a run
 operations  calls of torch functions
 trace       the facts
 kernels     what is read, overwritten and written, below

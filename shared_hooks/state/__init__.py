@@ -5,9 +5,7 @@ walk           ... how it is found
 places         ... where it is kept: compared, put back
 lasting        which changes would affect a later run
 reach          which code a forward may run
-installed      whose code that is
 probes         what objects written in C hide
-settings       the process's and the thread's settings
 dice           generators of random numbers
 numbers        plain values that may change between requests
 poison         is what a forward leaves behind ever read?
@@ -20,9 +18,8 @@ from shared_hooks.state.lasting import PLAIN, agree, first_few, is_read, lost, p
 from shared_hooks.state.numbers import Numbers, Spot
 from shared_hooks.state.places import MISSING, Change
 from shared_hooks.state.poison import Read, lasting_name, remains, spread
-from shared_hooks.state.python_state import PythonState
+from shared_hooks.state.python_state import PythonState, Settings
 from shared_hooks.state.reach import Reach
-from shared_hooks.state.settings import Settings
 
 __all__ = [
     "MISSING",

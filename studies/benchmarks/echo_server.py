@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from cloud_server.limits import Limits
-from cloud_server.transport.listener import options
+from cloud_server.transport.server import options
 
 SERVICE, METHOD = "isthmus.Echo", "Session"
 

@@ -28,7 +28,7 @@ from edge_client.planning.generation.predict import predict_generation
 from edge_client.planning.generation.workload import Workload
 from edge_client.planning.link import Curve, Link
 from edge_client.screen.table import table
-from edge_client.survey.decoding import StepSampler, token_times
+from edge_client.survey.generation import StepSampler, token_times
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply
 from shared_hooks.profiling.decoding.measure import Measurement
 from shared_hooks.profiling.decoding.prompts import words_at_random

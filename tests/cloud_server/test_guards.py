@@ -23,7 +23,7 @@ from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.inference.held import Hold
 from cloud_server.limits import Limits
 from cloud_server.requests.room import Room
-from cloud_server.transport.rest.body import read_body
+from cloud_server.transport.rest.application import read_body
 from cloud_server.work import trim
 from cloud_server.work.line import Line
 from cloud_server.work.payer import Payer

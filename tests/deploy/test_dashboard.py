@@ -12,7 +12,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from cloud_server.core import Core
 from cloud_server.telemetry.counts import RequestCounts
-from cloud_server.telemetry.state import TOTALS, ServerState
+from cloud_server.telemetry.served import TOTALS, ServerState
 
 ROOT = Path(__file__).parents[2]
 BOARD = ROOT / "deploy" / "grafana" / "dashboards" / "isthmus.json"

@@ -16,7 +16,7 @@ from edge_client.doctor import agree
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.link_estimate import LinkEstimate
 from edge_client.planning.tracker import Tracker
-from edge_client.request.arrivals import Arrivals
+from edge_client.request.requests import Arrivals
 from edge_client.transport import wire
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import SpecError, TooLarge

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.state.installed import is_installed
+from shared_hooks.state.reach import is_installed
 
 COUNTS = "SEEN = [0]\n\n\ndef note(x):\n    SEEN[0] += 1\n    return x if SEEN[0] else -x\n"
 

@@ -2,9 +2,7 @@
 
 server       a thread with uvicorn in it
 application  what each path answers
-work         a request in its thread
 messages     JSON, and tensors behind it as bytes
-body         a request's body, as it arrives
 delivery     answers on their way
 connections  who waits for its client, and who gives way; what is read of whom
 encryption   certificates for HTTP, read again when they change

@@ -16,20 +16,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Hashable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 from cloud_server import wire
 from cloud_server.access import Caller, Credentials, token_in
-from cloud_server.inference import VERSION, Inference, ModelInfo, TensorInfo
+from cloud_server.inference import VERSION, Asking, Inference, ModelInfo, TensorInfo
+from cloud_server.inference.held import Hold
 from cloud_server.transport.guests import Guests
 from cloud_server.transport.rest import messages
-from cloud_server.transport.rest.body import Receive, json_bytes, read_body
 from cloud_server.transport.rest.connections import PEER, Peer
 from cloud_server.transport.rest.delivery import Delivery, Send, send_whole
-from cloud_server.transport.rest.work import Work
 from shared_hooks.config import why_not
 from shared_hooks.errors import (
     AccessRefused,
@@ -42,6 +43,107 @@ from shared_hooks.errors import (
 )
 from shared_hooks.lifecycle import Stage, on_behalf_of
 from shared_hooks.sharing import Party
+
+# A request of HTTP in its thread, from the complete body to the fetched answer.
+
+Deliver = Callable[[list[bytes], list[memoryview]], object]
+"""Takes the answer's JSON and what stands behind it, and returns when they are fetched."""
+
+
+class Work:
+    """``request``: by what `Guests` knows it."""
+
+    def __init__(self, inference: Inference, guests: Guests, request: Hashable, caller: Caller, peer: Peer) -> None:
+        self._inference = inference
+        self._guests = guests
+        self._request = request
+        self._caller = caller
+        self._peer = peer
+        self._lock = threading.Lock()
+        self._asking: Asking | None = None
+        self._gone = False
+
+    def gone(self) -> None:
+        """The client left. Any thread may call."""
+        with self._lock:
+            self._gone = True
+            if self._asking is not None:
+                self._asking.gone()
+
+    def run(self, model: str, version: str, body: memoryview, json_bytes: int | None, deliver: Deliver) -> None:
+        """Raises what the request fails by."""
+        inference, leave = self._inference, self._peer.leave
+        with on_behalf_of(self._caller.account), inference.asking(self._caller, leave) as asking:
+            self._peer.works()
+            with self._lock:
+                self._asking = asking
+                if self._gone:
+                    asking.gone()
+            self._guests.when_sent_away(self._request, asking.refuse)
+            query, wanted = asking.read(partial(messages.read, model, version, body, json_bytes))
+            result = inference.infer(asking, query)
+            del body, query
+            with inference.held.hold(asking.party, leave) as hold:
+                hold.more(messages.answer_bytes(result, wanted))
+                head, behind = asking.read(partial(messages.answer, result, wanted))
+                deliver(head, behind)
+
+
+# A request's body as it arrives: counted before it is kept.
+
+Receive = Callable[[], Awaitable[Any]]
+
+STEP = 1 << 20
+"""Bytes by which a body of unknown length is counted in advance."""
+
+
+async def read_body(
+    headers: Mapping[bytes, bytes], receive: Receive, hold: Hold, most: int, heard: Callable[[], object]
+) -> memoryview:
+    """All of it, at most ``most`` bytes; ``heard`` is called for each piece.
+
+    Raises TooLarge, and ServerUnavailable when there is no room for it.
+    """
+    encoding = headers.get(b"content-encoding", b"identity")
+    if encoding != b"identity":
+        raise BadFrame(f"a body in {encoding[:40]!r}: bodies are taken as they are")
+    announced = _number(headers, b"content-length")
+    _check(announced or 0, most)
+    counted = announced or 0
+    hold.more(counted)
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the caller left")
+        heard()
+        body += message.get("body", b"")
+        _check(len(body), most)
+        if len(body) > counted:
+            hold.more(STEP)
+            counted += STEP
+        if not message.get("more_body", False):
+            return memoryview(body).toreadonly()
+
+
+def json_bytes(headers: Mapping[bytes, bytes]) -> int | None:
+    """How much of the body is JSON; None = all."""
+    return _number(headers, b"inference-header-content-length")
+
+
+def _check(nbytes: int, most: int) -> None:
+    if nbytes > most:
+        raise TooLarge(f"a body of {nbytes} bytes; at most {most} are taken (max_request_bytes)")
+
+
+def _number(headers: Mapping[bytes, bytes], name: bytes) -> int | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not (text.isdigit() and len(text) < 20):
+        raise BadFrame(f"the header {name.decode()} is no number")
+    return int(text)
+
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 partitioner   the interface, and what it is given; those by objective, of one cut, in turns
 regression    layer times from the layers' features, by regression
-layer_model   ... how long a layer takes
 """
 
 from __future__ import annotations

@@ -8,20 +8,195 @@ code for any architecture here, and nothing of a step's state is touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import torch
+from greenlet import GreenletExit, greenlet
 from torch import nn
 
 from shared_hooks.errors import PlanMismatch
-from shared_hooks.generation.together.gate import Gate
-from shared_hooks.generation.together.lockstep import Ended, Lockstep, Outcome
+from shared_hooks.forward import uninterrupted
+from shared_hooks.generation.together.gate import Form, Gate, nobodys, travelling
 from shared_hooks.modules import attach
 from shared_hooks.purity import pure_modules
 from shared_hooks.state import PythonState
 
+# Calls in lock-step: each is a greenlet of one thread that runs until it comes to a gate.
+#
+# When all have, those furthest behind go on: the ones that wait at the same gate with rows of one form as one. So calls
+# that took different ways come together again. Nothing runs at the same time; a call is put aside only at a gate, and
+# only while what torch keeps per thread (gradients, autocast, modes, the stream) is as it was around them all. Context
+# variables are each call's own.
+
 Result = TypeVar("Result")
+Ended = Callable[[int], BaseException | None]
+"""Of a call by its number: what it is to be ended with, or None while it may go on. Asked at every gate."""
+_ALONE: Any = object()
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Result]):
+    """What became of one call: the ``value`` it gave, or the ``error`` it raised."""
+
+    value: Result | None
+    error: BaseException | None
+    company: int
+    """The most calls that went through a gate as one with this one, itself included; 1: what it computed is what it
+    would have computed alone, bit for bit."""
+    meetings: int
+    """How often it went through one with others."""
+
+    def result(self) -> Result:
+        """The value. Raises the error."""
+        if self.error is not None:
+            raise self.error
+        value: Any = self.value
+        return value  # type: ignore[no-any-return]
+
+
+class Lockstep(Generic[Result]):
+    """Of these calls, once; in the thread that calls `run`."""
+
+    def __init__(self, calls: Sequence[Callable[[], Result]], before: PythonState, ended: Ended | None = None) -> None:
+        """``before``: the model's Python state, now."""
+        self._ended = ended
+        self.before = before
+        self.surroundings: Any = None
+        self.under_way = len(calls)
+        self._travellers = [_Traveller(self, number, call) for number, call in enumerate(calls)]
+
+    def run(self) -> list[Outcome[Result]]:
+        """In order. What ends this thread's work itself (an exception that comes from outside at a gate) ends all."""
+        self.surroundings = _surroundings()
+        try:
+            with nobodys():
+                self._go()
+        finally:
+            for traveller in self._travellers:
+                traveller.leave()
+        return [traveller.outcome() for traveller in self._travellers]
+
+    def _go(self) -> None:
+        waiting: dict[tuple[Gate, Form], list[_Traveller[Result]]] = {}
+        ready = self._travellers
+        while ready:
+            for traveller in ready:
+                if traveller.goes_on():
+                    waiting.setdefault(traveller.place, []).append(traveller)
+            if not waiting:
+                return
+            place = min(waiting, key=_number)
+            ready = self._through(place[0], waiting.pop(place))
+
+    def _through(self, gate: Gate, group: list[_Traveller[Result]]) -> list[_Traveller[Result]]:
+        """All of the group go on, each with its answer."""
+        if self._ended is not None:
+            group = [traveller for traveller in group if not self._is_ended(traveller)]
+        found = None
+        if len(group) > 1:
+            try:
+                found = gate.through([traveller.rows for traveller in group])
+            except Exception:
+                found = None  # one of them, or all: each finds out for itself
+        for number, traveller in enumerate(group):
+            del traveller.rows
+            traveller.answer = _ALONE
+            if found is not None:
+                traveller.answer = found[number]
+                traveller.meetings += 1
+                traveller.company = max(traveller.company, len(group))
+        return group
+
+    def _is_ended(self, traveller: _Traveller[Result]) -> bool:
+        error = self._ended(traveller.number) if self._ended is not None else None
+        if error is not None:
+            traveller.leave(error)
+        return error is not None
+
+
+class _Traveller(Generic[Result]):
+    """One call; a `gate.Traveller`."""
+
+    place: tuple[Gate, Form]
+    rows: torch.Tensor
+
+    def __init__(self, together: Lockstep[Result], number: int, call: Callable[[], Result]) -> None:
+        self.number = number
+        self.answer: Any = None
+        self.company = 1
+        self.meetings = 0
+        self._value: Result | None = None
+        self._error: BaseException | None = None
+        self._ended: BaseException | None = None
+        self._together = together
+        self._call = call
+        self._greenlet = greenlet(self._run)
+        self._greenlet.gr_context = copy_context()
+
+    def _run(self) -> None:
+        travelling.set(self)
+        try:
+            self._value = self._call()
+        except BaseException as error:
+            if not isinstance(error, Exception) and error is not self._ended:
+                raise  # in `Lockstep.run`
+            self._error = error
+        finally:
+            self._together.under_way -= 1
+
+    # Of the lock-step
+
+    def goes_on(self) -> bool:
+        """From the gate where it is, with its answer; False when it came to its end."""
+        self._greenlet.switch()
+        return not self._greenlet.dead
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """It ends where it is, with this ``error``: what it has to put back, it does."""
+        self._ended = error
+        for raised in (error or GreenletExit(), GreenletExit()):  # its code may catch the first, and go on to a gate
+            if self._greenlet:
+                self._greenlet.throw(raised)
+        self._error = error or self._error
+
+    def outcome(self) -> Outcome[Result]:
+        return Outcome(self._value, self._error, self.company, self.meetings)
+
+    # Of its gates
+
+    @property
+    def may_meet(self) -> bool:
+        together = self._together
+        return together.under_way > 1 and _surroundings() == together.surroundings
+
+    @property
+    def is_quiet(self) -> bool:
+        return self._together.before.is_same
+
+    def arrive(self, gate: Gate, form: Form, rows: torch.Tensor) -> Any:
+        self.place, self.rows = (gate, form), rows
+        with uninterrupted():  # what comes from outside for this call must not come in another
+            self._greenlet.parent.switch()
+        answer, self.answer = self.answer, None
+        return gate.forward(rows) if answer is _ALONE else answer
+
+
+def _number(place: tuple[Gate, Form]) -> int:
+    return place[0].number
+
+
+def _surroundings() -> tuple[Any, ...]:
+    """What torch keeps for the thread, and so for every greenlet of it."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._is_any_autocast_enabled(),
+        torch.cuda.current_stream() if torch.cuda.is_initialized() else None,
+    )
 
 
 class Together:

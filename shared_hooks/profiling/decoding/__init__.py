@@ -6,6 +6,5 @@ file     kept as JSON
 prompts  of any length
 blocks   which modules are the decoder's blocks
 looking  what is not a time: weights, what is kept, what crosses
-timer    one run of generate(), with the time of each block
 measure  the profile of the model on this machine
 """

@@ -106,7 +106,7 @@ class TestAnswers:
         self, server: CloudServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A server with gRPC's own settings says GOAWAY to the fourth ping without data."""
-        monkeypatch.setattr("cloud_server.transport.listener.options", lambda *_: [])
+        monkeypatch.setattr("cloud_server.transport.server.options", lambda *_: [])
         strict = CloudServer(Core([engine], SMALL), "127.0.0.1:0")
         strict.start()
         options = [("grpc.keepalive_time_ms", 600), ("grpc.keepalive_permit_without_calls", 1)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.adaptive.probe import FIRST, probed
+from edge_client.adaptive.monitor import FIRST, probed
 from edge_client.adaptive.probing import Probing
 from edge_client.adaptive.steadiness import SECOND
 from edge_client.planning.link_estimate import FLOOR

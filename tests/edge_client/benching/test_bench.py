@@ -14,7 +14,7 @@ from edge_client.__main__ import main
 from edge_client.benching import gang as gangs
 from edge_client.benching.generator import Generator
 from edge_client.benching.results import read
-from edge_client.tasks.benched import Benched
+from edge_client.tasks.bench import Benched
 from shared_hooks.errors import ServerUnavailable, SpecError, UnknownLayer
 from tests.edge_client.served import Served, served
 

@@ -14,7 +14,7 @@ from edge_client.__main__ import main
 from edge_client.calibrating.inputs import inputs_of
 from edge_client.planning import loss_table
 from edge_client.planning.loss_table import loss_of
-from edge_client.tasks.calibrated import Calibrated
+from edge_client.tasks.calibrate import Calibrated
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.models import load_spec

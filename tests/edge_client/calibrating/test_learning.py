@@ -13,7 +13,7 @@ from edge_client.calibrating.learning import MOST, STEPS, coarsest, set_apart
 from edge_client.calibrating.outputs import Row
 from edge_client.calibrating.tally import Tally
 from edge_client.planning import loss_table
-from edge_client.tasks.calibrated import Calibrated
+from edge_client.tasks.calibrate import Calibrated
 from shared_hooks.errors import SpecError
 from tests.edge_client.served import Small, served
 

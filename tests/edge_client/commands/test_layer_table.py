@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_client.commands.layer_table import layer_table
+from edge_client.commands.report import layer_table
 from shared_hooks import ForwardMetrics, LayerMetrics
 from shared_hooks.metrics.reading import Reading
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge_client.generation.cuts import check_cut
+from edge_client.generation.generator import check_cut
 from shared_hooks.errors import CutRefused, UnknownLayer
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward
 from tests.shared_hooks.generation.small import make, prompt

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_client.live.application import MOST_READERS
 from edge_client.live.board import Board
-from edge_client.live.server import PageServer, address_of
+from edge_client.live.server import MOST_READERS, PageServer, address_of
 from shared_hooks.config import is_own
 from shared_hooks.errors import SpecError
 from tests.edge_client.live.pages import asked, told
@@ -122,8 +121,8 @@ def test_readers_are_counted_bounded_and_told_the_end() -> None:
 
 
 def test_a_reader_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_client.live.application.STALLED_SECONDS", 0.3)
-    monkeypatch.setattr("edge_client.live.application.EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("edge_client.live.server.STALLED_SECONDS", 0.3)
+    monkeypatch.setattr("edge_client.live.server.EVERY_SECONDS", 0.01)
     board = Board({"title": "x" * (8 << 20)})
     server = PageServer(board, "0")
     with contextlib.closing(socket.create_connection(("127.0.0.1", server.port))) as stalled:

@@ -14,7 +14,7 @@ import torch
 from edge_client.__main__ import main
 from edge_client.adaptive.decisions import Decisions
 from edge_client.live import Dashboard
-from edge_client.live.machine import Machine, _power
+from edge_client.live.dashboard import Machine, _power
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading, Track
 from shared_hooks.metrics.series import Words

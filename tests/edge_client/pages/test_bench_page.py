@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_client.tasks.benched import Benched
+from edge_client.tasks.bench import Benched
 from tests.edge_client.benching.test_figures import answered, made
 
 

@@ -11,7 +11,7 @@ from edge_client.planning import partitioners as package
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, Decision, Objective, decide
 from edge_client.planning.partitioners import Situation, find_partitioner, partitioners
-from edge_client.planning.partitioners.layer_model import LayerModel
+from edge_client.planning.partitioners.regression import LayerModel
 from edge_client.planning.predict import Power, predict
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile_file

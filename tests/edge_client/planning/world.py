@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from edge_client.adaptive.client import POLL_SECONDS
 from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.hedge import is_late
-from edge_client.adaptive.monitor import PROBE_SECONDS
-from edge_client.adaptive.probe import probed
+from edge_client.adaptive.monitor import PROBE_SECONDS, probed
 from edge_client.modes import EDGE_ONLY
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.codecs import Codecs

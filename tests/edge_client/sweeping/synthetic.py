@@ -12,7 +12,7 @@ import numpy as np
 from edge_client.planning.objective import Objective, decide
 from edge_client.sweeping import summary, tables
 from edge_client.sweeping.columns import REQUESTS, TIMES
-from edge_client.sweeping.local import LocalAnswer
+from edge_client.sweeping.meter import LocalAnswer
 from edge_client.sweeping.outcome import MeasuredWay, Summary
 from edge_client.sweeping.records import Records
 from edge_client.sweeping.ways import Way, ways_of

@@ -9,7 +9,7 @@ import torch
 
 from shared_hooks import Parcel
 from shared_hooks.codecs import CODECS, clipping, steps
-from shared_hooks.codecs.rounding import Levels, restored, rounded
+from shared_hooks.codecs.quantised import Levels, restored, rounded
 
 DICE = torch.Generator().manual_seed(5)
 MAP = torch.distributions.Laplace(0.0, 1.0).sample((2, 16, 20, 20)).relu()

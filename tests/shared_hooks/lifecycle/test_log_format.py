@@ -12,9 +12,8 @@ import pytest
 
 from shared_hooks.errors import ModelFailed
 from shared_hooks.lifecycle import About, Lifecycle, Stage
-from shared_hooks.lifecycle.log import Log
+from shared_hooks.lifecycle.log import FORMATS, Log, formatter
 from shared_hooks.lifecycle.log_bounds import LogBounds
-from shared_hooks.lifecycle.log_format import FORMATS, formatter
 
 ABOUT = About(7, 0, None, "digits", "client-1", "alice", "identity alice")
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from shared_hooks import TensorShape, WrappedModel, runs
 from shared_hooks.metrics import measurement
-from shared_hooks.metrics.clocks import HostClock, StreamClock, clock_for
-from shared_hooks.metrics.measurement import CudaMemory, Measurement, gpu_of
+from shared_hooks.metrics.measurement import CudaMemory, HostClock, Measurement, StreamClock, clock_for, gpu_of
 from shared_hooks.metrics.reading import Reading
 from shared_hooks.metrics.records import FORWARD_READINGS, LAYER_READINGS, outputs_of
 from shared_hooks.metrics.sampler import NO_GPU, Window
